@@ -1,0 +1,1 @@
+"""What both sides of the queue share: records, keys, operations, settings, errors."""

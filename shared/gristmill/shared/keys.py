@@ -1,0 +1,121 @@
+"""Every Redis key of one queue; the Lua twin of this table opens `lua/transitions.lua`.
+
+All keys carry the hash tag `{queue}`, so they share one slot of a Redis Cluster and a script may
+touch any of them. Who needs a key asks here; nothing else formats one.
+"""
+
+import re
+from dataclasses import dataclass
+
+from gristmill.shared.errors import SettingsError
+
+LANES = ("suspect", "high", "normal", "low")
+"""Lanes in the order in which `claim` empties them: suspects, then the priorities."""
+
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one queue.
+
+    Args:
+        queue: 1 to 64 of letters, digits, `.`, `_`, `-`. A shard is a queue named `queue.shard`.
+
+    Raises:
+        SettingsError: The name has other characters or another length.
+    """
+
+    queue: str
+
+    def __post_init__(self) -> None:
+        if not _QUEUE_NAME.fullmatch(self.queue):
+            message = (
+                f"queue name {self.queue!r} is not allowed; use 1 to 64 letters, digits, '.', '_' or '-'"
+                " (GRISTMILL_QUEUE)"
+            )
+            raise SettingsError(message)
+
+    @property
+    def prefix(self) -> str:
+        """What every key begins with; each script gets it as KEYS[1]."""
+        return f"gm:{{{self.queue}}}:"
+
+    @property
+    def inbox(self) -> str:
+        """LIST of plain JSON that any language may RPUSH."""
+        return f"{self.prefix}inbox"
+
+    @property
+    def doorbell(self) -> str:
+        """LIST of a few tokens that wake idle workers."""
+        return f"{self.prefix}doorbell"
+
+    @property
+    def dead(self) -> str:
+        """ZSET of dead letters: id -> ms."""
+        return f"{self.prefix}dead"
+
+    @property
+    def deadinfo(self) -> str:
+        """HASH of dead letters: id -> evidence line, then the record."""
+        return f"{self.prefix}deadinfo"
+
+    @property
+    def owner(self) -> str:
+        """HASH of in-flight ids -> worker."""
+        return f"{self.prefix}owner"
+
+    @property
+    def stats(self) -> str:
+        """HASH of counters."""
+        return f"{self.prefix}stats"
+
+    @property
+    def workers(self) -> str:
+        """ZSET of worker incarnations -> lease expiry in ms."""
+        return f"{self.prefix}workers"
+
+    @property
+    def delayed(self) -> str:
+        """ZSET of ids -> ms at which they may be claimed."""
+        return f"{self.prefix}delayed"
+
+    @property
+    def deadlines(self) -> str:
+        """ZSET of ids -> ms at which they expire."""
+        return f"{self.prefix}deadlines"
+
+    @property
+    def attempts(self) -> str:
+        """HASH of ids tried before -> "deliveries|uncounted|crashes"."""
+        return f"{self.prefix}attempts"
+
+    @property
+    def batches_done(self) -> str:
+        """LIST of batches that completed, each once."""
+        return f"{self.prefix}batches_done"
+
+    def request(self, request_id: str) -> str:
+        """STRING: the record of a request that is not terminal."""
+        return f"{self.prefix}request:{request_id}"
+
+    def result(self, request_id: str) -> str:
+        """STRING with a TTL: the terminal record, JSON."""
+        return f"{self.prefix}result:{request_id}"
+
+    def reply(self, client: str) -> str:
+        """LIST with a TTL: ids of this client that finished."""
+        return f"{self.prefix}reply:{client}"
+
+    def worker(self, worker: str) -> str:
+        """HASH with a TTL: what a worker serves."""
+        return f"{self.prefix}worker:{worker}"
+
+    def inflight(self, worker: str) -> str:
+        """HASH: id -> delivery number of what a worker holds."""
+        return f"{self.prefix}inflight:{worker}"
+
+    def batch(self, batch: str) -> str:
+        """HASH with a TTL: counters of a batch."""
+        return f"{self.prefix}batch:{batch}"

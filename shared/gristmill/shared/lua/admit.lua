@@ -1,0 +1,29 @@
+-- admit: turn an inbox element that this worker took into a request, or into a dead letter.
+--
+-- KEYS[1]  prefix
+-- ARGV     worker, token, result_ttl_ms, "request", then the eight values of submit for one request
+--          or: worker, token, result_ttl_ms, "garbage", id, evidence (JSON)
+-- Returns  the code of submit; "dead_lettered"; or "gone" if the token was admitted before
+-- Keeps    1, 6 (what cannot be read is kept with its bytes)
+
+local inbox_key = prefix .. "inbox:" .. ARGV[1]
+local element = call("HGET", inbox_key, ARGV[2])
+if not element then
+  return "gone"
+end
+call("HDEL", inbox_key, ARGV[2])
+local time_ms = now_ms()
+local code = "dead_lettered"
+if ARGV[4] == "request" then
+  code = accept(ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11], ARGV[12], time_ms)
+  if code == "conflict" then
+    code = "dead_lettered"
+    dead_letter("inbox-" .. ARGV[2], "id_conflict", '{"id":"' .. ARGV[5] .. '"}', 0, 0, element, time_ms)
+  else
+    ring_doorbell()
+  end
+else
+  dead_letter(ARGV[5], "unreadable", ARGV[6], 0, 0, element, time_ms)
+end
+flush(ARGV[3], time_ms)
+return code

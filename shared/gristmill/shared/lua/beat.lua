@@ -1,0 +1,22 @@
+-- beat: renew a worker's lease; the reply carries what it must abort.
+--
+-- KEYS[1]  prefix
+-- ARGV     worker, lease_ms
+-- Returns  {0} if the lease is gone: abort everything and register under a new name;
+--          else {1, now_ms, num_in_flight, id...}. A lost reply loses the ids, which costs engine
+--          time and nothing else: their settling is refused.
+-- Keeps    3, 5
+
+local worker, lease_ms = ARGV[1], tonumber(ARGV[2])
+if not call("ZSCORE", prefix .. "workers", worker) then
+  return { 0 }
+end
+local time_ms = now_ms()
+note_beat(lease_ms, time_ms)
+call("ZADD", prefix .. "workers", "XX", time_ms + lease_ms, worker)
+call("PEXPIRE", prefix .. "worker:" .. worker, lease_ms * 4)
+local reply = { 1, time_ms, call("HLEN", prefix .. "inflight:" .. worker) }
+for _, id in ipairs(call("LPOP", prefix .. "abort:" .. worker, 1000) or {}) do
+  reply[#reply + 1] = id
+end
+return reply

@@ -1,0 +1,14 @@
+-- bye: close the lease of a worker that holds nothing.
+--
+-- KEYS[1]  prefix
+-- ARGV     worker
+-- Returns  1, or 0 if it still holds requests or inbox elements (then nothing changes)
+-- Keeps    5
+
+local worker = ARGV[1]
+if call("EXISTS", prefix .. "inflight:" .. worker, prefix .. "inbox:" .. worker) > 0 then
+  return 0
+end
+call("ZREM", prefix .. "workers", worker)
+call("UNLINK", prefix .. "worker:" .. worker, prefix .. "lastclaim:" .. worker, prefix .. "abort:" .. worker)
+return 1

@@ -1,0 +1,25 @@
+-- expire: end requests whose deadline has passed, and drop dead letters past their retention.
+-- Every beat calls it, and so does a client that waits.
+--
+-- KEYS[1]  prefix
+-- ARGV     limit (ids a call), result_ttl_ms, dead_letter_ttl_ms
+-- Returns  how many requests expired
+-- Keeps    2, 4, 7
+
+local limit, time_ms = tonumber(ARGV[1]), now_ms()
+local expired = 0
+for _, id in ipairs(call("ZRANGE", prefix .. "deadlines", 0, time_ms, "BYSCORE", "LIMIT", 0, limit)) do
+  local deliveries, uncounted = attempts_of(id)
+  local outcome = outcome_without_response(deliveries - uncounted, "expired", "the deadline passed before the request finished")
+  if finish_anywhere(id, "expired", outcome, ARGV[2], time_ms) then
+    expired = expired + 1
+  else
+    call("ZREM", prefix .. "deadlines", id)
+  end
+end
+for _, id in ipairs(call("ZRANGE", prefix .. "dead", 0, time_ms - ARGV[3], "BYSCORE", "LIMIT", 0, limit)) do
+  call("ZREM", prefix .. "dead", id)
+  call("HDEL", prefix .. "deadinfo", id)
+end
+flush(ARGV[2], time_ms)
+return expired

@@ -1,0 +1,48 @@
+-- nack: give back requests that failed in a way that a retry may mend.
+--
+-- KEYS[1]  prefix
+-- ARGV     worker, result_ttl_ms, then for each request:
+--          id, delivery, delay_ms, error (JSON object with code and message)
+-- Returns  a code for each: retried; dead_lettered (its attempts are used up); stale (not held)
+-- Keeps    2, 3
+
+local time_ms = now_ms()
+local worker, result_ttl_ms = ARGV[1], ARGV[2]
+local codes = {}
+
+local function give_back(id, delivery, delay_ms, failure)
+  if call("HGET", prefix .. "inflight:" .. worker, id) ~= delivery then
+    count("stale", 1)
+    return "stale"
+  end
+  disown(id)
+  local record = call("GET", prefix .. "request:" .. id)
+  if not record then
+    return "stale"
+  end
+  local header = header_of(record)
+  local _, uncounted, crashes = attempts_of(id)
+  local attempt = tonumber(delivery) - uncounted
+  if attempt >= header.max_attempts then
+    local outcome = '"attempt":' .. attempt .. ',"response":null,"error":' .. failure
+    finish(id, record, header, "failed", outcome, result_ttl_ms, time_ms)
+    dead_letter(id, "attempts_exhausted", failure, attempt, crashes, record, time_ms)
+    return "dead_lettered"
+  end
+  set_attempts(id, delivery, uncounted, crashes)
+  count("queued", 1)
+  count("retried", 1)
+  if delay_ms > 0 then
+    call("ZADD", prefix .. "delayed", time_ms + delay_ms, id)
+  else
+    enqueue(id, header.tenant, header.priority, crashes, false)
+    ring_doorbell()
+  end
+  return "retried"
+end
+
+for i = 3, #ARGV, 4 do
+  codes[#codes + 1] = give_back(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3])
+end
+flush(result_ttl_ms, time_ms)
+return codes

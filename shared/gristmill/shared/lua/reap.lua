@@ -1,0 +1,37 @@
+-- reap: make what dead workers held claimable again, as suspects. Every beat calls it.
+--
+-- KEYS[1]  prefix
+-- ARGV     limit (ids a call), result_ttl_ms
+-- Returns  worker, num_ids for each worker whose lease had ended; a worker with more than the limit
+--          comes again at the next call. Nothing while the grace after an outage of Redis lasts.
+-- Keeps    2, 5, 7 (bounded work)
+
+local limit, time_ms = tonumber(ARGV[1]), now_ms()
+local grace_until_ms = tonumber(call("HGET", prefix .. "clock", "grace_until_ms") or 0)
+if time_ms < grace_until_ms then
+  return {}
+end
+local reply = {}
+for _, worker in ipairs(call("ZRANGE", prefix .. "workers", 0, time_ms, "BYSCORE", "LIMIT", 0, 10)) do
+  local inbox_key = prefix .. "inbox:" .. worker
+  for _, element in ipairs(call("HVALS", inbox_key)) do
+    call("LPUSH", prefix .. "inbox", element)
+  end
+  call("DEL", inbox_key)
+  local moved = give_up(worker, limit, '{"worker":"' .. worker .. '","cause":"lease expired"}', ARGV[2], time_ms)
+  limit = limit - moved
+  reply[#reply + 1], reply[#reply + 2] = worker, moved
+  if call("EXISTS", prefix .. "inflight:" .. worker) == 0 then
+    call("ZREM", prefix .. "workers", worker)
+    call("UNLINK", prefix .. "worker:" .. worker, prefix .. "lastclaim:" .. worker, prefix .. "abort:" .. worker)
+    count("reaped", 1)
+  end
+  if limit <= 0 then
+    break
+  end
+end
+if #reply > 0 then
+  ring_doorbell()
+end
+flush(ARGV[2], time_ms)
+return reply

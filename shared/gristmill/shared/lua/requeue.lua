@@ -1,0 +1,33 @@
+-- requeue: submit a dead letter as a new request that names the old one; the old record stands.
+--
+-- KEYS[1]  prefix
+-- ARGV     dead id, new id
+-- Returns  accepted; queued or done (it was requeued under this new id before); missing (no such
+--          dead letter, or one that was never a request)
+-- Keeps    1, 2
+
+local id, new_id = ARGV[1], ARGV[2]
+if call("EXISTS", prefix .. "request:" .. new_id) == 1 then
+  return "queued"
+end
+if call("EXISTS", prefix .. "result:" .. new_id) == 1 then
+  return "done"
+end
+local info = call("HGET", prefix .. "deadinfo", id)
+local record = info and string.match(info, "^[^\n]*\n(1|.*)$")
+if not record then
+  return "missing"
+end
+local header = header_of(record)
+local line, payload = string.match(record, "^([^\n]*)\n(.*)$")
+local model, prompt_prefix = string.match(line, "|([^|]*)|([^|]*)|[^|]*$")
+local tail = table.concat({ "", header.prompt_tokens, header.max_tokens, header.max_attempts, "", header.endpoint,
+  model, prompt_prefix, id }, "|")
+local time_ms = now_ms()
+local code = accept(new_id, header.tenant, header.priority, 0, 0, header.digest, tail, payload, time_ms)
+call("ZREM", prefix .. "dead", id)
+call("HDEL", prefix .. "deadinfo", id)
+count("requeued", 1)
+ring_doorbell()
+flush(0, time_ms)
+return code

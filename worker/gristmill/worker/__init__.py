@@ -1,0 +1,1 @@
+"""The worker's side: claim requests, run them on the engine, settle them."""

@@ -1,0 +1,22 @@
+"""The engine: the one place that knows vLLM and torch, neither of which importing this loads.
+
+One interface, three ways behind it: `InProcessEngine` (AsyncLLM in this process), `RemoteEngine`
+(an OpenAI-compatible server at a URL) and `StubEngine` (no model, for scheduling and load tests).
+"""
+
+from gristmill.worker.engine.in_process import InProcessEngine
+from gristmill.worker.engine.interface import Engine, EngineInfo, EngineStats, Response
+from gristmill.worker.engine.opening import engine_from
+from gristmill.worker.engine.remote import RemoteEngine
+from gristmill.worker.engine.stub import StubEngine
+
+__all__ = [
+    "Engine",
+    "EngineInfo",
+    "EngineStats",
+    "InProcessEngine",
+    "RemoteEngine",
+    "Response",
+    "StubEngine",
+    "engine_from",
+]

@@ -1,0 +1,79 @@
+"""Reading and changing JSON bodies, for the transports that see nothing but bytes."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gristmill.worker.engine.interface import Response
+
+ABORTED = "abort"
+
+
+def with_priority(body: bytes, priority: int) -> bytes:
+    """Return the body with vLLM's field `priority` set.
+
+    Args:
+        body: A JSON object; anything else is returned as it is, for the engine to refuse.
+        priority: 0 leaves the body untouched, byte for byte.
+    """
+    if priority == 0:
+        return body
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return body
+    if not isinstance(fields, dict):
+        return body
+    return json.dumps(fields | {"priority": priority}).encode()
+
+
+def response_of(status: int, body: bytes) -> Response:
+    """Return the response with what its body says about tokens and its end.
+
+    Args:
+        status: The HTTP status.
+        body: The bytes as answered; they may be anything.
+    """
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return Response(status, body)
+    return described(status, body, fields)
+
+
+def described(status: int, body: bytes, fields: Any) -> Response:
+    """Return the response with the facts that `fields`, its parsed body, hold.
+
+    Three spellings are read: OpenAI's completions, its Responses, and Anthropic's Messages.
+    """
+    if not isinstance(fields, dict):
+        return Response(status, body)
+    usage = _mapping(fields.get("usage"))
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    return Response(
+        status,
+        body,
+        prompt_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        output_tokens=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
+        cached_tokens=_count(_mapping(details).get("cached_tokens")),
+        finish_reason=_finish_reason(fields),
+    )
+
+
+def _finish_reason(fields: Mapping[str, Any]) -> str | None:
+    """The first choice's, but an aborted choice anywhere counts for all (n > 1)."""
+    choices = fields.get("choices")
+    if not isinstance(choices, list):
+        return fields.get("stop_reason")
+    reasons = [_mapping(choice).get("finish_reason") for choice in choices]
+    if ABORTED in reasons:
+        return ABORTED
+    return reasons[0] if reasons else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
