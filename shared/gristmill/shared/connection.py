@@ -12,7 +12,13 @@ import stamina
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError, TryAgainError
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,
+    ReadOnlyError,
+    TimeoutError,
+    TryAgainError,
+)
 
 from gristmill.shared.errors import SettingsError
 
@@ -36,7 +42,9 @@ def connect(url: str, socket_timeout_s: float = 30.0) -> "Redis":
     """
     scheme = urlsplit(url).scheme
     if scheme not in _SCHEMES:
-        raise SettingsError(f"REDIS_URL has the scheme {scheme!r}; use redis://, rediss:// or unix://")
+        raise SettingsError(
+            f"REDIS_URL has the scheme {scheme!r}; use redis://, rediss:// or unix://"
+        )
     try:
         return Redis.from_url(
             url,
@@ -68,7 +76,12 @@ async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = N
         redis.exceptions.RedisError: The last error, after `timeout_s`.
     """
     attempts = stamina.retry_context(
-        on=TRANSIENT, attempts=None, timeout=timeout_s, wait_initial=0.05, wait_max=2.0, wait_jitter=0.5
+        on=TRANSIENT,
+        attempts=None,
+        timeout=timeout_s,
+        wait_initial=0.05,
+        wait_max=2.0,
+        wait_jitter=0.5,
     )
     async for attempt in attempts:
         with attempt:

@@ -212,7 +212,13 @@ class Queue:
             raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}")
         _, now_ms, next_due_ms, inbox, flat = reply
         claimed = [
-            Claimed(flat[i].decode(), int(flat[i + 1]), int(flat[i + 2]), int(flat[i + 3]), Record.parse(flat[i + 4]))
+            Claimed(
+                flat[i].decode(),
+                int(flat[i + 1]),
+                int(flat[i + 2]),
+                int(flat[i + 3]),
+                Record.parse(flat[i + 4]),
+            )
             for i in range(0, len(flat), 5)
         ]
         pairs = [(inbox[i].decode(), inbox[i + 1]) for i in range(0, len(inbox), 2)]
@@ -228,7 +234,13 @@ class Queue:
     async def bury(self, worker: str, token: str, dead_id: str, evidence: Mapping[str, Any]) -> str:
         """Turn an inbox element that cannot be read into a dead letter with its bytes."""
         reply = await self._run(
-            "admit", worker, token, self.limits.result_ttl_ms, "garbage", dead_id, orjson.dumps(evidence)
+            "admit",
+            worker,
+            token,
+            self.limits.result_ttl_ms,
+            "garbage",
+            dead_id,
+            orjson.dumps(evidence),
         )
         return str(reply.decode())
 
@@ -242,7 +254,9 @@ class Queue:
         codes: list[int] = await self._run("ack", worker, self.limits.result_ttl_ms, *values)
         return codes
 
-    async def nack(self, worker: str, claimed: Claimed, delay_ms: int, error: Mapping[str, Any]) -> str:
+    async def nack(
+        self, worker: str, claimed: Claimed, delay_ms: int, error: Mapping[str, Any]
+    ) -> str:
         """Give back a request for a retry after `delay_ms`.
 
         Returns:
@@ -299,7 +313,9 @@ class Queue:
     async def expire(self) -> int:
         """End requests whose deadline has passed; returns how many."""
         limits = self.limits
-        expired: int = await self._run("expire", REAP_LIMIT, limits.result_ttl_ms, limits.dead_letter_ttl_ms)
+        expired: int = await self._run(
+            "expire", REAP_LIMIT, limits.result_ttl_ms, limits.dead_letter_ttl_ms
+        )
         return expired
 
     async def seal(self, batch: str, total: int) -> int:
@@ -314,7 +330,9 @@ class Queue:
 
     async def stats(self) -> Stats:
         """Return one consistent view of the queue."""
-        now_ms, counters, lanes, num_delayed, num_inbox, num_dead, workers = await self._run("stats")
+        now_ms, counters, lanes, num_delayed, num_inbox, num_dead, workers = await self._run(
+            "stats"
+        )
         return Stats(
             now_ms=now_ms,
             counters={k: int(v) for k, v in _pairs(counters)},
@@ -329,20 +347,22 @@ class Queue:
         """Return the terminal records that exist, None for the others; at most 500 ids a call."""
         if not ids:
             return []
-        blobs = await self.redis.mget([self.keys.result(request_id) for request_id in ids])
+        blobs: list[Any] = await self.redis.mget(
+            [self.keys.result(request_id) for request_id in ids]
+        )
         return [Result.parse(blob) if blob else None for blob in blobs]
 
     async def dead_letters(self, start: int = 0, count: int = 100) -> list[DeadLetter]:
         """Return dead letters, newest first."""
-        ids = await self.redis.zrange(self.keys.dead, start, start + count - 1, desc=True)
+        ids: Any = await self.redis.zrange(self.keys.dead, start, start + count - 1, desc=True)
         if not ids:
             return []
-        blobs = await self.redis.hmget(self.keys.deadinfo, ids)
+        blobs: Any = await self.redis.hmget(self.keys.deadinfo, ids)
         return [_dead_letter(blob) for blob in blobs if blob]
 
     async def dead_letter(self, dead_id: str) -> DeadLetter | None:
         """Return one dead letter, or None."""
-        blob = await self.redis.hget(self.keys.deadinfo, dead_id)
+        blob: Any = await self.redis.hget(self.keys.deadinfo, dead_id)
         return _dead_letter(blob) if blob else None
 
     async def requeue(self, dead_id: str, new_id: str) -> str:

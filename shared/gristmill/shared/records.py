@@ -111,20 +111,32 @@ class Request:
         self._check_names()
         if self.endpoint not in ENDPOINTS:
             known = ", ".join(ENDPOINTS)
-            raise InvalidRequest(f"request {self.id}: unknown endpoint {self.endpoint!r}; use one of {known}")
+            raise InvalidRequest(
+                f"request {self.id}: unknown endpoint {self.endpoint!r}; use one of {known}"
+            )
         if self.priority not in PRIORITIES:
-            raise InvalidRequest(f"request {self.id}: unknown priority {self.priority!r}; use high, normal or low")
+            raise InvalidRequest(
+                f"request {self.id}: unknown priority {self.priority!r}; use high, normal or low"
+            )
         if not 1 <= self.max_attempts <= 100:
-            raise InvalidRequest(f"request {self.id}: max_attempts is {self.max_attempts}; use 1 to 100")
+            raise InvalidRequest(
+                f"request {self.id}: max_attempts is {self.max_attempts}; use 1 to 100"
+            )
         if not (0 <= self.deadline_s < 1e9 and 0 <= self.delay_s < 1e9):
-            raise InvalidRequest(f"request {self.id}: deadline_s and delay_s are seconds from now, 0 to 1e9")
+            raise InvalidRequest(
+                f"request {self.id}: deadline_s and delay_s are seconds from now, 0 to 1e9"
+            )
 
     def _check_names(self) -> None:
         if not _NAME.fullmatch(self.tenant):
-            raise InvalidRequest(f"request {self.id}: tenant {self.tenant!r} is not allowed; use {_NAME_RULE}")
+            raise InvalidRequest(
+                f"request {self.id}: tenant {self.tenant!r} is not allowed; use {_NAME_RULE}"
+            )
         for name, value in (("batch", self.batch), ("reply", self.reply), ("prefix", self.prefix)):
             if value and not _OPTIONAL_NAME.fullmatch(value):
-                raise InvalidRequest(f"request {self.id}: {name} {value!r} is not allowed; use {_NAME_RULE}")
+                raise InvalidRequest(
+                    f"request {self.id}: {name} {value!r} is not allowed; use {_NAME_RULE}"
+                )
         if self.model and not _MODEL.fullmatch(self.model):
             raise InvalidRequest(
                 f"request {self.id}: model {self.model!r} is not allowed; use up to 256 characters without | or control characters"
@@ -165,7 +177,9 @@ def request_from_body(body: Mapping[str, Any], **fields: Any) -> Request:
         InvalidRequest: A field or the body breaks a rule.
     """
     if body.get("stream"):
-        raise InvalidRequest("the body asks for stream: true; results are written whole, so remove stream")
+        raise InvalidRequest(
+            "the body asks for stream: true; results are written whole, so remove stream"
+        )
     encoded = encode_body(body)
     model = body.get("model")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
@@ -236,7 +250,9 @@ class Record:
         header, metadata, body = data.split(b"\n", 2)
         fields = header.decode().split("|")
         if fields[0] != "1":
-            raise ValueError(f"record version {fields[0]!r} is unknown; this worker reads version 1")
+            raise ValueError(
+                f"record version {fields[0]!r} is unknown; this worker reads version 1"
+            )
         return cls(
             enqueued_ms=int(fields[1]),
             deadline_ms=int(fields[2]),

@@ -56,7 +56,9 @@ def die_with_parent() -> None:
 
 @contextmanager
 def running_server(
-    binary: Path | None = None, options: Sequence[str] = ("--appendonly", "no"), port: int | None = None
+    binary: Path | None = None,
+    options: Sequence[str] = ("--appendonly", "no"),
+    port: int | None = None,
 ) -> Iterator[str]:
     """Run a server for the length of a block; yields its URL.
 
@@ -70,7 +72,15 @@ def running_server(
     """
     port = port or free_port()
     with TemporaryDirectory(prefix="gristmill-redis-") as folder:
-        arguments = [str(binary or server_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+        arguments = [
+            str(binary or server_binary()),
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+        ]
         log = Path(folder) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603  # our own arguments
@@ -79,7 +89,7 @@ def running_server(
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent,  # noqa: PLW1509  # one C call, no locks
             )
         try:
             _wait_until_it_answers(process, port, log)

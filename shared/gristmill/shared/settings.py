@@ -4,14 +4,13 @@ Every setting is an environment variable with the prefix `GRISTMILL_`; the names
 use (`REDIS_URL`) work without it.
 """
 
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.queue import Limits
-
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -38,17 +37,25 @@ class QueueSettings(BaseSettings):
         float, Field(gt=0, le=600, description="seconds to wait for an answer of Redis")
     ] = 30.0
     poll_interval_s: Annotated[
-        float, Field(gt=0, le=60, description="longest wait for the doorbell before a look without it")
+        float,
+        Field(gt=0, le=60, description="longest wait for the doorbell before a look without it"),
     ] = 1.0
-    max_depth: Annotated[int, Field(ge=1, description="requests in the queue, waiting or in flight")] = 1_000_000
+    max_depth: Annotated[
+        int, Field(ge=1, description="requests in the queue, waiting or in flight")
+    ] = 1_000_000
     max_bytes: Annotated[int, Field(ge=1024, description="bytes of their records")] = 8 * 2**30
-    max_request_bytes: Annotated[int, Field(ge=1024, le=256 * 2**20, description="bytes of one body")] = 32 * 2**20
-    result_ttl_s: Annotated[int, Field(ge=1, le=30 * 24 * 3600, description="how long a result is kept")] = 24 * 3600
+    max_request_bytes: Annotated[
+        int, Field(ge=1024, le=256 * 2**20, description="bytes of one body")
+    ] = 32 * 2**20
+    result_ttl_s: Annotated[
+        int, Field(ge=1, le=30 * 24 * 3600, description="how long a result is kept")
+    ] = 24 * 3600
     dead_letter_ttl_s: Annotated[
         int, Field(ge=1, le=90 * 24 * 3600, description="how long a dead letter is kept")
     ] = 7 * 24 * 3600
     lease_s: Annotated[
-        float, Field(ge=0.1, le=600, description="silence after which a worker's requests are given away")
+        float,
+        Field(ge=0.1, le=600, description="silence after which a worker's requests are given away"),
     ] = 15.0
 
     @model_validator(mode="after")
@@ -73,13 +80,13 @@ class QueueSettings(BaseSettings):
         )
 
 
-def read_settings(cls: type[S], **overrides: object) -> S:
+def read_settings(cls: type[S], **overrides: Any) -> S:
     """Read settings from the environment; `overrides` that are None are ignored.
 
     Raises:
         SettingsError: Names each setting that is wrong, its value and its bounds.
     """
-    given = {name: value for name, value in overrides.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     try:
         return cls(**given)
     except ValidationError as error:

@@ -1,0 +1,93 @@
+"""The client for code without an event loop: the same methods, the same results, no `await`."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from gristmill.producer.client import WINDOW, Client
+from gristmill.producer.stream import Item
+from gristmill.shared.queue import State
+from gristmill.shared.records import Request, Result
+from gristmill.shared.settings import QueueSettings
+
+T = TypeVar("T")
+
+
+class SyncClient:
+    """A `Client` on an event loop in a thread of its own; methods as there.
+
+    Args:
+        settings: Which Redis and which queue.
+    """
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="gristmill-client", daemon=True
+        )
+        self._thread.start()
+        self._client = Client.from_settings(settings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop waiting and close the connections. What was submitted runs on."""
+        self._run(self._client.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def submit(
+        self, request: Request | Mapping[str, Any], *, wait: bool = True, **fields: Any
+    ) -> str:
+        """See `Client.submit`."""
+        return self._run(self._client.submit(request, wait=wait, **fields))
+
+    def submit_many(self, requests: Iterable[Request]) -> list[str]:
+        """See `Client.submit_many`."""
+        return self._run(self._client.submit_many(requests))
+
+    def result(self, request_id: str) -> Result | None:
+        """See `Client.result`."""
+        return self._run(self._client.result(request_id))
+
+    def wait(self, request_id: str, timeout_s: float | None = None) -> Result:
+        """See `Client.wait`."""
+        return self._run(self._client.wait(request_id, timeout_s))
+
+    def as_completed(self, items: Iterable[Item], *, window: int = WINDOW) -> Iterator[Result]:
+        """See `Client.as_completed`."""
+        return self._iterate(self._client.as_completed(items, window=window))
+
+    def map(self, items: Iterable[Item], *, window: int = WINDOW) -> Iterator[Result]:
+        """See `Client.map`."""
+        return self._iterate(self._client.map(items, window=window))
+
+    def cancel(self, ids: Sequence[str]) -> list[str]:
+        """See `Client.cancel`."""
+        return self._run(self._client.cancel(ids))
+
+    def status(self, ids: Sequence[str]) -> list[tuple[State, str]]:
+        """See `Client.status`."""
+        return self._run(self._client.status(ids))
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _iterate(self, results: AsyncIterator[Result]) -> Iterator[Result]:
+        async def advance() -> Result | None:
+            return await anext(results, None)
+
+        while (result := self._run(advance())) is not None:
+            yield result

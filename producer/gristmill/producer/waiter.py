@@ -1,0 +1,167 @@
+"""How a client waits: one task for all that it waits for, woken by its reply list.
+
+`Client` owns one `Waiter`. An id that this client submitted is pushed to its reply list when it
+finishes, so waiting costs no polling. That list is capped and a pop can be lost with a connection,
+so a slow sweep looks at every id again; ids that somebody else submitted are found by the sweep alone.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from redis.exceptions import RedisError
+
+from gristmill.shared.connection import TRANSIENT, retrying
+from gristmill.shared.errors import GristmillError, ResultExpired
+from gristmill.shared.queue import Queue
+from gristmill.shared.records import Result
+
+RESULTS_A_CALL = 64
+IDS_A_CALL = 500
+BLOCK_S = 1.0
+OWN_SWEEP_S = 5.0
+FOREIGN_SWEEP_MIN_S = 0.05
+FOREIGN_SWEEP_MAX_S = 1.0
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """One id that somebody waits for.
+
+    Attributes:
+        future: Ends with the result.
+        num_waiting: How many wait; at 0 the id is forgotten.
+        is_own: Whether the reply list will name it.
+    """
+
+    future: "asyncio.Future[Result]"
+    num_waiting: int
+    is_own: bool
+
+
+class Waiter:
+    """Turns ids into futures of results.
+
+    Args:
+        queue: Where the results appear.
+        client: The name of the reply list.
+    """
+
+    def __init__(self, queue: Queue, client: str) -> None:
+        self._queue = queue
+        self._reply_key = queue.keys.reply(client)
+        self._awaited: dict[str, _Awaited] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._sweep_s = FOREIGN_SWEEP_MIN_S
+
+    def expect(self, request_id: str, *, is_own: bool) -> "asyncio.Future[Result]":
+        """Return the future of an id; `forget` it when it no longer matters."""
+        awaited = self._awaited.get(request_id)
+        if awaited is None:
+            awaited = _Awaited(asyncio.get_running_loop().create_future(), 0, is_own)
+            self._awaited[request_id] = awaited
+            self._sweep_s = FOREIGN_SWEEP_MIN_S
+        awaited.num_waiting += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="gristmill-waiter")
+        return awaited.future
+
+    def forget(self, request_id: str) -> None:
+        """Take back one `expect`."""
+        awaited = self._awaited.get(request_id)
+        if awaited is None:
+            return
+        awaited.num_waiting -= 1
+        if awaited.num_waiting == 0:
+            del self._awaited[request_id]
+
+    async def aclose(self) -> None:
+        """Stop waiting; futures that are still open are cancelled."""
+        for awaited in self._awaited.values():
+            awaited.future.cancel()
+        self._awaited.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            await self._wait_for_all()
+        except (RedisError, GristmillError) as error:
+            for awaited in list(self._awaited.values()):
+                if not awaited.future.done():
+                    awaited.future.set_exception(error)
+            self._awaited.clear()
+
+    async def _wait_for_all(self) -> None:
+        next_own_sweep = time.monotonic() + OWN_SWEEP_S
+        while self._awaited:
+            has_foreign = any(not awaited.is_own for awaited in self._awaited.values())
+            finished = await self._next_replies(self._sweep_s if has_foreign else BLOCK_S)
+            await self._collect(
+                [request_id for request_id in finished if request_id in self._awaited]
+            )
+            if time.monotonic() >= next_own_sweep:
+                next_own_sweep = time.monotonic() + OWN_SWEEP_S
+                await self._sweep(list(self._awaited))
+            elif has_foreign:
+                await self._sweep([i for i, awaited in self._awaited.items() if not awaited.is_own])
+
+    async def _next_replies(self, timeout_s: float) -> list[str]:
+        """Return ids that finished, waiting up to `timeout_s` for the first."""
+        try:
+            first = await self._queue.redis.blpop([self._reply_key], timeout=timeout_s)
+            if first is None:
+                return []
+            more = await self._queue.redis.lpop(self._reply_key, IDS_A_CALL)
+        except TRANSIENT:
+            await asyncio.sleep(timeout_s)
+            return []
+        return [request_id.decode() for request_id in (first[1], *(more or ()))]
+
+    async def _collect(self, ids: list[str]) -> int:
+        """Resolve those of `ids` that have results; returns how many."""
+        found = 0
+        for start in range(0, len(ids), RESULTS_A_CALL):
+            chunk = ids[start : start + RESULTS_A_CALL]
+            results = await retrying(partial(self._queue.results, chunk))
+            for result in filter(None, results):
+                found += 1
+                self._resolve(result)
+        return found
+
+    def _resolve(self, result: Result) -> None:
+        awaited = self._awaited.pop(result.id, None)
+        if awaited and not awaited.future.done():
+            awaited.future.set_result(result)
+
+    async def _sweep(self, ids: list[str]) -> None:
+        """Look at ids one by one: finished unheard, past their deadline, or gone for good."""
+        await retrying(self._queue.expire)
+        found, remaining = 0, iter(ids)
+        while chunk := list(islice(remaining, IDS_A_CALL)):
+            states = await retrying(partial(self._queue.status, chunk))
+            found += await self._collect(
+                [i for i, (state, _) in zip(chunk, states, strict=True) if state == "done"]
+            )
+            for request_id, (state, _) in zip(chunk, states, strict=True):
+                if state == "unknown":
+                    self._fail_expired(request_id)
+        self._sweep_s = (
+            FOREIGN_SWEEP_MIN_S if found else min(self._sweep_s * 1.5, FOREIGN_SWEEP_MAX_S)
+        )
+
+    def _fail_expired(self, request_id: str) -> None:
+        awaited = self._awaited.pop(request_id, None)
+        if awaited and not awaited.future.done():
+            awaited.future.set_exception(result_expired(request_id))
+
+
+def result_expired(request_id: str) -> ResultExpired:
+    """Return the error for an id that the queue does not know."""
+    return ResultExpired(
+        f"request {request_id} is unknown: it was never submitted to this queue, or its result's TTL"
+        " (GRISTMILL_RESULT_TTL_S) has ended; submit it again"
+    )
