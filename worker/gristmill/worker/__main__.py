@@ -1,0 +1,231 @@
+"""Wiring of a worker process: engine, lease, loop, probes, signals, exit codes.
+
+`gristmill worker` and `python -m gristmill.worker` both come here.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import structlog
+from redis.exceptions import RedisError
+from ulid import ULID
+
+from gristmill.shared.connection import connect, redacted, retrying
+from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
+from gristmill.shared.log import configure_logging
+from gristmill.shared.queue import Queue
+from gristmill.shared.settings import read_settings
+from gristmill.worker import metrics
+from gristmill.worker.batching import BatchPolicy
+from gristmill.worker.drain import Drain
+from gristmill.worker.engine import Engine, EngineInfo, engine_from
+from gristmill.worker.health import HealthServer
+from gristmill.worker.leases import LeaseEvents, LeaseKeeper
+from gristmill.worker.loop import Worker
+from gristmill.worker.progress import Progress
+from gristmill.worker.settings import WorkerSettings
+
+log = structlog.get_logger()
+
+EXIT_OK, EXIT_ENGINE, EXIT_SETTINGS = 0, 1, 2
+
+LOOP_TICK_S = 1.0
+ENGINE_CHECK_S = 5.0
+REDIS_SILENCE_BEATS = 5
+"""Beats without an answer after which Redis counts as away."""
+
+
+def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
+    """Run a worker until it is told to stop.
+
+    Args:
+        settings: Of this worker.
+        engine_argv: vLLM's own flags, what follows `--`.
+
+    Returns:
+        0 after a drain; 1 if the engine could not start or died; 2 if a setting is wrong.
+    """
+    configure_logging(settings.log_level)
+    try:
+        return asyncio.run(serve(settings, engine_from_settings(settings, engine_argv)))
+    except SettingsError as error:
+        log.error("settings.rejected", error=str(error))  # noqa: TRY400  # a message for people
+        return EXIT_SETTINGS
+
+
+def engine_from_settings(settings: WorkerSettings, engine_argv: Sequence[str]) -> Engine:
+    """Return the engine that the settings ask for, not started."""
+    return engine_from(settings.vllm_url, engine_argv)
+
+
+async def serve(settings: WorkerSettings, engine: Engine) -> int:
+    """Start the engine, then claim until drained; returns the exit code."""
+    drain = Drain(settings.drain_timeout_s)
+    drain.install()
+    progress = Progress(settings.stall_timeout_s, settings.beat_s * REDIS_SILENCE_BEATS)
+    health = HealthServer(progress, settings.health_host, settings.health_port)
+    health.start()
+    log.info("worker.starting", version=version("gristmill"), health_port=health.port)
+    try:
+        info = await _start_engine(engine, drain, progress)
+        if info is None:
+            return EXIT_OK
+        return await _work(settings, engine, info, drain, progress)
+    except EngineDied as death:
+        log.error("engine.died", error=str(death))  # noqa: TRY400  # its message carries the reason
+        return EXIT_ENGINE
+    finally:
+        await engine.close()
+        health.close()
+
+
+async def _start_engine(engine: Engine, drain: Drain, progress: Progress) -> EngineInfo | None:
+    """Start the engine; None if told to stop meanwhile."""
+    starting = asyncio.create_task(engine.start())
+    stopping = asyncio.create_task(drain.started.wait())
+    ticking = asyncio.create_task(_tick(progress))
+    try:
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return None
+        info = starting.result()
+    finally:
+        for task in (starting, stopping, ticking):
+            task.cancel()
+        await asyncio.gather(starting, stopping, ticking, return_exceptions=True)
+    model = info.models[0] if info.models else ""
+    metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
+    log.info(
+        "engine.started",
+        transport=info.transport,
+        models=info.models,
+        max_num_seqs=info.max_num_seqs,
+    )
+    return info
+
+
+async def _work(
+    settings: WorkerSettings, engine: Engine, info: EngineInfo, drain: Drain, progress: Progress
+) -> int:
+    queue = open_queue(settings)
+    await _greet(queue, settings)
+    policy = BatchPolicy(
+        settings.batch_policy,
+        settings.batch_size,
+        settings.batch_timeout_ms / 1000,
+        settings.in_flight_limit(info.max_num_seqs),
+    )
+    metrics.max_in_flight.set(policy.max_in_flight)
+
+    async def register() -> str:
+        name = f"{socket.gethostname()[:48]}-{ULID()}"
+        await retrying(lambda: queue.register(name, _worker_facts(info, policy)))
+        leases.follow(name)
+        progress.heard_redis()
+        log.info(
+            "worker.registered",
+            worker=name,
+            queue=settings.queue,
+            max_in_flight=policy.max_in_flight,
+        )
+        return name
+
+    worker = Worker(queue, engine, policy, settings, drain, register=register)
+    events = LeaseEvents(
+        worker.abort, lambda name: asyncio.ensure_future(worker.lease_lost(name)), worker.observe
+    )
+    leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_s, progress, events)
+    watching = asyncio.create_task(_watch(engine, worker, settings.stall_timeout_s))
+    ticking = asyncio.create_task(_tick(progress))
+    drain.on_start = progress.stop_claiming
+    progress.is_claiming = True
+    leases.start()
+    try:
+        await worker.run()
+    finally:
+        progress.is_claiming = False
+        watching.cancel()
+        ticking.cancel()
+        await asyncio.gather(watching, ticking, return_exceptions=True)
+        await leases.stop()
+        await queue.redis.aclose()
+    if worker.engine_death.done():
+        raise worker.engine_death.result()
+    return EXIT_OK
+
+
+def open_queue(settings: WorkerSettings) -> Queue:
+    """Return the queue of the settings on connections of its own."""
+    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+    return Queue(redis, settings.queue, settings.limits)
+
+
+async def _greet(queue: Queue, settings: WorkerSettings) -> None:
+    """Wait for Redis; warn of a configuration that loses requests."""
+    url = redacted(settings.redis_url.get_secret_value())
+    log.info("redis.connecting", url=url)
+    await retrying(queue.redis.ping)
+    try:
+        policy = await queue.redis.config_get("maxmemory-policy")
+    except RedisError:
+        return  # CONFIG is often forbidden; docs/operations.md says what to set
+    if policy.get("maxmemory-policy") not in (None, "noeviction"):
+        log.warning(
+            "redis.evicts",
+            url=url,
+            remedy="CONFIG SET maxmemory-policy noeviction, or requests are lost",
+        )
+
+
+def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]:
+    return {
+        "version": version("gristmill"),
+        "vllm_version": info.vllm_version,
+        "transport": info.transport,
+        "models": ",".join(info.models),
+        "endpoints": ",".join(info.endpoints),
+        "device": info.device,
+        "num_devices": info.num_devices,
+        "device_memory_bytes": info.device_memory_bytes,
+        "dtype": info.dtype,
+        "max_num_seqs": info.max_num_seqs,
+        "max_model_len": info.max_model_len,
+        "max_in_flight": policy.max_in_flight,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+
+
+async def _tick(progress: Progress) -> None:
+    """Note that the loop runs."""
+    while True:
+        progress.loop_ran()
+        await asyncio.sleep(LOOP_TICK_S)
+
+
+async def _watch(engine: Engine, worker: Worker, timeout_s: float) -> None:
+    """Look at the engine's own pulse; its death ends the worker."""
+    while True:
+        await asyncio.sleep(ENGINE_CHECK_S)
+        try:
+            await engine.check(timeout_s)
+        except EngineDied as death:
+            worker.engine_died(death)
+            return
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a worker on the settings of the environment."""
+    try:
+        return run_worker(read_settings(WorkerSettings), argv)
+    except GristmillError as error:
+        sys.stderr.write(f"gristmill worker: {error}\n")
+        return EXIT_SETTINGS
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

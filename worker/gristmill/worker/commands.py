@@ -1,0 +1,34 @@
+"""The command `gristmill worker`."""
+
+import sys
+
+import click
+
+from gristmill.shared.settings import read_settings
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.option("--redis-url", help="Redis to claim from (REDIS_URL).")
+@click.option("--queue", help="Queue to claim from (GRISTMILL_QUEUE).")
+@click.option(
+    "--vllm-url",
+    help="Send requests to this server instead of an engine in this process (VLLM_URL).",
+)
+@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED)
+def worker(
+    redis_url: str | None, queue: str | None, vllm_url: str | None, engine_argv: tuple[str, ...]
+) -> None:
+    """Claim requests and run them on vLLM until told to stop.
+
+    What follows `--` are vLLM's own flags, the same that `vllm serve` takes:
+
+    gristmill worker -- --model Qwen/Qwen3-8B --max-num-seqs 1024
+
+    Every other setting is an environment variable; see the README. Exit codes: 0 drained, 1 the engine
+    could not start or died, 2 a setting is wrong.
+    """
+    from gristmill.worker.__main__ import run_worker
+    from gristmill.worker.settings import WorkerSettings
+
+    settings = read_settings(WorkerSettings, redis_url=redis_url, queue=queue, vllm_url=vllm_url)
+    sys.exit(run_worker(settings, engine_argv))

@@ -1,0 +1,119 @@
+"""Heartbeats, in a thread with an event loop and a connection of its own.
+
+A 20 MB prompt can hold the worker's loop for seconds; the lease must not depend on it. The same thread
+reaps dead workers and expires deadlines, so no separate process has to be alive. It stops renewing when
+the worker makes no progress: then its requests go to somebody who does.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from redis.exceptions import RedisError
+
+from gristmill.shared.errors import LeaseLost
+from gristmill.shared.queue import Queue, Stats
+from gristmill.worker.progress import Progress
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEvents:
+    """What the thread tells the worker's loop, each called on that loop.
+
+    Attributes:
+        aborted: Ids to abort: cancelled, expired, or finished by somebody else.
+        lost: The lease is gone.
+        seen: One view of the queue, after each beat.
+    """
+
+    aborted: Callable[[Sequence[str]], None]
+    lost: Callable[[str], object]
+    seen: Callable[[Stats], None]
+
+
+class LeaseKeeper:
+    """Renews the lease of one worker until stopped.
+
+    Args:
+        open_queue: Opens a queue on a connection of its own; called in the thread.
+        beat_s: Seconds between heartbeats.
+        progress: Whether the worker gets on, and where Redis was last heard.
+        events: What to tell the loop that creates this object.
+    """
+
+    def __init__(
+        self,
+        open_queue: Callable[[], Queue],
+        beat_s: float,
+        progress: Progress,
+        events: LeaseEvents,
+    ) -> None:
+        self._open_queue = open_queue
+        self._beat_s = beat_s
+        self._progress = progress
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._stop = threading.Event()
+        self._worker = ""
+        self._thread = threading.Thread(target=self._run, name="gristmill-leases", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat, once there is a lease to `follow`."""
+        self._thread.start()
+
+    def follow(self, worker: str) -> None:
+        """Renew the lease of this incarnation from now on; it is registered."""
+        self._worker = worker
+
+    async def stop(self) -> None:
+        """End the thread; the lease runs out by itself unless `bye` closes it."""
+        self._stop.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        asyncio.run(self._beats())
+
+    async def _beats(self) -> None:
+        queue = self._open_queue()
+        try:
+            while not self._stop.is_set():
+                if self._worker:
+                    await self._beat(queue)
+                await asyncio.to_thread(self._stop.wait, self._beat_s)
+        finally:
+            await queue.redis.aclose()
+
+    async def _beat(self, queue: Queue) -> None:
+        worker = self._worker
+        if not self._progress.is_alive():
+            log.error("lease.withheld", worker=worker, reason=self._progress.stalled_reason())
+            return
+        try:
+            beat = await queue.beat(worker)
+            reaped = await queue.reap()
+            await queue.expire()
+            stats = await queue.stats()
+        except LeaseLost:
+            self._tell(self._events.lost, worker)
+        except (RedisError, OSError) as error:
+            log.warning(
+                "beat.failed", worker=worker, error=str(error), error_type=type(error).__name__
+            )
+        else:
+            self._progress.heard_redis()
+            if beat.abort:
+                self._tell(self._events.aborted, beat.abort)
+            if reaped:
+                log.info("workers.reaped", workers=reaped)
+            self._tell(self._events.seen, stats)
+
+    def _tell(self, callback: Callable[..., object], value: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, value)
+        except RuntimeError:  # the loop is closed: the worker is gone
+            self._stop.set()

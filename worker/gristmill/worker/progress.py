@@ -1,0 +1,56 @@
+"""Whether the worker gets on: written by the loop and the beats, read by the probes and the beats.
+
+Monotonic seconds throughout; a plain float is written and read whole, so no lock is needed.
+"""
+
+import time
+
+
+class Progress:
+    """The last signs of life of one worker.
+
+    Args:
+        stall_timeout_s: Silence of the loop after which it counts as dead.
+        redis_timeout_s: Age of the last finished round trip after which Redis counts as away.
+    """
+
+    def __init__(self, stall_timeout_s: float, redis_timeout_s: float) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        self._redis_timeout_s = redis_timeout_s
+        self._loop_at = time.monotonic()
+        self._redis_at = time.monotonic()
+        self.is_claiming = False
+
+    def loop_ran(self) -> None:
+        """Note that the event loop took a turn."""
+        self._loop_at = time.monotonic()
+
+    def heard_redis(self) -> None:
+        """Note a finished round trip to Redis."""
+        self._redis_at = time.monotonic()
+
+    def stop_claiming(self) -> None:
+        """Note that nothing more will be claimed."""
+        self.is_claiming = False
+
+    def stalled_reason(self) -> str | None:
+        """Say what makes no progress, or None."""
+        silence_s = time.monotonic() - self._loop_at
+        if silence_s > self._stall_timeout_s:
+            return f"the event loop has not run for {silence_s:.0f} s"
+        return None
+
+    def is_alive(self) -> bool:
+        """Whether the loop makes progress; an absent Redis is no reason to restart."""
+        return self.stalled_reason() is None
+
+    def unready_reason(self) -> str | None:
+        """Say why no new requests are claimed, or None."""
+        if reason := self.stalled_reason():
+            return reason
+        if not self.is_claiming:
+            return "starting or draining"
+        silence_s = time.monotonic() - self._redis_at
+        if silence_s > self._redis_timeout_s:
+            return f"no answer of Redis for {silence_s:.0f} s"
+        return None
