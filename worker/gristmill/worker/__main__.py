@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 import structlog
+import uvloop
 from redis.exceptions import RedisError
 from ulid import ULID
 
@@ -27,6 +28,7 @@ from gristmill.worker.health import HealthServer
 from gristmill.worker.leases import LeaseEvents, LeaseKeeper
 from gristmill.worker.loop import Worker
 from gristmill.worker.progress import Progress
+from gristmill.worker.reports import report_queue
 from gristmill.worker.settings import WorkerSettings
 
 log = structlog.get_logger()
@@ -51,7 +53,8 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
     """
     configure_logging(settings.log_level)
     try:
-        return asyncio.run(serve(settings, engine_from_settings(settings, engine_argv)))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(settings, engine_from_settings(settings, engine_argv)))
     except SettingsError as error:
         log.error("settings.rejected", error=str(error))  # noqa: TRY400  # a message for people
         return EXIT_SETTINGS
@@ -136,7 +139,7 @@ async def _work(
 
     worker = Worker(queue, engine, policy, settings, drain, register=register)
     events = LeaseEvents(
-        worker.abort, lambda name: asyncio.ensure_future(worker.lease_lost(name)), worker.observe
+        worker.abort, lambda name: asyncio.ensure_future(worker.lease_lost(name)), report_queue
     )
     leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_s, progress, events)
     watching = asyncio.create_task(_watch(engine, worker, settings.stall_timeout_s))

@@ -101,6 +101,6 @@ def groups(policy: BatchPolicy, claimed: Sequence[Claimed]) -> list[Sequence[Cla
     ]
 
 
-def suspect_width(width: int, *, ended_well: bool) -> int:
-    """Return how many suspects may run beside normal work after one of them ended."""
-    return min(width * 2, MAX_CLAIM) if ended_well else width
+def widened(suspect_width: int) -> int:
+    """Return how many suspects may run beside normal work after one of them ended well."""
+    return min(suspect_width * 2, MAX_CLAIM)

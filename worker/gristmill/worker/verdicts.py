@@ -20,15 +20,12 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """Give back for a retry after `delay_s`."""
+    """Give back for a retry."""
 
-    delay_s: float
     error: dict[str, Any]
 
 
-def verdict(
-    claimed: Claimed, response: Response, backoff_base_s: float, backoff_max_s: float
-) -> Ack | Nack:
+def verdict(claimed: Claimed, response: Response) -> Ack | Nack:
     """Decide by the answer's class, never by its text.
 
     2xx succeeded. 4xx is the request's own fault: failed, not retried. 5xx from a living engine is
@@ -38,8 +35,7 @@ def verdict(
         return Ack("succeeded")
     may_retry = claimed.attempt < min(MAX_SERVER_ERROR_ATTEMPTS, claimed.record.max_attempts)
     if response.status >= 500 and may_retry:
-        error = {"code": "engine_error", "message": f"the engine answered {response.status}"}
-        return Nack(backoff_s(claimed.attempt, backoff_base_s, backoff_max_s), error)
+        return Nack({"code": "engine_error", "message": f"the engine answered {response.status}"})
     return Ack("failed")
 
 

@@ -1,0 +1,103 @@
+"""What one worker process holds: each request from claim to settled record.
+
+The loop, the claims, the leases and the drain all look here; nobody keeps a list of their own.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gristmill.shared.queue import Claim
+from gristmill.shared.records import Claimed
+from gristmill.worker import metrics
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One claimed request in this process.
+
+    Attributes:
+        claimed: What was claimed.
+        worker: The incarnation that claimed it.
+        claimed_at: Monotonic seconds.
+        queue_wait_s: From submit to claim, by Redis's clock.
+        task: What runs it, once it is admitted.
+    """
+
+    claimed: Claimed
+    worker: str
+    claimed_at: float
+    queue_wait_s: float
+    task: "asyncio.Task[None] | None" = None
+
+
+class Held:
+    """The requests of one worker process.
+
+    Attributes:
+        changed: Set when a request ends, and by whoever wants the loop to look again.
+        idle: Set while nothing runs.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Run] = {}
+        self._running: set[Run] = set()
+        self.changed = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the engine."""
+        return len(self._running)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All that is held, in the order of the claims."""
+        return list(self._runs.values())
+
+    @property
+    def suspects(self) -> list[Run]:
+        """Those that saw an engine die."""
+        return [run for run in self._runs.values() if run.claimed.crashes]
+
+    def hold(self, claim: Claim, worker: str) -> None:
+        """Take over what a claim returned."""
+        now = time.monotonic()
+        for claimed in claim.claimed:
+            wait_s = max(0.0, (claim.now_ms - claimed.record.enqueued_ms) / 1000)
+            self._runs[claimed.id] = Run(claimed, worker, now, wait_s)
+            metrics.queue_wait.observe(wait_s)
+        metrics.claimed.inc(len(claim.claimed))
+
+    def find(self, claimed: Claimed) -> Run | None:
+        """Return the run of this very claim, or None if it was aborted or given to others."""
+        run = self._runs.get(claimed.id)
+        return run if run and run.claimed is claimed else None
+
+    def start(self, run: Run, task: "asyncio.Task[None]") -> None:
+        """Note that a request runs; its end is noted by itself."""
+        run.task = task
+        self._running.add(run)
+        self.idle.clear()
+        metrics.running.set(len(self._running))
+        task.add_done_callback(lambda _: self._ended(run))
+
+    def forget(self, ids: Iterable[str]) -> list[Run]:
+        """Drop requests that are settled, given back or aborted; returns those that were held."""
+        return [run for request_id in ids if (run := self._runs.pop(request_id, None))]
+
+    def cancel(self, runs: Sequence[Run]) -> "list[asyncio.Task[None]]":
+        """Abort what runs; returns the tasks that are about to end."""
+        tasks = [run.task for run in runs if run.task and not run.task.done()]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _ended(self, run: Run) -> None:
+        self._running.discard(run)
+        metrics.running.set(len(self._running))
+        self.changed.set()
+        if not self._running:
+            self.idle.set()

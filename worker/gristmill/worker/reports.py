@@ -1,0 +1,58 @@
+"""The one canonical log line of a request, and its metrics."""
+
+import time
+
+import structlog
+
+from gristmill.shared.queue import Stats
+from gristmill.worker import metrics
+from gristmill.worker.engine.interface import Response
+from gristmill.worker.held import Run
+
+log = structlog.get_logger()
+
+
+def report_request(run: Run, response: Response, status: str) -> None:
+    """Log and count a request at its end. Prompts and outputs are never logged.
+
+    Args:
+        run: What ended.
+        response: The engine's answer.
+        status: succeeded or failed.
+    """
+    e2e_s = run.queue_wait_s + time.monotonic() - run.claimed_at
+    metrics.finished.labels(status).inc()
+    metrics.prompt_tokens.inc(response.prompt_tokens)
+    metrics.output_tokens.inc(response.output_tokens)
+    metrics.e2e.observe(e2e_s)
+    if response.ttft_s is not None:
+        metrics.ttft.observe(response.ttft_s)
+    record = run.claimed.record
+    log.info(
+        "request.completed",
+        id=run.claimed.id,
+        status=status,
+        status_code=response.status,
+        endpoint=record.endpoint,
+        tenant=record.tenant,
+        priority=record.priority,
+        queue_wait_s=round(run.queue_wait_s, 3),
+        ttft_s=None if response.ttft_s is None else round(response.ttft_s, 4),
+        e2e_s=round(e2e_s, 3),
+        prompt_tokens=response.prompt_tokens,
+        output_tokens=response.output_tokens,
+        cached_tokens=response.cached_tokens,
+        finish_reason=response.finish_reason,
+        attempt=run.claimed.attempt,
+        worker=run.worker,
+    )
+
+
+def report_queue(stats: Stats) -> None:
+    """Export one view of the whole queue; what autoscaling should look at."""
+    for state in ("queued", "in_flight"):
+        metrics.queue_requests.labels(state).set(stats.counters.get(state, 0))
+    metrics.queue_requests.labels("delayed").set(stats.num_delayed)
+    metrics.queue_requests.labels("dead").set(stats.num_dead)
+    metrics.queue_requests.labels("inbox").set(stats.num_inbox)
+    metrics.queue_bytes.set(stats.counters.get("bytes", 0))
