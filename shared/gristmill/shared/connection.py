@@ -13,8 +13,13 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     BusyLoadingError,
+    ClusterDownError,
     ConnectionError,
+    MasterDownError,
+    OutOfMemoryError,
     ReadOnlyError,
     TimeoutError,
     TryAgainError,
@@ -24,8 +29,17 @@ from gristmill.shared.errors import SettingsError
 
 T = TypeVar("T")
 
-TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, TryAgainError, OSError)
-"""What passes when Redis, or the way to it, comes back."""
+TRANSIENT = (
+    ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, TryAgainError,
+    MasterDownError, ClusterDownError, OutOfMemoryError, OSError,
+)  # fmt: skip
+"""What passes when Redis, or the way to it, comes back, or memory is freed."""
+
+_FINAL = (AuthenticationError, AuthorizationError)
+"""Kinds of ConnectionError that a repeat does not mend: the operator must."""
+
+MAX_CONNECTIONS = 10_000
+"""As many as a server accepts by default; redis-py's 100 fail the 101st call that waits."""
 
 _SCHEMES = ("redis", "rediss", "unix")
 
@@ -40,12 +54,12 @@ def connect(url: str, socket_timeout_s: float = 30.0) -> "Redis":
     Raises:
         SettingsError: The URL cannot be read; its password is not repeated.
     """
-    scheme = urlsplit(url).scheme
-    if scheme not in _SCHEMES:
-        raise SettingsError(
-            f"REDIS_URL has the scheme {scheme!r}; use redis://, rediss:// or unix://"
-        )
     try:
+        scheme = urlsplit(url).scheme
+        if scheme not in _SCHEMES:
+            raise SettingsError(
+                f"REDIS_URL has the scheme {scheme!r}; use redis://, rediss:// or unix://"
+            )
         return Redis.from_url(
             url,
             retry=Retry(NoBackoff(), 0),
@@ -53,20 +67,33 @@ def connect(url: str, socket_timeout_s: float = 30.0) -> "Redis":
             socket_connect_timeout=min(5.0, socket_timeout_s),
             socket_keepalive=True,
             health_check_interval=0,
+            max_connections=MAX_CONNECTIONS,
             decode_responses=False,
         )
-    except ValueError as error:
-        raise SettingsError(f"REDIS_URL cannot be read: {error}") from None
+    except ValueError:  # its text may quote a part of the password
+        message = (
+            "REDIS_URL cannot be read; write redis://user:password@host:port/db and percent-encode"
+            " what is special in the password"
+        )
+        raise SettingsError(message) from None
 
 
 def redacted(url: str) -> str:
-    """Return a URL without its user and password, for messages and logs."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    """Return a URL without user, password and options, for messages and logs."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "<unreadable URL>"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether repeating an operation may mend its error."""
+    return isinstance(error, TRANSIENT) and not isinstance(error, _FINAL)
 
 
 async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
-    """Repeat an operation until Redis answers.
+    """Repeat an operation until Redis answers; a refused password is not repeated.
 
     Args:
         call: One operation of `Queue`; each is safe to send twice.
@@ -76,7 +103,7 @@ async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = N
         redis.exceptions.RedisError: The last error, after `timeout_s`.
     """
     attempts = stamina.retry_context(
-        on=TRANSIENT,
+        on=is_transient,
         attempts=None,
         timeout=timeout_s,
         wait_initial=0.05,

@@ -55,7 +55,7 @@ class Claim:
     Attributes:
         now_ms: Redis time.
         next_due_ms: When the next delayed request is due, or None.
-        inbox: (token, element) pairs to admit; see `admit`.
+        inbox: (token, element) pairs to admit, oldest first; see `admit`.
         claimed: The leased requests, in the order in which they should start.
     """
 
@@ -221,7 +221,7 @@ class Queue:
             )
             for i in range(0, len(flat), 5)
         ]
-        pairs = [(inbox[i].decode(), inbox[i + 1]) for i in range(0, len(inbox), 2)]
+        pairs = sorted(_pairs(inbox), key=lambda pair: int(pair[0]))
         return Claim(now_ms, next_due_ms if next_due_ms >= 0 else None, pairs, claimed)
 
     async def admit(self, worker: str, token: str, request: Request) -> str:
@@ -375,6 +375,8 @@ class Queue:
 
     async def purge(self, dead_ids: Sequence[str]) -> int:
         """Delete dead letters; returns how many there were. Their results stay."""
+        if not dead_ids:
+            return 0
         async with self.redis.pipeline(transaction=True) as pipe:
             pipe.zrem(self.keys.dead, *dead_ids)
             pipe.hdel(self.keys.deadinfo, *dead_ids)

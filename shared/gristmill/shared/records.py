@@ -3,6 +3,8 @@
 The bytes of a record are described in `docs/protocol.md`; `lua/transitions.lua` reads the header.
 """
 
+import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,10 +57,19 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
         InvalidRequest: The body has a lone surrogate, a number that is not finite, or a type that
             JSON lacks.
     """
+    return _encode("body", body)
+
+
+def _encode(what: str, value: Mapping[str, Any]) -> bytes:
     try:
-        encoded = orjson.dumps(body)
-    except (TypeError, UnicodeEncodeError, RecursionError) as error:
-        message = f"the body cannot be written as JSON: {error}; use str, int, float, bool, None, list, dict"
+        encoded = orjson.dumps(value)
+        if b"null" in encoded:  # what orjson makes of a number that is not finite
+            json.dumps(value, allow_nan=False, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = (
+            f"the {what} cannot be written as JSON: {error}; use str, int, finite float, bool, None,"
+            " list, dict"
+        )
         raise InvalidRequest(message) from error
     return encoded
 
@@ -106,7 +117,7 @@ class Request:
     metadata: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.id):
+        if not _is_match(_NAME, self.id):
             raise InvalidRequest(f"id {self.id!r} is not allowed; use {_NAME_RULE}")
         self._check_names()
         if self.endpoint not in ENDPOINTS:
@@ -118,26 +129,32 @@ class Request:
             raise InvalidRequest(
                 f"request {self.id}: unknown priority {self.priority!r}; use high, normal or low"
             )
-        if not 1 <= self.max_attempts <= 100:
+        if not _is_int(self.max_attempts, 1, 100):
             raise InvalidRequest(
                 f"request {self.id}: max_attempts is {self.max_attempts}; use 1 to 100"
             )
-        if not (0 <= self.deadline_s < 1e9 and 0 <= self.delay_s < 1e9):
+        if not (_is_int(self.prompt_tokens, 0, 2**53) and _is_int(self.max_tokens, 0, 2**53)):
+            raise InvalidRequest(
+                f"request {self.id}: prompt_tokens and max_tokens are whole numbers, 0 to 2**53"
+            )
+        if self.metadata is not None and not isinstance(self.metadata, Mapping):
+            raise InvalidRequest(f"request {self.id}: metadata is an object of names and values")
+        if not (_is_duration(self.deadline_s) and _is_duration(self.delay_s)):
             raise InvalidRequest(
                 f"request {self.id}: deadline_s and delay_s are seconds from now, 0 to 1e9"
             )
 
     def _check_names(self) -> None:
-        if not _NAME.fullmatch(self.tenant):
+        if not _is_match(_NAME, self.tenant):
             raise InvalidRequest(
                 f"request {self.id}: tenant {self.tenant!r} is not allowed; use {_NAME_RULE}"
             )
         for name, value in (("batch", self.batch), ("reply", self.reply), ("prefix", self.prefix)):
-            if value and not _OPTIONAL_NAME.fullmatch(value):
+            if not _is_match(_OPTIONAL_NAME, value):
                 raise InvalidRequest(
                     f"request {self.id}: {name} {value!r} is not allowed; use {_NAME_RULE}"
                 )
-        if self.model and not _MODEL.fullmatch(self.model):
+        if not _is_match(_MODEL, self.model):
             raise InvalidRequest(
                 f"request {self.id}: model {self.model!r} is not allowed; use up to 256 characters without | or control characters"
             )
@@ -153,17 +170,29 @@ class Request:
             f"{self.batch}|{self.prompt_tokens}|{self.max_tokens}|{self.max_attempts}|{self.reply}"
             f"|{self.endpoint}|{self.model}|{self.prefix}|"
         )
-        metadata = orjson.dumps(self.metadata) if self.metadata else b""
+        metadata = _encode("metadata", self.metadata) if self.metadata else b""
         return (
             self.id,
             self.tenant,
             self.priority,
-            int(self.deadline_s * 1000),
-            int(self.delay_s * 1000),
+            math.ceil(self.deadline_s * 1000),
+            math.ceil(self.delay_s * 1000),
             self.digest,
             tail,
             metadata + b"\n" + self.body,
         )
+
+
+def _is_match(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_duration(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e9  # type: ignore[operator]  # a number by now
 
 
 def request_from_body(body: Mapping[str, Any], **fields: Any) -> Request:
@@ -248,7 +277,7 @@ class Record:
             ValueError: The bytes are no record of version 1.
         """
         header, metadata, body = data.split(b"\n", 2)
-        fields = header.decode().split("|")
+        fields = header.decode(errors="replace").split("|")
         if fields[0] != "1":
             raise ValueError(
                 f"record version {fields[0]!r} is unknown; this worker reads version 1"

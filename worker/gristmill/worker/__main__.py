@@ -77,7 +77,7 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
         info = await _start_engine(engine, drain, progress)
         if info is None:
             return EXIT_OK
-        return await _work(settings, engine, info, drain, progress)
+        return await work(settings, engine, info, drain, progress)
     except EngineDied as death:
         log.error("engine.died", error=str(death))  # noqa: TRY400  # its message carries the reason
         return EXIT_ENGINE
@@ -111,9 +111,24 @@ async def _start_engine(engine: Engine, drain: Drain, progress: Progress) -> Eng
     return info
 
 
-async def _work(
+async def work(
     settings: WorkerSettings, engine: Engine, info: EngineInfo, drain: Drain, progress: Progress
 ) -> int:
+    """Claim and run on a started engine until drained; everything of `serve` but signals and probes.
+
+    Args:
+        settings: Of this worker.
+        engine: Started.
+        info: What its start returned.
+        drain: Tells when to stop.
+        progress: Written here, read by the probes.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        EngineDied: After what was in flight has been reported.
+    """
     queue = open_queue(settings)
     await _greet(queue, settings)
     policy = BatchPolicy(

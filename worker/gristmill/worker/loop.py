@@ -243,8 +243,10 @@ class Worker:
             await self._give_up(self.engine_death.result())
         runs = self._held.runs
         await self._release(runs)
-        await retrying(lambda: self._queue.bye(self._claimer.worker))
-        log.info("worker.stopped", worker=self._claimer.worker, num_released=len(runs))
+        async with self._registering:  # from here on, a beat that finds no lease is no news
+            worker, self._claimer.worker = self._claimer.worker, ""
+        await retrying(lambda: self._queue.bye(worker))
+        log.info("worker.stopped", worker=worker, num_released=len(runs))
 
     async def _give_up(self, death: EngineDied) -> None:
         """Report the engine's death: what was in flight becomes suspect."""

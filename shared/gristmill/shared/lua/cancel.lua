@@ -10,9 +10,7 @@ local time_ms = now_ms()
 local codes = {}
 for i = 2, #ARGV do
   local id = ARGV[i]
-  local deliveries, uncounted = attempts_of(id)
-  local outcome = outcome_without_response(deliveries - uncounted, "cancelled", "cancelled by a client")
-  local code = finish_anywhere(id, "cancelled", outcome, ARGV[1], time_ms)
+  local code = finish_anywhere(id, "cancelled", "cancelled by a client", ARGV[1], time_ms)
   if not code then
     code = call("EXISTS", prefix .. "result:" .. id) == 1 and "done" or "unknown"
   end

@@ -57,6 +57,7 @@ for _, id in ipairs(call("ZRANGE", prefix .. "delayed", 0, time_ms, "BYSCORE", "
 end
 
 -- The inbox, unless the queue is at its caps: then its elements stay where they are.
+local has_taken_inbox = false
 if call("LLEN", prefix .. "inbox") > 0 then
   local now = call("HMGET", prefix .. "stats", "queued", "in_flight", "bytes")
   local depth = (tonumber(now[1]) or 0) + (tonumber(now[2]) or 0)
@@ -64,25 +65,45 @@ if call("LLEN", prefix .. "inbox") > 0 then
     for _, element in ipairs(call("LPOP", prefix .. "inbox", MAX_INBOX) or {}) do
       local token = call("HINCRBY", prefix .. "stats", "inbox_taken", 1)
       call("HSET", prefix .. "inbox:" .. worker, token, element)
+      has_taken_inbox = true
     end
   end
 end
 
 local spent, examined, is_spent, num_suspects = 0, 0, false, 0
 
+local function bury(id, record, header, attempt, crashes)
+  local outcome = outcome_without_response(attempt, "unreadable", "the stored record cannot be read; a dead letter has its bytes")
+  if finish(id, record, header, "failed", outcome, result_ttl_ms, time_ms) then
+    dead_letter(id, "unreadable", "", attempt, crashes, record, time_ms)
+    count("queued", -1)
+  end
+end
+
+local function expire(id, record, header, attempt)
+  local outcome = outcome_without_response(attempt, "expired", "the deadline passed while the request waited")
+  if finish(id, record, header, "expired", outcome, result_ttl_ms, time_ms) then
+    count("queued", -1)
+  end
+end
+
 -- Take one id of a popped chunk; returns its cost, or nil if it must go back to the front.
-local function take(id, record, owner, attempts, lane)
-  if not record or owner then
-    return 0 -- a tombstone, or a second entry of an id that runs
+local function take(id, record, is_elsewhere, attempts, lane, tenant)
+  if not record or is_elsewhere then
+    return 0 -- a tombstone, or a left-over entry of an id that runs or is delayed
   end
   local header = header_of(record)
   local deliveries, uncounted, crashes = parse_attempts(attempts)
-  if header.deadline_ms > 0 and header.deadline_ms <= time_ms then
-    local outcome = outcome_without_response(deliveries - uncounted, "expired", "the deadline passed while the request waited")
-    if finish(id, record, header, "expired", outcome, result_ttl_ms, time_ms) then
-      count("queued", -1)
-    end
+  if not header.is_readable then
+    bury(id, record, header, deliveries - uncounted, crashes)
     return 0
+  end
+  if header.deadline_ms > 0 and header.deadline_ms <= time_ms then
+    expire(id, record, header, deliveries - uncounted)
+    return 0
+  end
+  if lane ~= (crashes > 0 and "suspect" or header.priority) or tenant ~= header.tenant then
+    return 0 -- a left-over entry: the id was submitted again and waits elsewhere
   end
   local runs_alone = lane == "suspect" and crashes > 1
   if runs_alone and (has_suspects or num_suspects > 0) then
@@ -125,10 +146,12 @@ local function take_chunk(lane, tenant)
   local records = call("MGET", unpack(request_keys))
   local chunk_owners = call("HMGET", owner_key, unpack(chunk))
   local chunk_attempts = call("HMGET", attempts_key, unpack(chunk))
+  local due = call("ZMSCORE", prefix .. "delayed", unpack(chunk))
   local seen, cost = {}, 0
   for i, id in ipairs(chunk) do
-    local item_cost = take(id, records[i], chunk_owners[i] or seen[id], chunk_attempts[i], lane)
+    local item_cost = take(id, records[i], chunk_owners[i] or due[i] or seen[id], chunk_attempts[i], lane, tenant)
     if not item_cost then
+      examined = examined - (#chunk - i + 1)
       for j = #chunk, i, -1 do
         call("LPUSH", pending_key, chunk[j])
       end
@@ -143,6 +166,11 @@ local function take_chunk(lane, tenant)
     held, owners = {}, {}
   end
   return cost, call("EXISTS", pending_key) == 1
+end
+
+local function weight_of(tenant) -- a weight that makes no sense is 1
+  local weight = tonumber(call("HGET", prefix .. "weights", tenant) or 1)
+  return weight and weight > 0 and weight or 1
 end
 
 local function wants_more(lane)
@@ -164,8 +192,7 @@ for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
     if not has_more then
       call("ZREM", ring_key, tenant)
     elseif cost > 0 then
-      local weight = tonumber(call("HGET", prefix .. "weights", tenant) or 1)
-      call("ZINCRBY", ring_key, cost / weight, tenant)
+      call("ZINCRBY", ring_key, cost / weight_of(tenant), tenant)
     end
   end
 end
@@ -173,15 +200,16 @@ end
 if #ids > 0 then
   count("queued", -#ids)
   count("in_flight", #ids)
-  call("SET", prefix .. "lastclaim:" .. worker, nonce .. "|" .. table.concat(ids, ","), "PX", 120000)
+  call("SET", prefix .. "lastclaim:" .. worker, nonce .. "|" .. table.concat(ids, ","))
 end
 flush(result_ttl_ms, time_ms)
 
--- Pass the bell on while claimable work remains.
+-- Pass the bell on while work remains, but only after progress: a worker that may take nothing of what
+-- remains (suspects, an inbox over the caps) must not wake itself for ever.
 local queued = tonumber(call("HGET", prefix .. "stats", "queued") or 0)
-if queued > call("ZCARD", prefix .. "delayed") or call("LLEN", prefix .. "inbox") > 0 then
-  ring_doorbell()
-else
+if queued <= call("ZCARD", prefix .. "delayed") and call("LLEN", prefix .. "inbox") == 0 then
   call("DEL", prefix .. "doorbell")
+elseif examined > 0 or has_taken_inbox then
+  ring_doorbell()
 end
 return { "OK", time_ms, next_due_ms(), call("HGETALL", prefix .. "inbox:" .. worker), claimed }

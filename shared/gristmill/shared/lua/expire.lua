@@ -9,9 +9,7 @@
 local limit, time_ms = tonumber(ARGV[1]), now_ms()
 local expired = 0
 for _, id in ipairs(call("ZRANGE", prefix .. "deadlines", 0, time_ms, "BYSCORE", "LIMIT", 0, limit)) do
-  local deliveries, uncounted = attempts_of(id)
-  local outcome = outcome_without_response(deliveries - uncounted, "expired", "the deadline passed before the request finished")
-  if finish_anywhere(id, "expired", outcome, ARGV[2], time_ms) then
+  if finish_anywhere(id, "expired", "the deadline passed before the request finished", ARGV[2], time_ms) then
     expired = expired + 1
   else
     call("ZREM", prefix .. "deadlines", id)

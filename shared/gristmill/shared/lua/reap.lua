@@ -12,12 +12,20 @@ if time_ms < grace_until_ms then
   return {}
 end
 local reply = {}
-for _, worker in ipairs(call("ZRANGE", prefix .. "workers", 0, time_ms, "BYSCORE", "LIMIT", 0, 10)) do
+
+-- What it took from the inbox and never admitted returns to the front, oldest first.
+local function return_inbox(worker)
   local inbox_key = prefix .. "inbox:" .. worker
-  for _, element in ipairs(call("HVALS", inbox_key)) do
-    call("LPUSH", prefix .. "inbox", element)
+  local tokens = call("HKEYS", inbox_key)
+  table.sort(tokens, function(a, b) return tonumber(a) > tonumber(b) end)
+  for _, token in ipairs(tokens) do
+    call("LPUSH", prefix .. "inbox", call("HGET", inbox_key, token))
   end
   call("DEL", inbox_key)
+end
+
+for _, worker in ipairs(call("ZRANGE", prefix .. "workers", 0, time_ms, "BYSCORE", "LIMIT", 0, 10)) do
+  return_inbox(worker)
   local moved = give_up(worker, limit, '{"worker":"' .. worker .. '","cause":"lease expired"}', ARGV[2], time_ms)
   limit = limit - moved
   reply[#reply + 1], reply[#reply + 2] = worker, moved

@@ -19,6 +19,9 @@ if not record then
   return "missing"
 end
 local header = header_of(record)
+if not header.is_readable then
+  return "missing"
+end
 local line, payload = string.match(record, "^([^\n]*)\n(.*)$")
 local model, prompt_prefix = string.match(line, "|([^|]*)|([^|]*)|[^|]*$")
 local tail = table.concat({ "", header.prompt_tokens, header.max_tokens, header.max_attempts, "", header.endpoint,

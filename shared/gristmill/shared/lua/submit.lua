@@ -5,12 +5,29 @@
 --          id, tenant, priority, deadline_in_ms (0: none), delay_ms, digest, tail of the header
 --          (from batch on), payload (metadata line, "\n", body)
 -- Returns  {"OK", code...} with a code for each request: accepted, queued, done or conflict;
---          or {"FULL", depth, bytes} and nothing was accepted. Only new ids count against the caps.
+--          or {"FULL", depth, bytes} and nothing was accepted. Only new ids count against the caps;
+--          or an error INVALID, which names the first request that breaks the format, and nothing
+--          was accepted: a producer in another language cannot write what no worker could read.
 -- Keeps    1 (an accepted id has a request or a result), 7 (caps)
 
 local FIRST, WIDTH = 3, 8
+local NAME, MAYBE_NAME, NUMBER = "[%w._:/@=+-]+", "[%w._:/@=+-]*", "%d+"
+local WHOLE_NAME, WHOLE_NUMBER = "^" .. NAME .. "$", "^" .. NUMBER .. "$"
+local TAIL = "^" .. table.concat({ MAYBE_NAME, NUMBER, NUMBER, NUMBER, MAYBE_NAME, "/[%w._/-]+", "[^|%z\1-\31]*",
+  MAYBE_NAME, MAYBE_NAME }, "|") .. "$"
+
+local function is_well_formed(id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload)
+  return payload and #id <= 128 and string.find(id, WHOLE_NAME) and string.find(tenant, WHOLE_NAME)
+    and IS_PRIORITY[priority] and string.find(deadline_in_ms, WHOLE_NUMBER) and string.find(delay_ms, WHOLE_NUMBER)
+    and string.find(digest, "^%x+$") and string.find(tail, TAIL)
+    and (string.byte(payload) == 10 or string.find(payload, "^{[^\n]*}\n"))
+end
+
 local new, new_bytes = 0, 0
 for i = FIRST, #ARGV, WIDTH do
+  if not is_well_formed(unpack(ARGV, i, i + WIDTH - 1)) then
+    return redis.error_reply("INVALID request " .. (i - FIRST) / WIDTH + 1 .. " of this call breaks the format of docs/protocol.md")
+  end
   if call("EXISTS", prefix .. "request:" .. ARGV[i], prefix .. "result:" .. ARGV[i]) == 0 then
     new = new + 1
     new_bytes = new_bytes + #ARGV[i + 7]

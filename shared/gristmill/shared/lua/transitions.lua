@@ -57,24 +57,27 @@ local function count(field, amount)
   counts[field] = (counts[field] or 0) + amount
 end
 
-local HEADER = "^1|(%d+)|(%d+)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|(%d+)|(%d+)|(%d+)|([^|]*)|([^|]*)|"
+local IS_PRIORITY = { high = true, normal = true, low = true }
+local TEXT = "|([^|\n]*)"
+local HEADER = "^1|(%d+)|(%d+)" .. TEXT .. TEXT .. TEXT .. TEXT .. "|(%d+)|(%d+)|(%d+)" .. TEXT .. TEXT
+  .. "|[^|\n]*|[^|\n]*|[^|\n]*\n([^\n]*)\n"
 
+-- Read a record. What cannot be read (another version, an alien's hand) gets a header with which it
+-- can still be ended, so that no script stops half-way: claim makes it a dead letter. Invariant 6.
 local function header_of(record)
-  local header = {}
+  local header = { is_readable = true }
   header.enqueued_ms, header.deadline_ms, header.tenant, header.priority, header.digest, header.batch,
-    header.prompt_tokens, header.max_tokens, header.max_attempts, header.reply, header.endpoint =
+    header.prompt_tokens, header.max_tokens, header.max_attempts, header.reply, header.endpoint, header.metadata =
     string.match(record, HEADER)
+  if not IS_PRIORITY[header.priority or ""] then
+    return { is_readable = false, enqueued_ms = "0", deadline_ms = 0, tenant = "default", priority = "normal",
+      digest = "", batch = "", cost = 1, max_attempts = 1, reply = "", endpoint = "", metadata = "" }
+  end
   header.deadline_ms = tonumber(header.deadline_ms)
-  header.cost = tonumber(header.prompt_tokens) + tonumber(header.max_tokens)
+  -- At least 1: a tenant whose requests cost nothing would always be the next.
+  header.cost = math.max(1, tonumber(header.prompt_tokens) + tonumber(header.max_tokens))
   header.max_attempts = tonumber(header.max_attempts)
   return header
-end
-
-local function metadata_of(record)
-  local line_end = string.find(record, "\n", 1, true)
-  local metadata_end = string.find(record, "\n", line_end + 1, true)
-  local metadata = string.sub(record, line_end + 1, metadata_end - 1)
-  return metadata == "" and "null" or metadata
 end
 
 local function parse_attempts(text)
@@ -126,7 +129,7 @@ end
 local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
   local result = '{"id":"' .. id .. '","status":"' .. status .. '","endpoint":"' .. header.endpoint
     .. '","digest":"' .. header.digest .. '","enqueued_ms":' .. header.enqueued_ms .. ',"finished_ms":'
-    .. integer(time_ms) .. ',"metadata":' .. metadata_of(record) .. "," .. outcome .. "}"
+    .. integer(time_ms) .. ',"metadata":' .. (header.metadata == "" and "null" or header.metadata) .. "," .. outcome .. "}"
   if not call("SET", prefix .. "result:" .. id, result, "NX", "PX", ttl_ms) then
     return false
   end
@@ -154,10 +157,21 @@ local function outcome_without_response(attempt, code, message)
   return '"attempt":' .. attempt .. ',"response":null,"error":{"code":"' .. code .. '","message":"' .. message .. '"}'
 end
 
--- End a request that waits or runs elsewhere: a worker that holds it is told to abort it.
+-- The attempt that runs, or else the last one; 0 if it never ran.
+local function attempt_of(id)
+  local deliveries, uncounted = attempts_of(id)
+  local worker = call("HGET", prefix .. "owner", id)
+  if worker then
+    deliveries = tonumber(call("HGET", prefix .. "inflight:" .. worker, id)) or deliveries
+  end
+  return deliveries - uncounted
+end
+
+-- End a request as cancelled or expired, wherever it is: a worker that holds it is told to abort it.
 -- Returns "running", "queued", or false if it was terminal already.
-local function finish_anywhere(id, status, outcome, ttl_ms, time_ms)
+local function finish_anywhere(id, status, message, ttl_ms, time_ms)
   local record = call("GET", prefix .. "request:" .. id)
+  local outcome = outcome_without_response(attempt_of(id), status, message)
   if not record or not finish(id, record, header_of(record), status, outcome, ttl_ms, time_ms) then
     return false
   end
@@ -185,7 +199,8 @@ local function dead_letter(id, reason, evidence, attempt, crashes, record, time_
 end
 
 -- Give back what a dead engine or worker held. At most `limit` ids; returns how many it moved.
--- Suspects go first, so that a verdict never rests on half of what was in flight.
+-- Suspects go first and never leave one alone behind, so that no verdict rests on a part of what was
+-- in flight.
 local function give_up(worker, limit, evidence, ttl_ms, time_ms)
   local held = call("HGETALL", prefix .. "inflight:" .. worker)
   local suspects, others = {}, {}
@@ -194,11 +209,14 @@ local function give_up(worker, limit, evidence, ttl_ms, time_ms)
     local into = crashes > 0 and suspects or others
     into[#into + 1] = { held[i], tonumber(held[i + 1]), uncounted, crashes }
   end
-  local is_lone_suspect = #suspects == 1
+  local num_suspects = #suspects
   for i = 1, #others do
     suspects[#suspects + 1] = others[i]
   end
-  local moved = math.min(#suspects, limit)
+  local moved = math.min(#held / 2, limit)
+  if num_suspects - moved == 1 and num_suspects > 1 then
+    moved = moved - 1
+  end
   for i = moved, 1, -1 do
     local id, deliveries, uncounted, crashes = unpack(suspects[i])
     disown(id)
@@ -206,7 +224,7 @@ local function give_up(worker, limit, evidence, ttl_ms, time_ms)
     if record then
       local header = header_of(record)
       crashes = crashes + 1
-      if is_lone_suspect and crashes > 1 then
+      if num_suspects == 1 and crashes > 1 then
         local outcome = outcome_without_response(deliveries - uncounted, "engine_killed",
           "the engine died " .. crashes .. " times while this request ran, the last time as its only suspect")
         if finish(id, record, header, "failed", outcome, ttl_ms, time_ms) then

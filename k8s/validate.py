@@ -1,0 +1,93 @@
+"""Check every manifest against Kubernetes' own schemas, strictly: an unknown field is an error.
+
+`make check` runs it. Plain manifests need nothing but this Python; kustomizations are rendered, and
+their output checked, where `kubectl` or `kustomize` is on the PATH (neither contacts a cluster).
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import yaml  # type: ignore[import-untyped]
+
+HERE = Path(__file__).resolve().parent
+VERSIONS = ("1.29", kubernetes_validate.latest_version())
+"""The oldest Kubernetes that we promise, and the newest that the schemas know."""
+
+
+def kustomizations() -> list[Path]:
+    """Return the folders that hold a kustomization."""
+    return sorted(path.parent for path in HERE.rglob("kustomization.yaml"))
+
+
+def plain_manifests() -> list[Path]:
+    """Return the files that hold whole objects; what lies in an overlay is a patch."""
+    overlays = HERE / "overlays"
+    found = (path for path in HERE.rglob("*.yaml") if path.name != "kustomization.yaml")
+    return sorted(path for path in found if not path.is_relative_to(overlays))
+
+
+def render(folder: Path) -> str | None:
+    """Return what a kustomization makes, or None where nothing here can render it.
+
+    Raises:
+        SystemExit: It does not render; the message is kustomize's.
+    """
+    if found := shutil.which("kubectl"):
+        command = [found, "kustomize", str(folder)]
+    elif found := shutil.which("kustomize"):
+        command = [found, "build", str(folder)]
+    else:
+        return None
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # found above
+    if done.returncode != 0:
+        sys.exit(f"{folder.relative_to(HERE.parent)} does not render: {done.stderr.strip()}")
+    return done.stdout
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """Return the objects of a YAML stream."""
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+def faults(item: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with an object, once a Kubernetes version."""
+    name = f"{item['kind']}/{item['metadata']['name']}"
+    for version in VERSIONS:
+        try:
+            kubernetes_validate.validate(item, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            where = ".".join(str(part) for part in error.path)
+            yield f"{name}: {where}: {error.message} (Kubernetes {version})"
+        except kubernetes_validate.SchemaNotFoundError as error:
+            yield f"{name}: {error.message}"
+
+
+def main() -> None:
+    """Check everything; exit with status 1 and the faults if there are any."""
+    sources = {path.relative_to(HERE.parent): path.read_text() for path in plain_manifests()}
+    for folder in kustomizations():
+        name = folder.relative_to(HERE.parent)
+        if (rendered := render(folder)) is None:
+            sys.stdout.write(f"{name}: not rendered, there is neither kubectl nor kustomize\n")
+        else:
+            sources[name] = rendered
+    found = [
+        f"{source}: {fault}"
+        for source, text in sources.items()
+        for item in objects(text)
+        for fault in faults(item)
+    ]
+    if found:
+        sys.exit("\n".join(found))
+    sys.stdout.write(
+        f"{len(sources)} manifests and kustomizations fit Kubernetes {' and '.join(VERSIONS)}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

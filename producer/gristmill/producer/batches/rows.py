@@ -1,0 +1,68 @@
+"""The rows of an output file, in the format of OpenAI's batch output."""
+
+from typing import Any
+
+import orjson
+
+from gristmill.producer.batches.input import BadLine
+from gristmill.shared.records import Result
+
+ID_PREFIX = "batch_req_"
+
+
+def result_row(result: Result) -> bytes:
+    """Return the row of a result, with its line end.
+
+    `response` is the engine's answer, errors of HTTP included; without an answer it is null and
+    `error` says why.
+    """
+    response: dict[str, Any] | None = None
+    if result.status_code is not None:
+        response = {
+            "status_code": result.status_code,
+            "request_id": result.id,
+            "body": result.body,
+        }
+    custom_id = (result.metadata or {}).get("custom_id")
+    return _row(result.id, custom_id, response, result.error)
+
+
+def bad_line_row(run: str, line: BadLine) -> bytes:
+    """Return the row of a line that is no request."""
+    error = {"code": "invalid_request", "message": str(line)}
+    return _row(f"{run}-{line.number}", line.custom_id, None, error)
+
+
+def _row(
+    request_id: str,
+    custom_id: str | None,
+    response: dict[str, Any] | None,
+    error: dict[str, Any] | None,
+) -> bytes:
+    fields = {
+        "id": ID_PREFIX + request_id,
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def is_success(row: dict[str, Any]) -> bool:
+    """Whether a row read back carries an answer of the engine and no error."""
+    response = row["response"]
+    return row["error"] is None and response is not None and response["status_code"] < 400
+
+
+def line_number(row: dict[str, Any], run: str) -> int:
+    """Return the line of the input that a row answers.
+
+    Raises:
+        ValueError: It is no row of this run.
+    """
+    prefix = f"{ID_PREFIX}{run}-"
+    row_id = row["id"]
+    number = row_id.removeprefix(prefix) if isinstance(row_id, str) else ""
+    if number == row_id or not number.isdecimal():
+        raise ValueError(f"its id is {row_id!r}, not {prefix}<line>")
+    return int(number)

@@ -1,0 +1,88 @@
+"""The file `OUT.run` beside an unfinished output: what a resume has to know."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gristmill.shared.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of an input file.
+
+    Attributes:
+        run: Line n of the input is the request `<run>-<n>`.
+        queue: Where they were submitted.
+        input_bytes: Size of the input.
+        input_digest: BLAKE2 of the input.
+        fields: The options that went into the requests.
+    """
+
+    run: str
+    queue: str
+    input_bytes: int
+    input_digest: str
+    fields: Mapping[str, Any]
+
+    @staticmethod
+    def beside(output: Path) -> Path:
+        """Return where the run of an output is written down."""
+        return output.with_name(output.name + ".run")
+
+    @classmethod
+    def read(cls, output: Path) -> "Run | None":
+        """Read the run of an unfinished output, or None.
+
+        Raises:
+            InvalidRequest: The file is not what `write` writes.
+        """
+        path = cls.beside(output)
+        if not path.exists():
+            return None
+        try:
+            return cls(**orjson.loads(path.read_bytes()))
+        except (ValueError, TypeError) as error:
+            message = f"{path} cannot be read ({error}); start anew with --force"
+            raise InvalidRequest(message) from None
+
+    def write(self, output: Path) -> None:
+        """Write it down, whole or not at all."""
+        path = self.beside(output)
+        draft = path.with_name(path.name + ".draft")
+        draft.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE))
+        draft.replace(path)
+
+    def check_same(self, now: "Run") -> None:
+        """Make sure that a resume does what the run began with.
+
+        Raises:
+            InvalidRequest: The input, the queue or an option is another; the message names it.
+        """
+        remedy = "put it back, or start anew with --force"
+        if now.run != self.run:
+            raise InvalidRequest(f"the output belongs to run {self.run}, not {now.run}; {remedy}")
+        if now.queue != self.queue:
+            raise InvalidRequest(
+                f"run {self.run} is in queue {self.queue}, not {now.queue}; {remedy}"
+            )
+        if (now.input_bytes, now.input_digest) != (self.input_bytes, self.input_digest):
+            raise InvalidRequest(
+                f"the input has changed since run {self.run} began ({self.input_bytes:,} bytes then,"
+                f" {now.input_bytes:,} now); {remedy}"
+            )
+        if now.fields != self.fields:
+            raise InvalidRequest(
+                f"run {self.run} began with the options {dict(self.fields)}, not {dict(now.fields)}; {remedy}"
+            )
+
+
+def fingerprint(path: Path) -> tuple[int, str]:
+    """Return the size and the digest of a file."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "blake2b").hexdigest()
+        return stream.tell(), digest

@@ -1,0 +1,122 @@
+"""Run a batch input through the queue and write each row as its request finishes."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import islice
+
+from gristmill.producer.batches import BadLine, BatchInput, bad_line_row, result_row
+from gristmill.producer.client import Client
+from gristmill.producer.commands.progress import Display, Tally, display
+from gristmill.producer.commands.session import IDS_A_CALL
+from gristmill.shared.records import Request
+
+CHUNK = 5_000
+MAX_SHARE_OF_STATUS = 0.02
+"""Share of the time that may go into asking where requests are."""
+
+
+class Collection:
+    """One pass over a batch input: submit a window at a time, write rows as they come.
+
+    Args:
+        client: The client.
+        batch_input: Checked before.
+        run: The run's name.
+        write: Takes each row.
+        tally: Counts them.
+        finished: Lines that have their row already.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        batch_input: BatchInput,
+        run: str,
+        write: Callable[[bytes], object],
+        tally: Tally,
+        finished: bytearray | None = None,
+    ) -> None:
+        self._client = client
+        self._input = batch_input
+        self._run = run
+        self._write = write
+        self._tally = tally
+        self._finished = finished
+        self._unfinished: set[str] = set()
+
+    async def run(self, window: int) -> None:
+        """Return when every line has its row.
+
+        Args:
+            window: Requests that may be unfinished at a time; what bounds Redis.
+
+        Raises:
+            IdConflict: The run's name was used for another input.
+        """
+        with display(self._tally.total) as shown:
+            async with self._watched(shown):
+                async for result in self._client.as_completed(self._requests(), window=window):
+                    self._unfinished.discard(result.id)
+                    self._write(result_row(result))
+                    self._tally.add(result)
+            shown.show(self._tally.num_finished, self._tally.line(Counter()))
+
+    def _requests(self) -> Iterator[Request]:
+        for _, entry in self._input.entries(self._finished):
+            if isinstance(entry, BadLine):
+                self._write(bad_line_row(self._run, entry))
+                self._tally.add_bad_line()
+            else:
+                self._unfinished.add(entry.id)
+                yield entry
+
+    @asynccontextmanager
+    async def _watched(self, shown: Display) -> AsyncIterator[None]:
+        watcher = asyncio.create_task(self._watch(shown))
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    async def _watch(self, shown: Display) -> None:
+        while True:
+            start_s = time.monotonic()
+            states = await self._states()
+            now_s = time.monotonic()
+            self._tally.sample(now_s)
+            shown.show(self._tally.num_finished, self._tally.line(states))
+            await asyncio.sleep(max(shown.interval_s, (now_s - start_s) / MAX_SHARE_OF_STATUS))
+
+    async def _states(self) -> Counter[str]:
+        """Count where the requests of this run are; the rest of the queue is not looked at."""
+        states: Counter[str] = Counter()
+        ids = list(self._unfinished)
+        for start in range(0, len(ids), IDS_A_CALL):
+            found = await self._client.status(ids[start : start + IDS_A_CALL])
+            states.update(state for state, _ in found)
+        return states
+
+
+async def submit_only(client: Client, batch_input: BatchInput, total: int) -> int:
+    """Submit every good line and wait for none; returns how many.
+
+    Args:
+        client: The client.
+        batch_input: Checked before.
+        total: Lines of it, for the display.
+    """
+    num_submitted = 0
+    requests = (entry for _, entry in batch_input.entries() if isinstance(entry, Request))
+    with display(total) as shown:
+        next_s = time.monotonic() + shown.interval_s
+        while chunk := list(islice(requests, CHUNK)):
+            num_submitted += len(await client.submit_many(chunk))
+            if time.monotonic() >= next_s:
+                shown.show(num_submitted, f"{num_submitted:,}/{total:,} submitted")
+                next_s = time.monotonic() + shown.interval_s
+    return num_submitted

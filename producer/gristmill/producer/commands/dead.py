@@ -1,0 +1,172 @@
+"""`gristmill dead`: look at dead letters, submit them anew, delete them."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from gristmill.shared.cli import queue_options, say
+from gristmill.shared.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from gristmill.shared.queue import DeadLetter, Queue
+    from gristmill.shared.settings import QueueSettings
+
+IDS_A_CALL = 500
+LETTERS_A_CALL = 20
+"""Each carries its request, which may have megabytes."""
+
+
+@click.group()
+def dead() -> None:
+    """Dead letters: requests and inbox elements that could not be served."""
+
+
+ids_argument = click.argument("ids", metavar="ID...", nargs=-1)
+all_option = click.option(
+    "--all", "all_letters", is_flag=True, help="Every dead letter there is now."
+)
+
+
+@dead.command("list")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=20, show_default=True, help="The newest so many."
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs; with evidence.")
+@queue_options
+def list_letters(count: int, as_json: bool, settings: "QueueSettings") -> None:
+    """List dead letters, newest first."""
+    from gristmill.producer.commands.session import on_queue, print_json
+
+    letters = on_queue(settings, lambda queue: _newest(queue, count))
+    if as_json:
+        for letter in letters:
+            print_json(_facts(letter))
+        return
+    for letter in letters:
+        click.echo(
+            f"{letter.id}  {letter.reason}  {_moment(letter.at_ms)}  attempt {letter.attempt}, engine deaths"
+            f" {letter.crashes}"
+        )
+    if not letters:
+        say("no dead letters")
+
+
+async def _newest(queue: "Queue", count: int) -> "list[DeadLetter]":
+    letters: list[DeadLetter] = []
+    while len(letters) < count:
+        page = await queue.dead_letters(len(letters), min(LETTERS_A_CALL, count - len(letters)))
+        if not page:
+            break
+        letters += page
+    return letters
+
+
+def _facts(letter: "DeadLetter") -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "reason": letter.reason,
+        "at": _moment(letter.at_ms),
+        "attempt": letter.attempt,
+        "crashes": letter.crashes,
+        "evidence": letter.evidence,
+    }
+
+
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+@dead.command()
+@click.argument("dead_id", metavar="ID")
+@queue_options
+def show(dead_id: str, settings: "QueueSettings") -> None:
+    """Show one dead letter: its facts and evidence, then the body or the bytes that came."""
+    from gristmill.producer.commands.session import on_queue
+
+    letter = on_queue(settings, lambda queue: queue.dead_letter(dead_id))
+    if letter is None:
+        raise InvalidRequest(f"no dead letter {dead_id!r}; see: gristmill dead list")
+    click.echo(orjson.dumps(_facts(letter), option=orjson.OPT_INDENT_2))
+    click.echo(_body_of(letter.record))
+
+
+def _body_of(record: bytes) -> bytes:
+    """Return the body of a request; an element that never was one is shown as it came."""
+    from gristmill.shared.records import Record
+
+    try:
+        return Record.parse(record).body
+    except (ValueError, IndexError):
+        return record
+
+
+@dead.command()
+@ids_argument
+@all_option
+@queue_options
+def requeue(ids: tuple[str, ...], all_letters: bool, settings: "QueueSettings") -> int:
+    """Submit dead letters anew; prints the old and the new id of each.
+
+    The old result stands; the new request names it as its origin. Leaves with 1 if one could not be.
+    """
+    from gristmill.producer.commands.session import on_queue
+
+    _check_selection(ids, all_letters)
+    return on_queue(settings, lambda queue: _requeue(queue, ids))
+
+
+async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
+    from gristmill.shared.records import new_id
+
+    num_refused = 0
+    for dead_id in ids or [dead_id async for dead_id in _all_ids(queue)]:
+        fresh = new_id()
+        if await queue.requeue(dead_id, fresh) == "missing":
+            num_refused += 1
+            say(
+                f"{dead_id}: not there, or it never was a request; see: gristmill dead show {dead_id}"
+            )
+        else:
+            click.echo(f"{dead_id}  {fresh}")
+    return 1 if num_refused else 0
+
+
+@dead.command()
+@ids_argument
+@all_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@queue_options
+def purge(ids: tuple[str, ...], all_letters: bool, yes: bool, settings: "QueueSettings") -> None:
+    """Delete dead letters with their requests; their results stay until their TTL ends."""
+    from gristmill.producer.commands.session import on_queue
+
+    _check_selection(ids, all_letters)
+    what = "all dead letters" if all_letters else f"{len(ids)} dead letters"
+    if not yes:
+        click.confirm(f"Delete {what} of queue {settings.queue} for good?", abort=True, err=True)
+    num_deleted = on_queue(settings, lambda queue: _purge(queue, ids))
+    say(f"deleted {num_deleted:,}")
+
+
+async def _purge(queue: "Queue", ids: tuple[str, ...]) -> int:
+    num_deleted = 0
+    chosen = ids or [dead_id async for dead_id in _all_ids(queue)]
+    for start in range(0, len(chosen), IDS_A_CALL):
+        num_deleted += await queue.purge(chosen[start : start + IDS_A_CALL])
+    return num_deleted
+
+
+def _check_selection(ids: tuple[str, ...], all_letters: bool) -> None:
+    if bool(ids) == all_letters:
+        raise click.UsageError("name the dead letters, or all of them with --all")
+
+
+async def _all_ids(queue: "Queue") -> AsyncIterator[str]:
+    start = 0
+    while page := await queue.dead_letters(start, LETTERS_A_CALL):
+        for letter in page:
+            yield letter.id
+        start += len(page)

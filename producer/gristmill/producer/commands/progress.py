@@ -1,0 +1,134 @@
+"""How a run goes, for people: a bar on a terminal, else a line every few seconds."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from gristmill.shared.cli import people, say
+from gristmill.shared.records import Result
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+RATE_WINDOW_S = 30.0
+TERMINAL_INTERVAL_S = 0.5
+LINE_INTERVAL_S = 5.0
+
+
+class Tally:
+    """Counts what finished; time is an argument.
+
+    Args:
+        total: Requests of the whole run.
+        now_s: Monotonic time.
+        num_finished: Finished before this process began; not part of any rate.
+        num_failed: How many of those failed.
+    """
+
+    def __init__(
+        self, total: int, now_s: float, *, num_finished: int = 0, num_failed: int = 0
+    ) -> None:
+        self.total = total
+        self.num_finished = num_finished
+        self.num_failed = num_failed
+        self.num_earlier = num_finished
+        self.output_tokens = 0
+        self.prompt_tokens = 0
+        self._samples = deque([(now_s, num_finished, 0)])
+        self._start_s = now_s
+
+    def add(self, result: Result) -> None:
+        """Count a result that this process received."""
+        self.num_finished += 1
+        self.num_failed += not result.is_success
+        usage = (result.body or {}).get("usage") or {}
+        self.output_tokens += usage.get("completion_tokens") or 0
+        self.prompt_tokens += usage.get("prompt_tokens") or 0
+
+    def add_bad_line(self) -> None:
+        """Count a line that became an error row."""
+        self.num_finished += 1
+        self.num_failed += 1
+
+    def sample(self, now_s: float) -> None:
+        """Remember where the run stands; rates span the samples of the last `RATE_WINDOW_S`."""
+        self._samples.append((now_s, self.num_finished, self.output_tokens))
+        while self._samples[1][0] < now_s - RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def rates(self) -> tuple[float, float]:
+        """Return requests/s and output tokens/s; zeros before the second sample."""
+        (start_s, finished, tokens), (end_s, last_finished, last_tokens) = (
+            self._samples[0],
+            self._samples[-1],
+        )
+        span_s = end_s - start_s
+        if span_s <= 0:
+            return 0.0, 0.0
+        return (last_finished - finished) / span_s, (last_tokens - tokens) / span_s
+
+    def remaining_s(self) -> float | None:
+        """Return the time left at the present rate, or None while nothing finishes."""
+        rate = self.rates()[0]
+        return (self.total - self.num_finished) / rate if rate > 0 else None
+
+    def elapsed_s(self, now_s: float) -> float:
+        """Return how long this process has been at it."""
+        return now_s - self._start_s
+
+    def line(self, states: Counter[str]) -> str:
+        """Return one line: how far, what runs, how fast, how long.
+
+        Args:
+            states: Of the unfinished requests that were submitted; requests of nobody else.
+        """
+        parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
+        parts.append(f"{states['running']:,} running")
+        parts.append(f"{states['queued'] + states['delayed']:,} waiting")
+        if tokens_rate := self.rates()[1]:
+            parts.append(f"{tokens_rate:,.0f} tok/s")
+        if (remaining_s := self.remaining_s()) is not None:
+            parts.append(f"{timedelta(seconds=round(remaining_s))} left")
+        return ", ".join(parts)
+
+
+class Display(Protocol):
+    """Where progress appears."""
+
+    interval_s: float
+
+    def show(self, num_done: int, line: str) -> None:
+        """Show a new state."""
+
+
+@contextmanager
+def display(total: int) -> Iterator[Display]:
+    """Open what fits: a bar if stderr is a terminal, else lines."""
+    if not people().is_terminal:
+        yield _Lines()
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=people()) as progress:
+        yield _Bar(progress, total)
+
+
+class _Lines:
+    interval_s = LINE_INTERVAL_S
+
+    def show(self, num_done: int, line: str) -> None:
+        say(line)
+
+
+class _Bar:
+    interval_s = TERMINAL_INTERVAL_S
+
+    def __init__(self, progress: "Progress", total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=total)
+
+    def show(self, num_done: int, line: str) -> None:
+        self._progress.update(self._task, completed=num_done, description=line)

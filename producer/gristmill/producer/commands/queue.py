@@ -1,0 +1,82 @@
+"""`gristmill queue`: what is in the queue, and whether its invariants hold."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from gristmill.shared.cli import queue_options, say
+
+if TYPE_CHECKING:
+    from gristmill.shared.queue import Stats
+    from gristmill.shared.settings import QueueSettings
+
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+@click.group("queue")
+def queue_group() -> None:
+    """Look at the queue as a whole."""
+
+
+@queue_group.command()
+@json_option
+@queue_options
+def stats(as_json: bool, settings: "QueueSettings") -> None:
+    """Show depth, lanes, workers and counters, all of one moment."""
+    from gristmill.producer.commands.session import on_queue, print_json
+
+    view = on_queue(settings, lambda queue: queue.stats())
+    if as_json:
+        print_json({"queue": settings.queue} | asdict(view))
+    else:
+        for line in _lines(settings.queue, view):
+            click.echo(line)
+
+
+def _lines(name: str, view: "Stats") -> list[str]:
+    counters = dict(view.counters)
+    queued, in_flight = counters.pop("queued", 0), counters.pop("in_flight", 0)
+    lines = [
+        f"queue      {name}",
+        f"queued     {queued:,}, {view.num_delayed:,} of them delayed; {counters.pop('bytes', 0):,} bytes",
+        f"in flight  {in_flight:,}",
+        f"inbox      {view.num_inbox:,}",
+        f"dead       {view.num_dead:,}",
+        "lanes      " + _pairs(view.depth_by_lane),
+        "so far     " + _pairs(counters),
+        f"workers    {len(view.workers)}",
+    ]
+    return lines + [f"  {worker}  {_lease(ms)}" for worker, ms in sorted(view.workers.items())]
+
+
+def _pairs(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in sorted(counts.items())) or "nothing"
+
+
+def _lease(remaining_ms: int) -> str:
+    return f"lease ends in {remaining_ms / 1000:.1f} s" if remaining_ms > 0 else "lease has ended"
+
+
+@queue_group.command()
+@json_option
+@queue_options
+def audit(as_json: bool, settings: "QueueSettings") -> int:
+    """Look for requests that are in no place, or in two.
+
+    Only reads, so it may run beside producers and workers. Leaves with 1 if something harmful is found.
+    """
+    from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.shared.audit import audit as audit_of
+
+    findings = on_queue(settings, audit_of)
+    for finding in findings:
+        if as_json:
+            print_json(asdict(finding))
+        else:
+            note = "  (harmless)" if finding.is_harmless else ""
+            click.echo(f"{finding.kind}  {finding.subject}  {finding.detail}{note}")
+    num_harmful = sum(not finding.is_harmless for finding in findings)
+    say(f"queue {settings.queue}: {len(findings)} findings, {num_harmful} of them harmful")
+    return 1 if num_harmful else 0

@@ -1,0 +1,228 @@
+"""One `gristmill submit` from its checked options to its exit code."""
+
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from ulid import ULID
+
+from gristmill.producer.batches import BatchInput, Output, Report, Run, Written, fingerprint
+from gristmill.producer.commands.collect import Collection, submit_only
+from gristmill.producer.commands.progress import Tally
+from gristmill.producer.commands.session import on_client, on_queue, print_json
+from gristmill.producer.commands.submit import Options
+from gristmill.shared.cli import say
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.queue import Queue
+from gristmill.shared.settings import QueueSettings
+
+_URL_WITH_PASSWORD = re.compile(r"\w+://\S*@\S*")
+
+
+class Submission:
+    """Check a file, submit it, and with `--wait` collect its rows.
+
+    Args:
+        path: The input; a file, read twice.
+        options: The command line.
+        settings: Which queue.
+    """
+
+    def __init__(self, path: Path, options: Options, settings: QueueSettings) -> None:
+        self._path = path
+        self._options = options
+        self._settings = settings
+
+    def execute(self) -> int:
+        """Return the exit code: 0 if all succeeded, 1 if some failed.
+
+        Raises:
+            InvalidRequest: The input, or an output that does not belong to it; nothing was submitted.
+        """
+        on_queue(self._settings, _answered)
+        if self._options.output is None:
+            return self._execute(None)
+        with Output(self._options.output) as output:
+            return self._execute(output)
+
+    def _execute(self, output: Output | None) -> int:
+        run, is_resume = self._run(output)
+        batch_input = self._input(run.run)
+        report = batch_input.check()
+        _refuse_bad_lines(report, self._options)
+        resumed = ", resumed" if is_resume else ""
+        say(f"run {run.run}: {report.num_lines:,} requests, queue {run.queue}{resumed}")
+        with _hint(again(sys.argv[1:], run.run, has_output=output is not None), self._options):
+            if not self._options.wait:
+                return self._submit_only(batch_input, report, run)
+            if output is None:
+                return self._collect(batch_input, report, run, _write_to_stdout, None)
+            written = self._begin(output, run, report, is_resume)
+            code = self._collect(batch_input, report, run, output.append, written)
+        output.complete()
+        return code
+
+    def _run(self, output: Output | None) -> tuple[Run, bool]:
+        """Return the run and whether it began earlier, in which case it must be the same."""
+        input_bytes, input_digest = fingerprint(self._path)
+        endpoint = {"endpoint": self._options.endpoint} if self._options.endpoint else {}
+        now = Run(
+            run=self._options.run or str(ULID()),
+            queue=self._settings.queue,
+            input_bytes=input_bytes,
+            input_digest=input_digest,
+            fields=self._options.fields | endpoint,
+        )
+        earlier = output.begun_run(is_forced=self._options.force) if output else None
+        if earlier is None:
+            return now, False
+        earlier.check_same(now if self._options.run else replace(now, run=earlier.run))
+        return earlier, True
+
+    def _input(self, run: str) -> BatchInput:
+        return BatchInput(
+            self._path,
+            run,
+            max_request_bytes=self._settings.max_request_bytes,
+            default_endpoint=self._options.endpoint,
+            defaults=self._options.fields,
+        )
+
+    def _begin(self, output: Output, run: Run, report: Report, is_resume: bool) -> Written:
+        if not is_resume:
+            output.begin(run)
+        written = output.keep_whole_rows(run.run, report.num_lines)
+        if is_resume:
+            say(f"{written.num_finished:,} rows are there already ({written.num_failed:,} failed)")
+        return written
+
+    def _submit_only(self, batch_input: BatchInput, report: Report, run: Run) -> int:
+        num_submitted = on_client(
+            self._settings, lambda client: submit_only(client, batch_input, report.num_lines)
+        )
+        if self._options.as_json:
+            facts = {"submitted": num_submitted, "bad_lines": report.num_bad}
+            print_json({"run": run.run, "queue": run.queue} | facts)
+        else:
+            click.echo(run.run)
+        command = again(sys.argv[1:], run.run, has_output=False, is_collecting=True)
+        say(f"submitted {num_submitted:,}; collect the results with: {command}")
+        return 1 if report.num_bad else 0
+
+    def _collect(
+        self,
+        batch_input: BatchInput,
+        report: Report,
+        run: Run,
+        write: Callable[[bytes], object],
+        written: Written | None,
+    ) -> int:
+        num_finished, num_failed = (written.num_finished, written.num_failed) if written else (0, 0)
+        tally = Tally(
+            report.num_lines, time.monotonic(), num_finished=num_finished, num_failed=num_failed
+        )
+        finished = written.finished if written else None
+        on_client(
+            self._settings,
+            lambda client: Collection(
+                client,
+                batch_input=batch_input,
+                run=run.run,
+                write=write,
+                tally=tally,
+                finished=finished,
+            ).run(self._options.window),
+        )
+        self._summarise(run, tally)
+        return 1 if tally.num_failed else 0
+
+    def _summarise(self, run: Run, tally: Tally) -> None:
+        elapsed_s = tally.elapsed_s(time.monotonic())
+        if self._options.as_json:
+            print_json(
+                {
+                    "run": run.run,
+                    "queue": run.queue,
+                    "total": tally.total,
+                    "succeeded": tally.num_finished - tally.num_failed,
+                    "failed": tally.num_failed,
+                    "finished_earlier": tally.num_earlier,
+                    "prompt_tokens": tally.prompt_tokens,
+                    "output_tokens": tally.output_tokens,
+                    "elapsed_s": round(elapsed_s, 3),
+                }
+            )
+        say(
+            f"{tally.num_finished - tally.num_earlier:,} finished in {elapsed_s:,.1f} s, {tally.num_failed:,} of"
+            f" {tally.total:,} failed; {tally.output_tokens:,} output tokens,"
+            f" {tally.output_tokens / elapsed_s:,.0f} tok/s"
+        )
+
+
+async def _answered(_: Queue) -> None:
+    """Do nothing: opening the queue made sure that Redis answers."""
+
+
+def _write_to_stdout(row: bytes) -> None:
+    sys.stdout.buffer.write(row)
+    sys.stdout.buffer.flush()
+
+
+def _refuse_bad_lines(report: Report, options: Options) -> None:
+    if report.num_lines == 0:
+        raise InvalidRequest(f"{options.source} has no requests; write one JSON object a line")
+    if report.num_bad == 0:
+        return
+    shown = "\n".join(f"  {line}" for line in report.bad)
+    if more := report.num_bad - len(report.bad):
+        shown += f"\n  and {more:,} more"
+    if options.lenient:
+        say(f"{report.num_bad:,} of {report.num_lines:,} lines are no requests:\n{shown}")
+        return
+    raise InvalidRequest(
+        f"{report.num_bad:,} of {report.num_lines:,} lines of {options.source} are no requests, so"
+        f" nothing was submitted:\n{shown}\nMend them, or have error rows for them with --lenient."
+    )
+
+
+@contextmanager
+def _hint(command: str, options: Options) -> Iterator[None]:
+    """On Ctrl-C, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = "pipe the same input into" if options.source == "-" else "resume with"
+        say(f"interrupted; what was submitted runs on, what was written stays; {how}: {command}")
+        raise
+
+
+def again(
+    arguments: Sequence[str], run: str, *, has_output: bool, is_collecting: bool = False
+) -> str:
+    """Return the command that goes on with a run.
+
+    Args:
+        arguments: Of this process; a URL with a password is not repeated.
+        run: Added unless the output knows it.
+        has_output: Whether there is one.
+        is_collecting: Whether to add what writes the results.
+    """
+    left_out = {"--force", "--json"} if is_collecting else {"--force"}
+    words = [_quoted(word) for word in arguments if word not in left_out]
+    if is_collecting:
+        words += ["--wait", "-o", "OUT.jsonl"]
+    if not has_output and not any(word.startswith("--run") for word in words):
+        words += ["--run", run]
+    return " ".join(["gristmill", *words])
+
+
+def _quoted(word: str) -> str:
+    if found := _URL_WITH_PASSWORD.search(word):
+        return word[: found.start()] + '"$REDIS_URL"'
+    return shlex.quote(word)

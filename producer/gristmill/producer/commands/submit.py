@@ -1,0 +1,128 @@
+"""`gristmill submit`: run a batch file, resumable at any moment."""
+
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gristmill.shared.cli import queue_options
+from gristmill.shared.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from gristmill.shared.settings import QueueSettings
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says about one submit.
+
+    Attributes:
+        source: FILE, or `-`.
+        output: Where rows go; None for stdout.
+        endpoint: For lines that name none.
+        fields: Fields of `Request` for lines that do not set them.
+    """
+
+    source: str
+    wait: bool
+    output: Path | None
+    lenient: bool
+    window: int
+    run: str | None
+    force: bool
+    as_json: bool
+    endpoint: str | None
+    fields: dict[str, Any]
+
+
+@click.command()
+@click.argument("file", metavar="FILE|-")
+@click.option("--wait", is_flag=True, help="Wait for the results and write them.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where to; stdout if left out.",
+)
+@click.option(
+    "--lenient", is_flag=True, help="Turn bad lines into error rows instead of refusing the file."
+)
+@click.option(
+    "--priority", type=click.Choice(["high", "normal", "low"]), help="Lane.  [default: normal]"
+)
+@click.option("--tenant", metavar="NAME", help="Whose share of the engine.  [default: default]")
+@click.option(
+    "--deadline-s", type=click.FloatRange(min=0), help="Seconds after which a request expires."
+)
+@click.option(
+    "--max-attempts", type=click.IntRange(1, 100), help="Tries of each request.  [default: 3]"
+)
+@click.option(
+    "--endpoint", metavar="PATH", help="For lines that name none, such as /v1/completions."
+)
+@click.option("--batch", metavar="NAME", help="The batch that the requests are counted in.")
+@click.option("--window", type=click.IntRange(1, 100_000), default=4096, show_default=True,
+              help="With --wait: requests in Redis at a time.")  # fmt: skip
+@click.option(
+    "--run", metavar="RUN", help="Name of the run; the same name again submits nothing twice."
+)
+@click.option("--force", is_flag=True, help="Overwrite OUTPUT and begin a new run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
+@queue_options
+def submit(
+    *, file: str, wait: bool, output: Path | None, lenient: bool, window: int, run: str | None,
+    force: bool, as_json: bool, endpoint: str | None, settings: "QueueSettings", **fields: Any,
+) -> int:  # fmt: skip
+    """Submit a JSONL file, one request a line; with --wait, write the results.
+
+    A line is OpenAI's batch format, an envelope {"body": ...}, or a plain {"prompt": ...},
+    {"messages": ...} or {"input": ...}. The whole file is checked before anything is submitted.
+
+    An interrupted run resumes with the same command: lines that have their row in OUTPUT are left
+    out, and requests that finished meanwhile are not run again. Leaves with 0 if all succeeded, 1 if
+    some failed.
+    """
+    options = Options(
+        source=file, wait=wait, output=output, lenient=lenient, window=window, run=run, force=force,
+        as_json=as_json, endpoint=endpoint,
+        fields={name: value for name, value in fields.items() if value is not None},
+    )  # fmt: skip
+    _check_options(options)
+    from gristmill.producer.commands.submission import Submission
+
+    with _spooled(file) as path:
+        return Submission(path, options, settings).execute()
+
+
+def _check_options(options: Options) -> None:
+    if options.output is not None and not options.wait:
+        raise click.UsageError("-o needs --wait: without it there are no results to write")
+    if options.as_json and options.wait and options.output is None:
+        raise click.UsageError("--json with --wait needs -o: the rows go to stdout, JSON each")
+    if options.run is not None and not _RUN_NAME.fullmatch(options.run):
+        raise click.UsageError(
+            f"--run {options.run!r} is not allowed; use 1 to 100 letters, digits, '.', '_' or '-'"
+        )
+
+
+@contextmanager
+def _spooled(source: str) -> Iterator[Path]:
+    """Yield a file that can be read twice: the file itself, or a copy of stdin."""
+    if source != "-":
+        if not Path(source).is_file():
+            raise InvalidRequest(f"no file {source!r}; name a JSONL file, or - for stdin")
+        yield Path(source)
+        return
+    with tempfile.NamedTemporaryFile(prefix="gristmill-stdin-") as spool:
+        shutil.copyfileobj(sys.stdin.buffer, spool)
+        spool.flush()
+        yield Path(spool.name)

@@ -1,0 +1,197 @@
+"""The one command `gristmill`: a host for what each portion contributes.
+
+Commands are entry points of the group `gristmill.commands`, loaded when they are called or listed,
+so no portion imports another and a machine without an extra still has the other commands. A module
+of commands imports only click at its top, so that `gristmill --help` is quick.
+
+For people on stderr, data on stdout. A command returns its exit code: 0 or None when all went well,
+1 when some requests failed; errors are turned into 2, 3, 4 and 130 by `main`.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import click
+
+from gristmill.shared.errors import GristmillError, InvalidRequest, SettingsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+GROUP = "gristmill.commands"
+
+BAD_INPUT, REDIS_UNREACHABLE, OTHER_ERROR, INTERRUPTED = 2, 3, 4, 130
+"""Exit codes of errors."""
+
+
+class RedisUnreachable(GristmillError):
+    """Redis does not answer, or does not let us in."""
+
+
+class Commands(click.Group):
+    """A group whose commands are entry points."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, without loading any."""
+        return sorted(metadata.entry_points(group=GROUP).names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load one command; one whose extra is missing says how to install it."""
+        found = metadata.entry_points(group=GROUP, name=cmd_name)
+        if not found:
+            return None
+        try:
+            loaded: click.Command = next(iter(found)).load()
+        except ModuleNotFoundError as error:
+            return _unavailable(cmd_name, missing_module(error))
+        return loaded
+
+
+def _unavailable(name: str, reason: str) -> click.Command:
+    def refuse(**_: object) -> None:
+        raise GristmillError(f"gristmill {name}: {reason}")
+
+    return click.Command(
+        name,
+        callback=refuse,
+        short_help=f"({reason})",
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        add_help_option=False,
+    )
+
+
+def missing_module(error: ModuleNotFoundError) -> str:
+    """Return what is missing and the pip command that brings it."""
+    module = (error.name or "").partition(".")[0]
+    extra = _smallest_extra_with(module.replace("_", "-"))
+    if extra is None:
+        return f"{error}; reinstall it: pip install --force-reinstall gristmill"
+    return f"needs {module}; run: pip install 'gristmill[{extra}]'"
+
+
+def _smallest_extra_with(distribution: str) -> str | None:
+    members: dict[str, set[str]] = {}
+    for requirement in metadata.requires("gristmill") or ():
+        name, _, condition = requirement.partition(";")
+        if "extra ==" in condition:
+            extra = condition.rpartition("extra ==")[2].strip(" '\"")
+            members.setdefault(extra, set()).add(_bare_name(name))
+    having = [extra for extra, names in members.items() if distribution in names]
+    return min(having, key=lambda extra: len(members[extra]), default=None)
+
+
+def _bare_name(requirement: str) -> str:
+    """Return `prometheus-client` of `prometheus-client>=0.23`."""
+    for mark in "[<>=!~ ":
+        requirement = requirement.partition(mark)[0]
+    return requirement
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gristmill", message="%(prog)s %(version)s")
+def gristmill() -> None:
+    """Feed LLM requests from Redis to vLLM workers, and collect their results.
+
+    \b
+    gristmill demo                              everything on this machine, no set-up
+    gristmill submit FILE.jsonl --wait -o OUT   run a file, resumable
+    gristmill worker -- --model MODEL           serve the queue with a GPU
+    """  # noqa: D301  # click reads a true backspace
+
+
+def main() -> None:
+    """Run the command line of this process and leave with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit code, errors on stderr as one line."""
+    try:
+        code = gristmill.main(list(arguments), prog_name="gristmill", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return BAD_INPUT
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except ModuleNotFoundError as error:
+        click.echo(f"gristmill: {missing_module(error)}", err=True)
+        return OTHER_ERROR
+    except GristmillError as error:
+        click.echo(f"gristmill: {error}", err=True)
+        return exit_code(error)
+    return code if isinstance(code, int) else 0
+
+
+def exit_code(error: GristmillError) -> int:
+    """Return 2 for what the caller wrote, 3 for an unreachable Redis, 4 for the rest."""
+    if isinstance(error, InvalidRequest | SettingsError):
+        return BAD_INPUT
+    return REDIS_UNREACHABLE if isinstance(error, RedisUnreachable) else OTHER_ERROR
+
+
+def queue_options(command: Callable[P, R]) -> Callable[..., R]:
+    """Give a command `--redis-url` and `--queue`; it gets `settings`, a `QueueSettings`."""
+
+    @click.option("--redis-url", metavar="URL", help="Which Redis.  [env: REDIS_URL]")
+    @click.option("--queue", metavar="NAME", help="Which queue.  [env: GRISTMILL_QUEUE]")
+    @functools.wraps(command)
+    def with_settings(*args: Any, redis_url: str | None, queue: str | None, **options: Any) -> R:
+        from gristmill.shared.settings import QueueSettings, read_settings
+
+        settings = read_settings(QueueSettings, redis_url=redis_url, queue=queue)
+        with redis_errors(settings.redis_url.get_secret_value()):
+            return command(*args, settings=settings, **options)  # type: ignore[arg-type]  # click passes names
+
+    return with_settings
+
+
+@contextmanager
+def redis_errors(url: str) -> Iterator[None]:
+    """Turn errors of redis-py into ours.
+
+    Args:
+        url: Named in the message, without its user and password.
+
+    Raises:
+        RedisUnreachable: No connection, no answer, or a wrong password.
+        GristmillError: Redis answered with an error.
+    """
+    from redis import exceptions
+
+    from gristmill.shared.connection import redacted
+
+    try:
+        yield
+    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+        raise RedisUnreachable(
+            f"Redis at {redacted(url)} does not answer ({str(error).rstrip('.') or type(error).__name__});"
+            " check that it runs, that this machine may reach it, and REDIS_URL (or --redis-url) with"
+            " its user and password"
+        ) from None
+    except exceptions.RedisError as error:
+        raise GristmillError(f"Redis at {redacted(url)} refused a command: {error}") from None
+
+
+@functools.cache
+def people() -> "Console":
+    """Return the console for people: stderr, shared by messages and progress bars."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def say(message: str) -> None:
+    """Print one line for people, unwrapped, above a progress bar if there is one."""
+    people().print(message, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

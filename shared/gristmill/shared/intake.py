@@ -1,0 +1,167 @@
+"""Read one JSON element as a `Request`: a line of a file, or an element of the inbox.
+
+`gristmill submit` and the gateway come here for each line, the worker for what it admits from the
+inbox, so the three accept and refuse the same. An element has one of three forms:
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   OpenAI's
+    {"body": {...}, "endpoint": "/v1/completions", "priority": "high", ...}              envelope
+    {"prompt": "..."}  {"messages": [...]}  {"input": "..."}                             plain body
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.records import CHAT, COMPLETIONS, EMBEDDINGS, Request, request_from_body
+
+ENVELOPE: Mapping[str, tuple[type, ...]] = {
+    "body": (dict,),
+    "id": (str,),
+    "endpoint": (str,),
+    "tenant": (str,),
+    "priority": (str,),
+    "deadline_s": (int, float),
+    "delay_s": (int, float),
+    "max_attempts": (int,),
+    "batch": (str,),
+    "metadata": (dict,),
+    "custom_id": (str,),
+    "method": (str,),
+    "url": (str,),
+}
+"""What may stand beside a body, and its JSON types; null counts as left out."""
+
+PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EMBEDDINGS}
+"""The field that makes an element a plain body -> the endpoint that it is for."""
+
+_JSON_TYPES = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
+_JSON_TYPES |= {float: "a number", bool: "a boolean", type(None): "null"}
+_NOT_A_NUMBER = re.compile(r"-?(NaN|Infinity)")
+
+
+def max_element_bytes(max_request_bytes: int) -> int:
+    r"""Return how long an element may be before it is parsed.
+
+    Escapes such as \u4e2d take up to twice the bytes of the text in a body, hence the factor.
+    """
+    return 2 * max_request_bytes + 65_536
+
+
+def request_from_json(
+    raw: bytes,
+    *,
+    max_request_bytes: int,
+    default_id: str | None = None,
+    default_endpoint: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Request:
+    """Return the request that one JSON element describes.
+
+    Args:
+        raw: The bytes of the element, without its line end.
+        max_request_bytes: Longest body that is accepted (`GRISTMILL_MAX_REQUEST_BYTES`).
+        default_id: The id unless the element has one; a fresh one if None.
+        default_endpoint: Where the element names none; a plain body then needs no known field.
+        defaults: Fields of `Request` for elements that do not set them.
+
+    Returns:
+        The request; a `custom_id` is in its metadata, under that name.
+
+    Raises:
+        InvalidRequest: What is wrong, where, the limit and the remedy. Nothing of the prompt is in
+            the message.
+    """
+    element = _object_of(raw, max_element_bytes(max_request_bytes))
+    envelope = _envelope_of(element, default_endpoint)
+    body = envelope.pop("body")
+    if default_id is not None:
+        envelope.setdefault("id", default_id)
+    request = request_from_body(body, **(dict(defaults or {}) | envelope))
+    if len(request.body) > max_request_bytes:
+        raise InvalidRequest(
+            f"its body has {len(request.body):,} bytes; the limit is {max_request_bytes:,}"
+            " (GRISTMILL_MAX_REQUEST_BYTES); shorten it, or raise the limit here and on the workers"
+        )
+    return request
+
+
+def _object_of(raw: bytes, max_bytes: int) -> dict[str, Any]:
+    if len(raw) > max_bytes:
+        raise InvalidRequest(
+            f"it has more than {max_bytes:,} bytes, so its body is over"
+            " GRISTMILL_MAX_REQUEST_BYTES; shorten it, or raise the limit here and on the workers"
+        )
+    if not raw.strip():
+        raise InvalidRequest("it is empty; a request is a JSON object on one line")
+    try:
+        element = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(_syntax_error(raw, error)) from None
+    if not isinstance(element, dict):
+        kind = _JSON_TYPES[type(element)]
+        raise InvalidRequest(f'it is {kind}; a request is an object such as {{"prompt": "..."}}')
+    return element
+
+
+def _syntax_error(raw: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as decoding:
+        byte = raw[decoding.start]
+        return (
+            f"it is not UTF-8: byte 0x{byte:02x} at position {decoding.start + 1}; save it as UTF-8"
+        )
+    if found := _NOT_A_NUMBER.search(text, max(0, error.pos - 1), error.pos + 10):
+        return f"it is not JSON: {found[0]} at column {error.colno}; use null or a finite number"
+    what = "a lone surrogate, half of a character," if "surrogate" in error.msg else error.msg
+    return f"it is not JSON: {what} at column {error.colno}; write it with a JSON library"
+
+
+def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[str, Any]:
+    """Return the body and the fields of `Request` that came with it."""
+    if "body" not in element:
+        return {"body": element, "endpoint": default_endpoint or _endpoint_of_plain(element)}
+    envelope = {name: value for name, value in element.items() if value is not None}
+    _check_fields(envelope)
+    _take_openai_fields(envelope)
+    if default_endpoint is not None:
+        envelope.setdefault("endpoint", default_endpoint)
+    if "endpoint" not in envelope:
+        envelope["endpoint"] = _endpoint_of_plain(envelope["body"])
+    return envelope
+
+
+def _check_fields(envelope: Mapping[str, Any]) -> None:
+    if unknown := sorted(envelope.keys() - ENVELOPE.keys()):
+        names = ", ".join(repr(name) for name in unknown)
+        raise InvalidRequest(f"unknown field {names} beside 'body'; use {', '.join(ENVELOPE)}")
+    if "body" not in envelope:
+        raise InvalidRequest("'body' is null; it is the JSON object of the OpenAI request")
+    for name, value in envelope.items():
+        if type(value) not in ENVELOPE[name]:
+            expected = " or ".join(_JSON_TYPES[kind] for kind in ENVELOPE[name])
+            raise InvalidRequest(f"{name!r} is {_JSON_TYPES[type(value)]}; use {expected}")
+
+
+def _take_openai_fields(envelope: dict[str, Any]) -> None:
+    """Turn `custom_id`, `method` and `url` into the queue's own fields."""
+    method = envelope.pop("method", "POST")
+    if method != "POST":
+        raise InvalidRequest(f"'method' is {method!r}; only POST can be queued")
+    url = envelope.pop("url", None)
+    if url is not None and envelope.setdefault("endpoint", url) != url:
+        raise InvalidRequest(f"'url' is {url!r} and 'endpoint' another; leave one of them out")
+    custom_id = envelope.pop("custom_id", None)
+    if custom_id is not None:
+        envelope["metadata"] = envelope.get("metadata", {}) | {"custom_id": custom_id}
+
+
+def _endpoint_of_plain(body: Mapping[str, Any]) -> str:
+    found = [name for name in PLAIN if name in body]
+    if len(found) == 1:
+        return PLAIN[found[0]]
+    seen = f"it has {' and '.join(found)}" if found else "it has no prompt, messages or input"
+    raise InvalidRequest(f"{seen}, so its endpoint is not known; add 'endpoint' beside 'body'")

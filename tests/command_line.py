@@ -1,0 +1,158 @@
+"""The real command `gristmill` as a subprocess, and a worker reduced to claim and ack."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Queue, Settlement
+from gristmill.shared.records import Claimed, response_outcome
+
+COMMAND = (sys.executable, "-m", "gristmill.shared.cli")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [orjson.loads(line) for line in self.out.splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """Runs commands against one queue."""
+
+    redis_url: str
+    queue: str
+    folder: Path
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return os.environ | {"REDIS_URL": self.redis_url, "GRISTMILL_QUEUE": self.queue}
+
+    def run(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Ended:
+        """Run a command to its end; only for what no worker has to answer meanwhile."""
+        ended = subprocess.run(
+            [*COMMAND, *arguments],
+            input=stdin,
+            capture_output=True,
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            check=False,
+        )
+        return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+
+    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *COMMAND,
+            *arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+            cwd=self.folder,
+        )
+
+    async def finish(self, *arguments: str) -> Ended:
+        """Run a command to its end while this process works on."""
+        return await ended(await self.start(*arguments))
+
+    def write(self, name: str, lines: list[Any]) -> str:
+        """Write a JSONL file; returns its name."""
+        raw = [line if isinstance(line, bytes) else orjson.dumps(line) for line in lines]
+        (self.folder / name).write_bytes(b"".join(line + b"\n" for line in raw))
+        return name
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return [orjson.loads(line) for line in (self.folder / name).read_bytes().splitlines()]
+
+    @asynccontextmanager
+    async def open_queue(self) -> AsyncIterator[Queue]:
+        redis = connect(self.redis_url)
+        try:
+            yield Queue(redis, self.queue)
+        finally:
+            await redis.aclose()
+
+
+async def ended(process: asyncio.subprocess.Process) -> Ended:
+    """Wait for a started command."""
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def interrupt(process: asyncio.subprocess.Process, number: int = signal.SIGINT) -> Ended:
+    """Send a signal to a started command and wait for it."""
+    process.send_signal(number)
+    return await ended(process)
+
+
+class SettlingWorker:
+    """Claims and answers requests, without an engine.
+
+    Args:
+        queue: Where from.
+        on_settled: Called with the ids after each ack.
+    """
+
+    def __init__(
+        self, queue: Queue, on_settled: Callable[[list[str]], object] | None = None
+    ) -> None:
+        self._queue = queue
+        self._on_settled = on_settled or (lambda _: None)
+        self.num_runs: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["SettlingWorker"]:
+        task = asyncio.create_task(self._run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def settle(self, count: int) -> list[str]:
+        """Claim at most `count` requests, or what there is, and answer them."""
+        claim = await self._queue.claim("worker", uuid4().hex, count)
+        await self._queue.ack("worker", [_settlement(claimed) for claimed in claim.claimed])
+        ids = [claimed.id for claimed in claim.claimed]
+        for request_id in ids:
+            self.num_runs[request_id] = self.num_runs.get(request_id, 0) + 1
+        self._on_settled(ids)
+        return ids
+
+    async def register(self) -> None:
+        await self._queue.register("worker", {"pid": os.getpid()})
+
+    async def _run(self) -> None:
+        await self.register()
+        while True:
+            if not await self.settle(16):
+                await self._queue.redis.blpop([self._queue.keys.doorbell], timeout=0.05)
+
+
+def _settlement(claimed: Claimed) -> Settlement:
+    body = orjson.loads(claimed.record.body)
+    if body.get("prompt") == "fail":
+        outcome = response_outcome(1, "worker", 400, b'{"error":{"message":"told to fail"}}')
+        return Settlement(claimed.id, claimed.delivery, "failed", outcome)
+    answer = {"choices": [{"text": str(body.get("prompt"))}], "usage": {"completion_tokens": 3}}
+    outcome = response_outcome(1, "worker", 200, orjson.dumps(answer))
+    return Settlement(claimed.id, claimed.delivery, "succeeded", outcome)

@@ -1,0 +1,164 @@
+"""Real vLLM engines on the CPU, with the tiny model; nothing here is mocked.
+
+One engine in this process and one server, its true HTTP twin, are shared by all tests of the
+session; a test that breaks an engine builds its own.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from models import tiny_model
+
+from gristmill.worker.engine import EngineInfo, InProcessEngine, RemoteEngine
+
+# One compute thread: two of them on two busy cores spin for each other and take ten times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+MODEL = "tiny"
+KV_CACHE_BYTES = 64 * 2**20
+STOP_S = 20
+
+# What vLLM, torch and their dependencies warn about on import and at work. Not ours to mend; the
+# filters of pyproject.toml stay in force for every other category and module.
+VLLM_WARNINGS = (
+    "default::DeprecationWarning",
+    "default::FutureWarning",
+    "default::UserWarning",
+    "default::RuntimeWarning:vllm",
+)
+
+
+# Raised from a finaliser at some later moment, so it belongs to no test: after a shutdown vLLM
+# drops a ZeroMQ context whose sockets it has closed.
+UNCLOSED_CONTEXT = "ignore:Unclosed context:ResourceWarning"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", UNCLOSED_CONTEXT)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Loosen the warning filters, and the time limit, for the tests of this folder alone."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(180))
+            for line in VLLM_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(line))
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    return tiny_model()
+
+
+@pytest.fixture(scope="session")
+def argv(model_dir: Path) -> list[str]:
+    """Arguments of vLLM that make a small engine fast to start."""
+    return [
+        *("--model", str(model_dir), "--served-model-name", MODEL),
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", "4096"),
+        *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
+        *("--enforce-eager", "--no-enable-prefix-caching"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        # A random model likes blanks, and would fill a JSON answer with them up to its limit.
+        "--structured-outputs-config",
+        '{"backend": "xgrammar", "disable_any_whitespace": true}',
+    ]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def in_process(argv: list[str]) -> AsyncIterator[tuple[InProcessEngine, EngineInfo]]:
+    engine = InProcessEngine(argv)
+    yield engine, await engine.start()
+    await engine.close()
+
+
+@pytest.fixture(scope="session")
+def engine(in_process: tuple[InProcessEngine, EngineInfo]) -> InProcessEngine:
+    return in_process[0]
+
+
+@pytest.fixture(scope="session")
+def info(in_process: tuple[InProcessEngine, EngineInfo]) -> EngineInfo:
+    return in_process[1]
+
+
+@pytest.fixture(scope="session")
+def server_url(argv: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A true vLLM server over HTTP; its module is what `vllm serve` runs."""
+    port = _free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *argv]
+    command += ["--scheduling-policy", "priority", "--shutdown-timeout", "60"]  # our defaults
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"},
+        )
+    yield f"http://127.0.0.1:{port}"
+    _stop(server)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def over_http(server_url: str) -> AsyncIterator[tuple[RemoteEngine, EngineInfo]]:
+    engine = RemoteEngine(server_url, max_num_seqs=8, start_timeout_s=240)
+    yield engine, await engine.start()
+    await engine.close()
+
+
+@pytest.fixture(scope="session")
+def remote(over_http: tuple[RemoteEngine, EngineInfo]) -> RemoteEngine:
+    return over_http[0]
+
+
+@pytest.fixture(scope="session")
+def remote_info(over_http: tuple[RemoteEngine, EngineInfo]) -> EngineInfo:
+    return over_http[1]
+
+
+@pytest.fixture
+def engine_processes() -> Callable[[], list[psutil.Process]]:
+    """Count the processes that a test's engine has started and that still live."""
+    before = set(_children())
+
+    def started() -> list[psutil.Process]:
+        return [process for process in _children() if process not in before]
+
+    return started
+
+
+def _children() -> list[psutil.Process]:
+    """Children of this process, without Python's own resource tracker, which stays."""
+    found = psutil.Process().children(recursive=True)
+    return [each for each in found if not _is_tracker(each)]
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return "resource_tracker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _stop(server: "subprocess.Popen[bytes]") -> None:
+    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    server.terminate()
+    _, alive = psutil.wait_procs(family, STOP_S)
+    for process in alive:
+        process.kill()
+    server.wait()

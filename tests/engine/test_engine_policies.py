@@ -1,0 +1,82 @@
+"""The pure parts: bodies, refusals, progress, the choice of an engine, and what importing costs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gristmill.shared.errors import SettingsError
+from gristmill.worker.engine import (
+    EngineStats,
+    InProcessEngine,
+    RemoteEngine,
+    engine_from,
+)
+from gristmill.worker.engine.bodies import response_of, with_priority
+from gristmill.worker.engine.progress import Progress
+from gristmill.worker.engine.refusals import refusal
+
+CHAT = "/v1/chat/completions"
+
+
+def test_importing_the_engine_loads_neither_torch_nor_vllm() -> None:
+    program = (
+        "import sys, gristmill.worker.engine; print(sorted({'torch', 'vllm'} & {*sys.modules}))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program]) == b"[]\n"
+
+
+@pytest.mark.parametrize("value", ["true", '"true"', "1"])
+def test_stream_is_read_as_pydantic_reads_it(value: str) -> None:
+    response = refusal(CHAT, f'{{"stream": {value}}}'.encode(), [CHAT])
+    assert response is not None
+    assert response.status == 400
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"stream": false}', b'{"stream": null}', b'{"a": "\\"stream\\": true"}', b'"stream"']
+)
+def test_body_without_a_stream_is_let_through(body: bytes) -> None:
+    assert refusal(CHAT, body, [CHAT]) is None
+
+
+@pytest.mark.parametrize("body", [b"nonsense", b"[1]", b"\xff"])
+def test_priority_leaves_what_is_no_object_to_the_engine(body: bytes) -> None:
+    assert with_priority(body, 3) == body
+
+
+def test_priority_zero_leaves_every_byte() -> None:
+    assert with_priority(b'{ "priority":5 }', 0) == b'{ "priority":5 }'
+    assert json.loads(with_priority(b'{"priority": 5}', 3)) == {"priority": 3}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"usage": 3, "choices": [4]}', b"\xff"])
+def test_answer_of_any_shape_is_kept(body: bytes) -> None:
+    assert response_of(200, body).body == body
+
+
+def test_one_aborted_choice_counts_for_all() -> None:
+    body = b'{"choices": [{"finish_reason": "stop"}, {"finish_reason": "abort"}]}'
+    assert response_of(200, body).finish_reason == "abort"
+
+
+def test_progress_stalls_only_when_something_runs_and_no_step_is_taken() -> None:
+    progress = Progress()
+    busy = EngineStats(running=1, steps=5)
+    assert not progress.is_stalled(busy, 10, now=100)
+    assert not progress.is_stalled(busy, 10, now=110)
+    assert progress.is_stalled(busy, 10, now=111)
+    assert not progress.is_stalled(EngineStats(running=1, steps=6), 10, now=112)
+    assert not progress.is_stalled(EngineStats(running=0, steps=6), 10, now=200)
+
+
+def test_engine_is_chosen_by_url_or_arguments() -> None:
+    assert isinstance(engine_from("http://localhost:8000", []), RemoteEngine)
+    assert isinstance(engine_from(None, ["--model", "x"]), InProcessEngine)
+
+
+@pytest.mark.parametrize(("url", "argv"), [(None, []), ("http://localhost:8000", ["--model", "x"])])
+def test_no_engine_or_two_are_refused(url: str | None, argv: list[str]) -> None:
+    with pytest.raises(SettingsError, match="VLLM_URL"):
+        engine_from(url, argv)

@@ -1,0 +1,180 @@
+"""The remote engine against a small server that can be told to fail: whose fault is what."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from gristmill.shared.errors import EngineDied, EngineUnavailable
+from gristmill.worker.engine import RemoteEngine
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"model": "m", "messages": []}'
+ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
+
+
+class Server:
+    """An OpenAI-compatible server whose answers a test may change."""
+
+    def __init__(self) -> None:
+        self.health, self.status, self.fields = 200, 200, dict[str, Any](ANSWER)
+        self.content_type = "application/json"
+        self.is_hanging_up = False
+        self.seen: list[tuple[Any, str | None]] = []
+        self.arrived, self.abandoned = asyncio.Event(), asyncio.Event()
+        self.release = asyncio.Event()
+        self.release.set()
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post(CHAT, self._chat)
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "max_model_len": 99}, {"id": "lora"}]})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        self.seen.append((await request.json(), request.headers.get("authorization")))
+        self.arrived.set()
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.abandoned.set()
+            raise
+        if self.is_hanging_up and request.transport is not None:
+            request.transport.abort()
+        body = json.dumps(self.fields)
+        return web.Response(status=self.status, text=body, content_type=self.content_type)
+
+
+@pytest_asyncio.fixture
+async def server() -> Server:
+    return Server()
+
+
+@pytest_asyncio.fixture
+async def url(server: Server) -> AsyncIterator[str]:
+    runner = web.AppRunner(server.app(), handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0.1)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    yield f"http://{host}:{port}"
+    server.release.set()
+    await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def engine(url: str) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(url, "secret", max_num_seqs=7)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def test_start_describes_the_server(url: str) -> None:
+    engine = RemoteEngine(f"{url}/v1/", max_num_seqs=7)
+    info = await engine.start()
+    assert (info.transport, info.models, info.max_model_len) == ("remote", ("m", "lora"), 99)
+    assert info.max_num_seqs == 7
+    assert CHAT in info.endpoints
+    await engine.close()
+    await engine.close()
+
+
+async def test_start_gives_up_on_a_server_that_stays_unhealthy(server: Server, url: str) -> None:
+    server.health = 503
+    with pytest.raises(EngineDied, match="no healthy server"):
+        await RemoteEngine(url, start_timeout_s=0).start()
+
+
+async def test_body_and_key_are_sent_and_the_answer_kept(
+    server: Server, engine: RemoteEngine
+) -> None:
+    response = await engine.post(CHAT, BODY)
+    assert json.loads(response.body) == ANSWER
+    assert (response.finish_reason, response.prompt_tokens) == ("stop", 3)
+    assert server.seen == [(json.loads(BODY), "Bearer secret")]
+
+
+async def test_priority_goes_into_the_body(server: Server, engine: RemoteEngine) -> None:
+    await engine.post(CHAT, BODY, priority=-2)
+    assert server.seen[0][0]["priority"] == -2
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_overload_is_unavailable(server: Server, engine: RemoteEngine, status: int) -> None:
+    server.status = status
+    with pytest.raises(EngineUnavailable, match=str(status)):
+        await engine.post(CHAT, BODY)
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 500])
+async def test_error_of_a_living_server_is_the_requests_own(
+    server: Server, engine: RemoteEngine, status: int
+) -> None:
+    server.status = status
+    assert (await engine.post(CHAT, BODY)).status == status
+
+
+async def test_500_of_a_dying_server_is_a_death(server: Server, engine: RemoteEngine) -> None:
+    server.status, server.health = 500, 503
+    with pytest.raises(EngineDied):
+        await engine.post(CHAT, BODY)
+
+
+@pytest.mark.parametrize(("health", "error"), [(200, EngineUnavailable), (503, EngineDied)])
+async def test_broken_connection_is_judged_by_health(
+    server: Server, engine: RemoteEngine, health: int, error: type[Exception]
+) -> None:
+    server.is_hanging_up, server.health = True, health
+    with pytest.raises(error, match="broke while a request ran"):
+        await engine.post(CHAT, BODY)
+
+
+async def test_abort_nobody_asked_for_is_no_answer(server: Server, engine: RemoteEngine) -> None:
+    server.fields = {"choices": [{"finish_reason": "stop"}, {"finish_reason": "abort"}]}
+    with pytest.raises(EngineUnavailable, match="aborted"):
+        await engine.post(CHAT, BODY)
+
+
+async def test_stream_is_refused_even_if_the_server_begins_one(
+    server: Server, engine: RemoteEngine
+) -> None:
+    server.content_type = "text/event-stream"
+    response = await engine.post(CHAT, BODY)
+    assert (response.status, json.loads(response.body)["error"]["param"]) == (400, "stream")
+
+
+async def test_server_gone_after_the_start_is_unavailable(server: Server) -> None:
+    runner = web.AppRunner(server.app())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    engine = RemoteEngine(f"http://{host}:{port}")
+    await engine.start()
+    await runner.cleanup()
+    with pytest.raises(EngineUnavailable, match="unreachable"):
+        await engine.post(CHAT, BODY)
+    with pytest.raises(EngineDied):
+        await engine.check(5)
+    await engine.close()
+
+
+async def test_cancelling_closes_the_connection(server: Server, engine: RemoteEngine) -> None:
+    server.release.clear()
+    posted = asyncio.create_task(engine.post(CHAT, BODY))
+    await server.arrived.wait()
+    posted.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await posted
+    await server.abandoned.wait()

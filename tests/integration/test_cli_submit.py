@@ -1,0 +1,291 @@
+"""`gristmill submit` as its users run it: a subprocess, a real server, a worker that settles."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import orjson
+import pytest
+from command_line import CommandLine, SettlingWorker, ended, interrupt
+
+from gristmill.shared.queue import Queue
+
+
+@pytest.fixture
+def shell(redis_url: str, tmp_path: Path) -> CommandLine:
+    return CommandLine(redis_url, f"test-{uuid4().hex[:12]}", tmp_path)
+
+
+@pytest.fixture
+async def queue(shell: CommandLine) -> AsyncIterator[Queue]:
+    async with shell.open_queue() as queue:
+        yield queue
+
+
+def openai_lines(count: int) -> list[dict[str, object]]:
+    return [
+        {
+            "custom_id": f"request-{number}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": f"say {number}"},
+        }
+        for number in range(1, count + 1)
+    ]
+
+
+async def test_submit_writes_one_row_in_openai_format_for_each_line(
+    shell: CommandLine, queue: Queue
+) -> None:
+    shell.write("in.jsonl", openai_lines(300))
+    async with SettlingWorker(queue).running():
+        done = await shell.finish("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--json")
+    assert done.code == 0, done.err
+    summary = done.rows[0]
+    assert (summary["total"], summary["succeeded"], summary["output_tokens"]) == (300, 300, 900)
+    rows = {row["custom_id"]: row for row in shell.rows("out.jsonl")}
+    assert rows.keys() == {f"request-{number}" for number in range(1, 301)}
+    row = rows["request-7"]
+    assert row["id"] == f"batch_req_{summary['run']}-7"
+    assert row["response"]["request_id"] == f"{summary['run']}-7"
+    assert row["response"]["status_code"] == 200
+    assert row["response"]["body"]["choices"] == [{"text": "say 7"}]
+    assert row["error"] is None
+    assert not (shell.folder / "out.jsonl.run").exists()
+
+
+async def test_a_failed_request_has_its_answer_in_its_row_and_the_exit_code_is_1(
+    shell: CommandLine, queue: Queue
+) -> None:
+    shell.write("in.jsonl", [{"prompt": "fine"}, {"prompt": "fail"}])
+    async with SettlingWorker(queue).running():
+        done = await shell.finish("submit", "in.jsonl", "--wait")
+    assert done.code == 1
+    rows = {row["custom_id"]: row for row in done.rows}
+    assert rows["2"]["response"]["status_code"] == 400
+    assert rows["2"]["response"]["body"] == {"error": {"message": "told to fail"}}
+
+
+async def test_stdin_is_read_and_rows_go_to_stdout(shell: CommandLine, queue: Queue) -> None:
+    done = shell.run("submit", "-", "--run", "nightly", stdin=b'{"prompt": "a"}\r\n\r\n')
+    assert (done.code, done.out) == (0, "nightly\n")
+    worker = SettlingWorker(queue)
+    await worker.register()
+    assert await worker.settle(10) == ["nightly-1"]
+    done = shell.run("submit", "-", "--run", "nightly", "--wait", stdin=b'{"prompt": "a"}\n')
+    assert [row["custom_id"] for row in done.rows] == ["1"]
+
+
+async def test_options_are_defaults_that_a_line_overrides(shell: CommandLine, queue: Queue) -> None:
+    shell.write(
+        "in.jsonl",
+        [
+            {"text": "a"},
+            {"body": {"text": "b"}, "priority": "high", "tenant": "mine", "id": "own"},
+        ],
+    )
+    done = shell.run(
+        "submit", "in.jsonl", "--priority", "low", "--tenant", "theirs", "--endpoint", "/tokenize",
+        "--max-attempts", "7", "--batch", "group", "--deadline-s", "900", "--run", "r",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    await queue.register("worker", {})
+    claim = await queue.claim("worker", "nonce", 10)
+    facts = [
+        (item.id, item.record.priority, item.record.tenant, item.record.endpoint)
+        for item in claim.claimed
+    ]
+    assert facts == [("r-2", "high", "mine", "/tokenize"), ("r-1", "low", "theirs", "/tokenize")]
+    record = claim.claimed[1].record
+    assert (record.max_attempts, record.batch) == (7, "group")
+    assert record.deadline_ms == record.enqueued_ms + 900_000
+    assert orjson.loads(claim.claimed[0].record.metadata) == {"custom_id": "own"}
+
+
+BAD_LINES = {
+    b"[1,2]": "it is an array",
+    b"null": "it is null",
+    b'"x"': "it is a string",
+    b'{"prompt": "a"': "it is not JSON",
+    b'{"prompt": "\xff"}': "byte 0xff at position 13",
+    b'{"prompt": "a\x00b"}': "it is not JSON",
+    b'{"prompt": "\\ud800"}': "lone surrogate",
+    b'{"prompt": NaN}': "NaN at column 12",
+    b"": "it is empty",
+    b'{"body": {"prompt": "a"}, "priorty": "high"}': "unknown field 'priorty'",
+    b'{"body": {"prompt": "a"}, "endpoint": "/v1/nothing"}': "unknown endpoint '/v1/nothing'",
+    b'{"prompt": "a", "stream": true}': "stream",
+}
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
+async def test_one_bad_line_of_twenty_refuses_the_file_and_names_the_line(
+    shell: CommandLine, queue: Queue, bad: bytes
+) -> None:
+    shell.write("in.jsonl", [*[{"prompt": "a"}] * 6, bad, *[{"prompt": "a"}] * 13])
+    done = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    assert done.code == 2
+    (line,) = [line for line in done.err.splitlines() if line.startswith("  line 7: ")]
+    assert BAD_LINES[bad] in line
+    assert "submitted" not in (await queue.stats()).counters
+    assert list(shell.folder.iterdir()) == [shell.folder / "in.jsonl"]
+
+
+async def test_lenient_makes_one_error_row_of_one_bad_line(
+    shell: CommandLine, queue: Queue
+) -> None:
+    lines = [*[{"prompt": "a"}] * 6, b'{"custom_id": "odd", "body": 5}', *[{"prompt": "a"}] * 13]
+    shell.write("in.jsonl", lines)
+    async with SettlingWorker(queue).running():
+        done = await shell.finish("submit", "in.jsonl", "--wait", "--lenient", "-o", "out.jsonl")
+    assert done.code == 1
+    rows = shell.rows("out.jsonl")
+    failed = [row for row in rows if row["error"]]
+    assert (len(rows), len(failed)) == (20, 1)
+    assert failed[0]["custom_id"] == "odd"
+    assert failed[0]["error"]["code"] == "invalid_request"
+    assert "line 7: " in failed[0]["error"]["message"]
+
+
+def test_bom_crlf_and_blank_last_lines_are_no_error(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [b'\xef\xbb\xbf{"prompt": "a"}\r', b'{"prompt": "b"}\r', b"\r", b""])
+    done = shell.run("submit", "in.jsonl", "--json")
+    assert (done.code, done.rows[0]["submitted"]) == (0, 2)
+
+
+def test_duplicate_custom_ids_name_both_lines(shell: CommandLine) -> None:
+    lines = openai_lines(20)
+    lines[16]["custom_id"] = "request-3"
+    shell.write("in.jsonl", lines)
+    done = shell.run("submit", "in.jsonl")
+    assert done.code == 2
+    assert "line 17: custom_id 'request-3' stands on line 3 too" in done.err
+
+
+def test_at_most_ten_bad_lines_are_shown_and_the_others_counted(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [b"null"] * 25)
+    done = shell.run("submit", "in.jsonl")
+    assert done.err.count("it is null") == 10
+    assert "and 15 more" in done.err
+
+
+@pytest.mark.parametrize("num_bytes", [1_000, 5_000, 200_000])
+def test_a_body_over_the_limit_is_refused_with_both_numbers(
+    shell: CommandLine, num_bytes: int
+) -> None:
+    shell.write("in.jsonl", [{"prompt": "x" * num_bytes}, {"prompt": "y"}])
+    done = shell.run("submit", "in.jsonl", GRISTMILL_MAX_REQUEST_BYTES="1024")
+    is_over = num_bytes > 1_000
+    assert done.code == (2 if is_over else 0)
+    assert ("line 1: " in done.err and "GRISTMILL_MAX_REQUEST_BYTES" in done.err) == is_over
+
+
+def test_an_output_that_is_no_interrupted_run_is_kept_unless_forced(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [b"null"])
+    (shell.folder / "out.jsonl").write_text("precious\n")
+    done = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    assert done.code == 2
+    assert "--force" in done.err
+    assert (shell.folder / "out.jsonl").read_text() == "precious\n"
+
+
+async def _interrupted_after(
+    shell: CommandLine, queue: Queue, num_rows: int, number: int = signal.SIGINT
+) -> None:
+    """Run the command until that many rows are written, then signal it."""
+    process = await shell.start("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--window", "64")
+    out = shell.folder / "out.jsonl"
+    worker = SettlingWorker(queue)
+    await worker.register()
+    while not out.exists() or out.read_bytes().count(b"\n") < num_rows:
+        await worker.settle(8)
+        await asyncio.sleep(0)
+    stopped = await interrupt(process, number)
+    if number == signal.SIGINT:
+        assert stopped.code == 130, stopped.err
+        assert (
+            "resume with: gristmill submit in.jsonl --wait -o out.jsonl --window 64" in stopped.err
+        )
+    else:
+        assert stopped.code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+async def test_a_run_interrupted_three_times_ends_with_each_line_exactly_once(
+    shell: CommandLine, queue: Queue, number: int
+) -> None:
+    shell.write("in.jsonl", openai_lines(400))
+    settled: list[str] = []
+    for num_rows in (200, 260, 320):
+        await _interrupted_after(shell, queue, num_rows, number)
+    async with SettlingWorker(queue, settled.extend).running():
+        done = await shell.finish(
+            "submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--window", "64"
+        )
+    assert done.code == 0, done.err
+    assert "resumed" in done.err
+    ids = [row["custom_id"] for row in shell.rows("out.jsonl")]
+    assert sorted(ids) == sorted(f"request-{number}" for number in range(1, 401))
+    assert (await queue.stats()).counters["succeeded"] == 400
+    assert (await queue.stats()).counters["submitted"] == 400
+    assert shell.run("queue", "audit").code == 0
+
+
+async def test_a_torn_last_row_is_written_again(shell: CommandLine, queue: Queue) -> None:
+    shell.write("in.jsonl", openai_lines(100))
+    await _interrupted_after(shell, queue, 50)
+    out = shell.folder / "out.jsonl"
+    out.write_bytes(out.read_bytes()[:-25])
+    async with SettlingWorker(queue).running():
+        done = await shell.finish(
+            "submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--window", "64"
+        )
+    assert done.code == 0, done.err
+    assert len({row["custom_id"] for row in shell.rows("out.jsonl")}) == 100
+
+
+async def test_resuming_with_another_input_is_refused(shell: CommandLine, queue: Queue) -> None:
+    shell.write("in.jsonl", openai_lines(100))
+    await _interrupted_after(shell, queue, 10)
+    shell.write("in.jsonl", openai_lines(101))
+    done = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--window", "64")
+    assert done.code == 2
+    assert "the input has changed" in done.err
+
+
+async def test_a_second_process_may_not_write_the_same_output(
+    shell: CommandLine, queue: Queue
+) -> None:
+    shell.write("in.jsonl", openai_lines(10))
+    first = await shell.start("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    while not (shell.folder / "out.jsonl.run").exists():
+        await asyncio.sleep(0.01)
+    second = await shell.finish("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    assert second.code == 2
+    assert "another process is writing" in second.err
+    async with SettlingWorker(queue).running():
+        assert (await ended(first)).code == 0
+
+
+async def test_a_run_without_wait_is_collected_later(shell: CommandLine, queue: Queue) -> None:
+    shell.write("in.jsonl", openai_lines(50))
+    run = shell.run("submit", "in.jsonl").out.strip()
+    worker = SettlingWorker(queue)
+    await worker.register()
+    while await worker.settle(16):
+        pass
+    done = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--run", run)
+    assert done.code == 0, done.err
+    assert len(shell.rows("out.jsonl")) == 50
+    assert (await queue.stats()).counters["submitted"] == 50
+
+
+async def test_the_name_of_a_run_cannot_be_used_for_another_input(shell: CommandLine) -> None:
+    shell.write("in.jsonl", openai_lines(5))
+    assert shell.run("submit", "in.jsonl", "--run", "mine").code == 0
+    shell.write("in.jsonl", [{"prompt": "other"}])
+    done = shell.run("submit", "in.jsonl", "--run", "mine")
+    assert done.code == 2
+    assert "mine-1" in done.err

@@ -1,0 +1,141 @@
+"""The inbox: plain JSON that anybody may RPUSH becomes a request exactly once, or a dead letter."""
+
+from queues import (
+    BODY,
+    a_request,
+    claim,
+    counters,
+    die,
+    open_worker,
+    some_requests,
+    succeed,
+)
+from redis.asyncio import Redis
+
+from gristmill.shared.audit import audit
+from gristmill.shared.queue import Limits, Queue
+
+GARBAGE = b'1|\x00\xff{"prompt": \n'
+
+
+async def push(queue: Queue, *elements: bytes) -> None:
+    await queue.redis.rpush(queue.keys.inbox, *elements)
+
+
+async def taken(queue: Queue, worker: str) -> list[tuple[str, bytes]]:
+    return list((await queue.claim(worker, "look", 1)).inbox)
+
+
+async def test_claim_returns_what_lies_in_the_inbox_oldest_first(queue: Queue) -> None:
+    elements = [b'{"prompt":"%d %s"}' % (i, b"x" * 100) for i in range(40)]
+    await push(queue, *elements)
+    worker = await open_worker(queue)
+    assert [element for _, element in await taken(queue, worker)] == elements[:16]
+    assert [element for _, element in await taken(queue, worker)] == elements[:32]
+    assert (await queue.stats()).num_inbox == 8
+
+
+async def test_element_is_admitted_exactly_once(queue: Queue) -> None:
+    await push(queue, BODY)
+    worker = await open_worker(queue)
+    ((token, _),) = await taken(queue, worker)
+    codes = [await queue.admit(worker, token, a_request("in-1")) for _ in range(3)]
+    assert codes == ["accepted", "gone", "gone"]
+    assert await taken(queue, worker) == []
+    assert [item.id for item in await claim(queue, worker)] == ["in-1"] or await queue.status(
+        ["in-1"]
+    ) == [("running", worker)]
+    assert (await counters(queue))["submitted"] == 1
+    assert await audit(queue) == []
+
+
+async def test_element_stays_in_the_inbox_while_the_queue_is_at_its_caps(
+    redis: Redis, queue: Queue
+) -> None:
+    small = Queue(redis, queue.keys.queue, Limits(max_depth=2))
+    await small.submit(some_requests(2))
+    await push(small, BODY)
+    worker = await open_worker(small)
+    assert await taken(small, worker) == []
+    assert (await small.stats()).num_inbox == 1
+    items = await claim(small, worker) + await claim(small, worker)
+    await succeed(small, worker, items)
+    held = await small.claim(worker, "look", 1)
+    await succeed(small, worker, held.claimed)
+    assert len(await taken(small, worker)) == 1
+
+
+async def test_elements_of_a_dead_worker_return_to_the_front_in_order(queue: Queue) -> None:
+    elements = [b'{"prompt":"%d %s"}' % (i, b"x" * 100) for i in range(18)]
+    await push(queue, *elements)
+    await taken(queue, await open_worker(queue, "w1"))
+    await die(queue, "w1")
+    assert await queue.redis.lrange(queue.keys.inbox, 0, -1) == elements
+
+
+async def test_zombie_cannot_admit_what_went_back(queue: Queue) -> None:
+    await push(queue, BODY)
+    ((token, _),) = await taken(queue, await open_worker(queue, "zombie"))
+    await die(queue, "zombie")
+    ((other, _),) = await taken(queue, await open_worker(queue, "w2"))
+    assert token != other
+    assert await queue.admit("zombie", token, a_request("x")) == "gone"
+    assert await queue.bury("zombie", token, "inbox-x", {}) == "gone"
+    assert await queue.admit("w2", other, a_request("x")) == "accepted"
+
+
+async def test_worker_that_holds_elements_cannot_say_bye(queue: Queue) -> None:
+    await push(queue, BODY)
+    worker = await open_worker(queue)
+    ((token, _),) = await taken(queue, worker)
+    assert not await queue.bye(worker)
+    await queue.bury(worker, token, "inbox-1", {})
+    assert await queue.bye(worker)
+
+
+async def test_garbage_becomes_a_dead_letter_with_its_bytes(queue: Queue) -> None:
+    await push(queue, GARBAGE)
+    worker = await open_worker(queue)
+    ((token, element),) = await taken(queue, worker)
+    evidence = {"message": "it is not UTF-8"}
+    assert element == GARBAGE
+    assert await queue.bury(worker, token, f"inbox-{token}", evidence) == "dead_lettered"
+    assert await queue.bury(worker, token, f"inbox-{token}", evidence) == "gone"
+    letter = await queue.dead_letter(f"inbox-{token}")
+    assert letter is not None
+    assert (letter.reason, letter.record, letter.evidence) == ("unreadable", GARBAGE, evidence)
+    assert await queue.requeue(letter.id, "new") == "missing"
+    assert await audit(queue) == []
+
+
+async def test_element_whose_id_is_taken_by_another_body_becomes_a_dead_letter(
+    queue: Queue,
+) -> None:
+    await queue.submit([a_request("taken")])
+    await push(queue, b'{"id":"taken"}')
+    worker = await open_worker(queue)
+    ((token, element),) = await taken(queue, worker)
+    request = a_request("taken", body=b'{"prompt":"other"}')
+    assert await queue.admit(worker, token, request) == "dead_lettered"
+    letter = await queue.dead_letter(f"inbox-{token}")
+    assert letter is not None
+    assert (letter.reason, letter.record) == ("id_conflict", element)
+    assert letter.evidence == {"id": "taken"}
+
+
+async def test_element_that_is_a_request_already_is_not_run_twice(queue: Queue) -> None:
+    await queue.submit([a_request("same")])
+    await push(queue, BODY)
+    worker = await open_worker(queue)
+    ((token, _),) = await taken(queue, worker)
+    assert await queue.admit(worker, token, a_request("same")) == "queued"
+    assert (await counters(queue))["submitted"] == 1
+
+
+async def test_claim_sent_twice_hands_out_the_same_elements(queue: Queue) -> None:
+    await push(queue, BODY, GARBAGE)
+    await queue.submit(some_requests(1))
+    worker = await open_worker(queue)
+    first, again = await queue.claim(worker, "n", 1), await queue.claim(worker, "n", 1)
+    assert list(first.inbox) == list(again.inbox)
+    assert len(first.inbox) == 2

@@ -1,0 +1,644 @@
+"""Random histories of a queue against a model of it, on true servers.
+
+The model says what each operation must answer and where each id is afterwards. It shares no code with
+the scripts: it knows what `docs/protocol.md` promises. Workers freeze, lose their lease and come back
+late; every call may be sent twice; replies get lost.
+
+A longer run: `GRISTMILL_FUZZ_EXAMPLES=2000 pytest tests/integration/test_queue_state_machine.py
+--timeout=0`. A failure prints the steps and a blob to repeat it (`@reproduce_failure`).
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from queues import BODY, ERROR, a_request, end_lease, make_due, settlement
+
+from gristmill.shared.audit import audit
+from gristmill.shared.connection import connect
+from gristmill.shared.errors import LeaseLost
+from gristmill.shared.queue import Claim, Limits, Queue
+from gristmill.shared.records import Claimed, Request
+
+EXAMPLES = int(os.environ.get("GRISTMILL_FUZZ_EXAMPLES", "120"))
+STEPS = 60
+HOUR_S = 3600
+LANES = ("suspect", "high", "normal", "low")
+TERMINAL = ("succeeded", "failed", "cancelled", "expired")
+MAX_WORKERS = 4
+MAX_INBOX = 16
+
+pick = st.integers(0, 63)
+"""Chooses from a list by its remainder, so that shrinking leads to the first element."""
+
+repeats = st.sampled_from(["once", "twice", "lost reply"])
+
+
+@dataclass
+class Item:
+    """What the model knows about one id."""
+
+    request: Request
+    state: str = "waiting"  # waiting, delayed, held, one of TERMINAL, or forgotten
+    worker: str = ""
+    delivery: int = 0
+    uncounted: int = 0
+    crashes: int = 0
+    is_due: bool = False
+    is_overdue: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("waiting", "delayed", "held")
+
+    @property
+    def lane(self) -> str:
+        return "suspect" if self.crashes else self.request.priority
+
+    def is_held_by(self, worker: str, delivery: int) -> bool:
+        return (self.state, self.worker, self.delivery) == ("held", worker, delivery)
+
+
+@dataclass
+class Worker:
+    """What the model knows about one worker, and what that worker remembers."""
+
+    has_lease: bool = True  # an ended lease is still one, until somebody reaps
+    is_ended: bool = False
+    remembers: list[Claimed] = field(default_factory=list)
+    tokens: dict[str, bytes] = field(default_factory=dict)
+    old_tokens: list[tuple[str, bytes]] = field(default_factory=list)
+    abort: list[str] = field(default_factory=list)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Every operation in any order, with every answer checked against the model."""
+
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.redis = self.runner.run(self._connect())
+        self.queue = Queue(self.redis, f"fuzz-{uuid4().hex[:12]}", Limits(lease_ms=600_000))
+        self.items: dict[str, Item] = {}
+        self.workers: dict[str, Worker] = {}
+        self.inbox: list[bytes] = []
+        self.dead: dict[str, Request] = {}
+        self.counts: Counter[str] = Counter()
+        self.batches: Counter[str] = Counter()
+        self.sealed: set[str] = set()
+        self.is_resubmitted = False
+        self.num_inbox_taken = 0
+        self.num_ids = 0
+
+    async def _connect(self) -> Any:
+        return connect(self.url)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    def call(
+        self, repeat: str, operation: Callable[[], Coroutine[Any, Any, Any]], again: Any = None
+    ) -> Any:
+        """Run an operation once, twice, or once with its reply lost.
+
+        `again` maps the first answer to what a repeat must answer. After a lost reply the caller
+        sees that of the repeat, while the model goes by the first.
+        """
+        answer = self.run(operation())
+        if repeat != "once":
+            second = self.run(operation())
+            expected = again(answer) if callable(again) else again
+            assert second == expected, (second, expected)
+        return answer
+
+    def new_request(self, **fields: Any) -> Request:
+        self.num_ids += 1
+        return a_request(f"id-{self.num_ids}", **fields)
+
+    def live(self, *states: str) -> list[str]:
+        return [name for name, item in self.items.items() if item.state in states]
+
+    def one_of(self, choice: int, names: Iterable[str]) -> str:
+        names = list(names)
+        return names[choice % len(names)]
+
+    def accept(self, request: Request) -> None:
+        state = "delayed" if request.delay_s else "waiting"
+        self.items[request.id] = Item(request, state)
+        self.counts["submitted"] += 1
+        self.batches[request.batch] += bool(request.batch)
+
+    def finish(self, name: str, status: str) -> None:
+        item = self.items[name]
+        item.state, item.worker = status, ""
+        self.counts[status] += 1
+
+    def bury(self, name: str) -> None:
+        self.finish(name, "failed")
+        self.dead[name] = self.items[name].request
+        self.counts["dead_lettered"] += 1
+
+    def end_elsewhere(self, name: str, status: str) -> None:
+        if self.items[name].state == "held":
+            self.workers[self.items[name].worker].abort.append(name)
+        self.finish(name, status)
+
+    def give_up(self, name: str) -> int:
+        """What a dead worker or engine held becomes suspect; a lone suspect is the culprit."""
+        held = [
+            key for key, item in self.items.items() if (item.state, item.worker) == ("held", name)
+        ]
+        suspects = [key for key in held if self.items[key].crashes]
+        for key in held:
+            item = self.items[key]
+            item.crashes += 1
+            if [key] == suspects:
+                self.bury(key)
+            else:
+                item.state, item.worker, item.uncounted = "waiting", "", item.uncounted + 1
+        return len(held)
+
+    # -- producers --------------------------------------------------------------------------------
+
+    @rule(
+        number=st.integers(1, 8),
+        tenant=st.sampled_from("abc"),
+        priority=st.sampled_from(["high", "normal", "low"]),
+        kind=st.sampled_from(["plain", "plain", "plain", "delayed", "deadline", "batch"]),
+        max_attempts=st.integers(1, 3),
+        repeat=repeats,
+    )
+    def submit(
+        self, *, number: int, tenant: str, priority: str, kind: str, max_attempts: int, repeat: str
+    ) -> None:
+        batch = f"b{len(self.sealed)}" if kind == "batch" else ""
+        fields = {
+            "tenant": tenant, "priority": priority, "max_attempts": max_attempts, "batch": batch,
+            "delay_s": HOUR_S if kind == "delayed" else 0,
+            "deadline_s": HOUR_S if kind == "deadline" else 0,
+            "reply": "client",
+        }  # fmt: skip
+        requests = [self.new_request(**fields) for _ in range(number)]
+        codes = self.call(repeat, lambda: self.queue.submit(requests), ["queued"] * number)
+        assert codes == ["accepted"] * number
+        for request in requests:
+            self.accept(request)
+
+    @rule(tenant=st.sampled_from("abc"))
+    def submit_what_is_overdue_at_once(self, tenant: str) -> None:
+        request = self.new_request(tenant=tenant, deadline_s=0.001)
+        assert self.run(self.queue.submit([request])) == ["accepted"]
+        self.run(self._until_overdue(request.id))
+        self.accept(request)
+        self.items[request.id].is_overdue = True
+
+    async def _until_overdue(self, name: str) -> None:
+        deadline_ms = await self.redis.zscore(self.queue.keys.deadlines, name)
+        while (await self.queue.stats()).now_ms < (deadline_ms or 0):
+            pass
+
+    @precondition(lambda self: self.items)
+    @rule(choice=pick, has_other_body=st.booleans())
+    def submit_a_known_id(self, choice: int, has_other_body: bool) -> None:
+        name = self.one_of(choice, self.items)
+        item = self.items[name]
+        body = BODY + b" " if has_other_body else BODY
+        request = a_request(name, body=body, tenant="z", max_attempts=3)
+        (code,) = self.run(self.queue.submit([request]))
+        if item.state == "forgotten":
+            assert code == "accepted"
+            self.accept(request)
+            self.is_resubmitted = True
+        elif item.request.body != body:
+            assert code == "conflict"
+        else:
+            assert code == ("queued" if item.is_live else "done")
+
+    @precondition(lambda self: self.items)
+    @rule(choices=st.lists(pick, min_size=1, max_size=4, unique=True), repeat=repeats)
+    def cancel(self, choices: list[int], repeat: str) -> None:
+        names = list(dict.fromkeys(self.one_of(choice, self.items) for choice in choices))
+        states = [self.items[name].state for name in names]
+        expected = [self._cancel_code(state) for state in states]
+        again = ["unknown" if state == "forgotten" else "done" for state in states]
+        assert self.call(repeat, lambda: self.queue.cancel(names), again) == expected
+        for name in names:
+            if self.items[name].is_live:
+                self.end_elsewhere(name, "cancelled")
+
+    @staticmethod
+    def _cancel_code(state: str) -> str:
+        codes = {
+            "waiting": "queued",
+            "delayed": "queued",
+            "held": "running",
+            "forgotten": "unknown",
+        }
+        return codes.get(state, "done")
+
+    @precondition(lambda self: self.live(*TERMINAL))
+    @rule(choice=pick)
+    def forget_a_result(self, choice: int) -> None:
+        """A result's TTL ends."""
+        name = self.one_of(choice, self.live(*TERMINAL))
+        if not self.items[name].request.batch:
+            self.run(self.redis.delete(self.queue.keys.result(name)))
+            self.items[name].state = "forgotten"
+
+    @precondition(lambda self: self.batches[f"b{len(self.sealed)}"])
+    @rule(repeat=repeats)
+    def seal(self, repeat: str) -> None:
+        batch = f"b{len(self.sealed)}"
+        done = sum(i.request.batch == batch and not i.is_live for i in self.items.values())
+        total = self.batches[batch]
+        assert self.call(repeat, lambda: self.queue.seal(batch, total), done) == done
+        self.sealed.add(batch)
+
+    @precondition(lambda self: self.dead)
+    @rule(choice=pick, repeat=repeats)
+    def requeue(self, choice: int, repeat: str) -> None:
+        name = self.one_of(choice, self.dead)
+        old = self.dead.pop(name)
+        request = self.new_request(tenant=old.tenant, priority=old.priority, body=old.body,
+                                   max_attempts=old.max_attempts)  # fmt: skip
+        code = self.call(repeat, lambda: self.queue.requeue(name, request.id), "queued")
+        assert code == "accepted"
+        self.accept(request)
+
+    # -- time -------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.live("delayed"))
+    @rule(choice=pick)
+    def a_delay_passes(self, choice: int) -> None:
+        name = self.one_of(choice, self.live("delayed"))
+        self.run(make_due(self.queue, name))
+        self.items[name].is_due = True
+
+    @precondition(lambda self: any(i.is_live and i.request.deadline_s for i in self.items.values()))
+    @rule(choice=pick)
+    def a_deadline_passes(self, choice: int) -> None:
+        names = [n for n, i in self.items.items() if i.is_live and i.request.deadline_s]
+        name = self.one_of(choice, names)
+        self.run(self.redis.zadd(self.queue.keys.deadlines, {name: 1}))
+        assert self.run(self.queue.expire()) == 1 + sum(
+            self.items[n].is_overdue for n in names if n != name
+        )
+        for other in [name, *(n for n in names if self.items[n].is_overdue and n != name)]:
+            self.end_elsewhere(other, "expired")
+        assert self.run(self.queue.expire()) == 0
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def leased(self) -> list[str]:
+        return [name for name, worker in self.workers.items() if worker.has_lease]
+
+    @precondition(lambda self: len(self.leased()) < MAX_WORKERS)
+    @rule()
+    def register(self) -> None:
+        name = f"w{len(self.workers)}"
+        self.run(self.queue.register(name, {"model": "m"}))
+        self.workers[name] = Worker()
+
+    @precondition(lambda self: self.workers)
+    @rule(
+        choice=pick, number=st.integers(1, 12), max_suspects=st.integers(0, 3),
+        has_suspects=st.booleans(), repeat=repeats,
+    )  # fmt: skip
+    def claim(
+        self, choice: int, number: int, max_suspects: int, has_suspects: bool, repeat: str
+    ) -> None:
+        name = self.one_of(choice, self.workers)
+        nonce = uuid4().hex
+
+        async def operation() -> Claim:
+            return await self.queue.claim(
+                name, nonce, number, max_suspects=max_suspects, has_suspects=has_suspects
+            )
+
+        if not self.workers[name].has_lease:
+            with pytest.raises(LeaseLost):
+                self.run(operation())
+            return
+        answer = self.run(operation())
+        if repeat != "once" and answer.claimed:
+            assert list(self.run(operation()).claimed) == list(answer.claimed)
+        self._take_inbox(self.workers[name], answer)
+        self._check_claim(answer.claimed, number, max_suspects, has_suspects)
+        for item in answer.claimed:
+            self.items[item.id].state, self.items[item.id].worker = "held", name
+            self.items[item.id].delivery = item.delivery
+        self.workers[name].remembers += answer.claimed
+
+    def _take_inbox(self, worker: Worker, answer: Claim) -> None:
+        for element in self.inbox[:MAX_INBOX]:
+            self.num_inbox_taken += 1
+            worker.tokens[str(self.num_inbox_taken)] = element
+        del self.inbox[:MAX_INBOX]
+        assert dict(answer.inbox) == worker.tokens
+
+    def _check_claim(
+        self, claimed: Iterable[Claimed], number: int, max_suspects: int, has_suspects: bool
+    ) -> None:
+        claimed = list(claimed)
+        for item in self.items.values():
+            if item.state == "delayed" and item.is_due:
+                item.state, item.is_due = "waiting", False
+        lanes = [self._check_claimed(item) for item in claimed]
+        assert len({item.id for item in claimed}) == len(claimed) <= number
+        assert lanes == sorted(lanes)
+        taken = {item.id for item in claimed}
+        self._settle_overdue(taken, is_complete=len(claimed) < number)
+        left = [self.items[n] for n in self.live("waiting") if n not in taken]
+        suspects = [item for item in claimed if item.crashes]
+        assert len(suspects) <= max_suspects
+        is_alone = any(item.crashes > 1 for item in suspects)
+        assert not is_alone or (len(suspects) == 1 and not has_suspects)
+        if len(claimed) < number:
+            assert not [item for item in left if not item.crashes]
+            is_blocked = any(i.crashes > 1 for i in left) and (has_suspects or suspects)
+            may_wait = is_alone or is_blocked or len(suspects) == max_suspects
+            assert may_wait or not [item for item in left if item.crashes]
+
+    def _check_claimed(self, claimed: Claimed) -> int:
+        item = self.items[claimed.id]
+        assert item.state == "waiting"
+        assert not item.is_overdue
+        assert claimed.delivery == item.delivery + 1
+        assert claimed.attempt == claimed.delivery - item.uncounted
+        assert claimed.crashes == item.crashes
+        assert claimed.record.body == item.request.body
+        return LANES.index(item.lane)
+
+    def _settle_overdue(self, taken: set[str], is_complete: bool) -> None:
+        """A claim ends what is overdue if it comes across it."""
+        overdue = [n for n in self.live("waiting") if self.items[n].is_overdue]
+        states = self.run(self.queue.status(overdue)) if overdue else []
+        for name, (state, _) in zip(overdue, states, strict=True):
+            if state == "done":
+                self.finish(name, "expired")
+            assert state == "done" or not is_complete
+
+    def memory(self, choice: int) -> tuple[str, list[Claimed]]:
+        names = [name for name, worker in self.workers.items() if worker.remembers]
+        name = self.one_of(choice, names)
+        return name, self.workers[name].remembers
+
+    @precondition(lambda self: any(worker.remembers for worker in self.workers.values()))
+    @rule(
+        choice=pick, start=pick, number=st.integers(1, 6),
+        status=st.sampled_from(["succeeded", "succeeded", "failed"]), repeat=repeats,
+    )  # fmt: skip
+    def ack(self, choice: int, start: int, number: int, status: str, repeat: str) -> None:
+        name, remembers = self.memory(choice)
+        start %= len(remembers)
+        items = remembers[start : start + number]
+        settlements = [settlement(item, status) for item in items]
+        expected = [self._ack(name, item, status) for item in items]
+        codes = self.call(repeat, lambda: self.queue.ack(name, settlements), [0] * len(items))
+        assert codes == expected
+
+    def _ack(self, name: str, claimed: Claimed, status: str) -> int:
+        item = self.items[claimed.id]
+        if item.is_held_by(name, claimed.delivery):
+            self.finish(claimed.id, status)
+            return 1
+        if status == "failed" or not item.is_live:
+            return 0
+        if item.state == "held" and item.worker != name:
+            self.workers[item.worker].abort.append(claimed.id)
+        self.finish(claimed.id, status)
+        return 2
+
+    @precondition(lambda self: any(worker.remembers for worker in self.workers.values()))
+    @rule(choice=pick, other=pick, delay_s=st.sampled_from([0, HOUR_S]), repeat=repeats)
+    def nack(self, choice: int, other: int, delay_s: int, repeat: str) -> None:
+        name, remembers = self.memory(choice)
+        claimed = remembers[other % len(remembers)]
+        expected = self._nack(name, claimed, delay_s)
+        operation = lambda: self.queue.nack(name, claimed, delay_s * 1000, ERROR)  # noqa: E731
+        assert self.call(repeat, operation, "stale") == expected
+
+    def _nack(self, name: str, claimed: Claimed, delay_s: int) -> str:
+        item = self.items[claimed.id]
+        if not item.is_held_by(name, claimed.delivery):
+            return "stale"
+        if item.delivery - item.uncounted >= item.request.max_attempts:
+            self.bury(claimed.id)
+            return "dead_lettered"
+        item.state, item.worker = ("delayed" if delay_s else "waiting"), ""
+        return "retried"
+
+    @precondition(lambda self: any(worker.remembers for worker in self.workers.values()))
+    @rule(choice=pick, number=st.integers(1, 20), repeat=repeats)
+    def release(self, choice: int, number: int, repeat: str) -> None:
+        name, remembers = self.memory(choice)
+        claimed = remembers[-number:]
+        held = {c.id for c in claimed if self.items[c.id].is_held_by(name, c.delivery)}
+        assert self.call(repeat, lambda: self.queue.release(name, claimed), 0) == len(held)
+        for key in held:
+            item = self.items[key]
+            item.state, item.worker, item.uncounted = "waiting", "", item.uncounted + 1
+
+    @precondition(lambda self: self.workers)
+    @rule(choice=pick, repeat=repeats)
+    def crash(self, choice: int, repeat: str) -> None:
+        name = self.one_of(choice, self.workers)
+        moved = self.call(repeat, lambda: self.queue.crash(name, {"exit_code": -9}), 0)
+        assert moved == self.give_up(name)
+
+    @precondition(lambda self: self.workers)
+    @rule(choice=pick)
+    def beat(self, choice: int) -> None:
+        name = self.one_of(choice, self.workers)
+        worker = self.workers[name]
+        if not worker.has_lease:
+            with pytest.raises(LeaseLost):
+                self.run(self.queue.beat(name))
+            return
+        answer = self.run(self.queue.beat(name))
+        num_held = sum((i.state, i.worker) == ("held", name) for i in self.items.values())
+        assert answer.num_in_flight == num_held
+        assert sorted(answer.abort) == sorted(worker.abort)
+        worker.abort, worker.is_ended = [], False
+
+    @precondition(lambda self: self.leased())
+    @rule(choice=pick)
+    def freeze(self, choice: int) -> None:
+        """A worker freezes for longer than its lease; it remembers what it held."""
+        name = self.one_of(choice, self.leased())
+        self.run(end_lease(self.queue, name))
+        self.workers[name].is_ended = True
+
+    @rule()
+    def reap(self) -> None:
+        ended = [n for n in self.leased() if self.workers[n].is_ended]
+        expected = {name: self.give_up(name) for name in ended}
+        assert self.run(self.queue.reap()) == expected
+        assert self.run(self.queue.reap()) == {}
+        for name in ended:
+            worker = self.workers[name]
+            self.inbox[:0] = worker.tokens.values()
+            worker.old_tokens += worker.tokens.items()
+            worker.tokens, worker.abort, worker.has_lease = {}, [], False
+
+    @precondition(lambda self: self.leased())
+    @rule(choice=pick, repeat=repeats)
+    def bye(self, choice: int, repeat: str) -> None:
+        name = self.one_of(choice, self.leased())
+        is_holding = any((i.state, i.worker) == ("held", name) for i in self.items.values())
+        expected = not (is_holding or self.workers[name].tokens)
+        assert self.call(repeat, lambda: self.queue.bye(name), expected) is expected
+        if expected:
+            self.workers[name].has_lease, self.workers[name].abort = False, []
+
+    # -- the inbox --------------------------------------------------------------------------------
+
+    @rule(elements=st.lists(st.sampled_from([BODY, b"{not json", b"1|\x00\xff\n\n", b""]), min_size=1,
+                            max_size=3))  # fmt: skip
+    def push_into_inbox(self, elements: list[bytes]) -> None:
+        self.run(self.redis.rpush(self.queue.keys.inbox, *elements))
+        self.inbox += elements
+
+    @precondition(lambda self: any(w.tokens or w.old_tokens for w in self.workers.values()))
+    @rule(choice=pick, other=pick, repeat=repeats)
+    def admit(self, choice: int, other: int, repeat: str) -> None:
+        names = [name for name, w in self.workers.items() if w.tokens or w.old_tokens]
+        name = self.one_of(choice, names)
+        worker = self.workers[name]
+        tokens = [*worker.tokens.items(), *worker.old_tokens]
+        token, element = tokens[other % len(tokens)]
+        request = a_request(f"inbox-{token}", body=element)
+        dead_id = f"inbox-{token}"
+        if element == BODY:
+            code = self.call(repeat, lambda: self.queue.admit(name, token, request), "gone")
+        else:
+            code = self.call(
+                repeat, lambda: self.queue.bury(name, token, dead_id, {"at": 1}), "gone"
+            )
+        if token not in worker.tokens:
+            assert code == "gone"
+            return
+        worker.old_tokens.append((token, worker.tokens.pop(token)))
+        assert code == ("accepted" if element == BODY else "dead_lettered")
+        if element == BODY:
+            self.accept(request)
+        else:
+            self.counts["dead_lettered"] += 1
+
+    # -- what always holds ------------------------------------------------------------------------
+
+    @invariant()
+    def the_audit_is_clean(self) -> None:
+        findings = self.run(audit(self.queue))
+        assert not [f for f in findings if not f.is_harmless], findings
+        assert self.is_resubmitted or not findings
+
+    @invariant()
+    def every_id_is_where_the_model_says(self) -> None:
+        names = {
+            "waiting": "queued",
+            "delayed": "delayed",
+            "held": "running",
+            "forgotten": "unknown",
+        }
+        expected = [(names.get(i.state, "done"), i.worker) for i in self.items.values()]
+        assert self.run(self.queue.status(list(self.items))) == expected
+
+    @invariant()
+    def every_counter_is_what_the_model_says(self) -> None:
+        stats = self.run(self.queue.stats())
+        expected = self.counts | Counter(
+            queued=len(self.live("waiting", "delayed")), in_flight=len(self.live("held"))
+        )
+        counters = {name: stats.counters.get(name, 0) for name in expected}
+        assert counters == dict(expected)
+        assert stats.num_inbox == len(self.inbox)
+        assert set(stats.workers) == set(self.leased())
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        try:
+            self.run(self._drain())
+            self.run(self._check_the_end())
+        finally:
+            self.run(self.redis.aclose())
+            self.runner.close()
+
+    async def _drain(self) -> None:
+        for name in self.leased():
+            await end_lease(self.queue, name)
+        while await self.queue.reap():
+            pass
+        for name in self.live("delayed"):
+            await make_due(self.queue, name)
+        if open_batch := self.batches[f"b{len(self.sealed)}"]:
+            await self.queue.seal(f"b{len(self.sealed)}", open_batch)
+        await self.queue.register("drain", {})
+        while True:
+            answer = await self.queue.claim("drain", uuid4().hex, 128, max_suspects=128)
+            for token, element in answer.inbox:
+                await self.queue.bury("drain", token, f"inbox-{token}", {"bytes": len(element)})
+            if not answer.claimed and not answer.inbox:
+                break
+            if answer.claimed:
+                await self.queue.ack("drain", [settlement(item) for item in answer.claimed])
+        assert await self.queue.bye("drain")
+
+    async def _check_the_end(self) -> None:
+        findings = await audit(self.queue)
+        assert not [f for f in findings if not f.is_harmless], findings
+        stats = Counter((await self.queue.stats()).counters)
+        accepted = self.counts["submitted"]
+        assert (stats["queued"], stats["in_flight"], stats["bytes"]) == (0, 0, 0)
+        assert stats["submitted"] == accepted == sum(stats[status] for status in TERMINAL)
+        states = await self.queue.status(list(self.items))
+        forgotten = [item.state == "forgotten" for item in self.items.values()]
+        assert [state == "unknown" for state, _ in states] == forgotten
+        await self._check_what_is_left()
+        done = await self.redis.lrange(self.queue.keys.batches_done, 0, -1)
+        assert sorted(done) == sorted(name.encode() for name, n in self.batches.items() if n)
+
+    async def _check_what_is_left(self) -> None:
+        """Nothing but records with a TTL, dead letters, and counters."""
+        prefix = self.queue.keys.prefix
+        keys = [key.decode() async for key in self.redis.scan_iter(match=f"{prefix}*", count=1000)]
+        kinds = {key.removeprefix(prefix).partition(":")[0] for key in keys}
+        assert kinds <= {
+            "result", "reply", "batch", "batches_done", "dead", "deadinfo",
+            "stats", "clock", "vtime", "doorbell",
+        }  # fmt: skip
+
+
+@pytest.mark.timeout(0 if EXAMPLES > 120 else 300)
+def test_random_histories_keep_every_invariant(any_redis_url: str) -> None:
+    machine = type("Machine", (QueueMachine,), {"url": any_redis_url})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            print_blob=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,291 @@
+"""The worker's loop on a true Redis with the stub engine: nothing lost, nothing doubled, no neighbour hurt."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import orjson
+import pytest
+from queues import end_lease
+from workers import local_worker, settings_for
+
+from gristmill.producer import Client
+from gristmill.shared.audit import audit
+from gristmill.shared.connection import connect
+from gristmill.shared.errors import EngineDied, EngineUnavailable
+from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.records import COMPLETIONS, Request, Result, request_from_body
+from gristmill.worker.engine import Response, StubEngine
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
+    redis = connect(redis_url)
+    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
+    await redis.aclose()
+
+
+@pytest.fixture
+async def client(queue: Queue, redis_url: str) -> AsyncIterator[Client]:
+    async with Client(Queue(connect(redis_url), queue.keys.queue, queue.limits)) as client:
+        yield client
+
+
+def a_prompt(word: str, max_tokens: int = 4, **fields: object) -> Request:
+    return request_from_body({"prompt": word, "max_tokens": max_tokens}, endpoint=COMPLETIONS, **fields)
+
+
+def prompts(number: int, max_tokens: int = 4, **fields: object) -> list[Request]:
+    return [a_prompt(f"word{i}", max_tokens, **fields) for i in range(number)]
+
+
+def text_of(result: Result | None) -> str:
+    assert result is not None
+    assert result.body is not None, result
+    return str(result.body["choices"][0]["text"])
+
+
+async def collect(client: Client, items: list[Request] | list[str]) -> dict[str, Result]:
+    return {result.id: result async for result in client.as_completed(items)}
+
+
+async def until_running(engine: StubEngine, number: int) -> None:
+    while engine.stats().running < number:
+        await asyncio.sleep(0.001)
+
+
+class FlakyEngine(StubEngine):
+    """Answers as told, by request: `fails[n]` for the n-th post, else as the stub does."""
+
+    def __init__(self, fails: list[Response | Exception]) -> None:
+        super().__init__()
+        self._fails = iter(fails)
+
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        match next(self._fails, None):
+            case Response() as response:
+                return response
+            case Exception() as error:
+                raise error
+            case None:
+                return await super().post(endpoint, body, priority=priority)
+
+
+async def test_each_result_belongs_to_its_request(queue: Queue, client: Client, redis_url: str) -> None:
+    requests = prompts(1000)
+    async with local_worker(settings_for(redis_url, queue), StubEngine()):
+        results = await collect(client, requests)
+    assert {r.id: text_of(results[r.id]).split()[0] for r in requests} == {
+        r.id: f"word{i}" for i, r in enumerate(requests)
+    }
+    assert await audit(queue) == []
+
+
+async def test_map_keeps_the_order_of_the_input(queue: Queue, client: Client, redis_url: str) -> None:
+    requests = [a_prompt(str(i), max_tokens=1 + (i * 7) % 13) for i in range(200)]
+    async with local_worker(settings_for(redis_url, queue), StubEngine(token_delay_s=0.001)):
+        ids = [result.id async for result in client.map(requests, window=32)]
+    assert ids == [request.id for request in requests]
+
+
+async def test_nothing_is_claimed_before_the_engine_is_ready(queue: Queue, redis_url: str) -> None:
+    class NeverReady(StubEngine):
+        async def start(self):  # type: ignore[no-untyped-def]
+            raise EngineDied("no memory")
+
+    await queue.submit(prompts(3))
+    with pytest.raises(EngineDied, match="no memory"):
+        async with local_worker(settings_for(redis_url, queue), NeverReady()):
+            pass
+    assert (await queue.stats()).depth_by_lane["normal"] == 3
+
+
+async def test_engine_is_kept_full_without_a_barrier(queue: Queue, client: Client, redis_url: str) -> None:
+    """Scenario 25: lengths differ widely, yet what runs stays at nine tenths of the cap until the end."""
+    engine = StubEngine(token_delay_s=0.01)
+    lengths = random.Random(5)
+    requests = [a_prompt(f"w{i}", int(min(200, lengths.lognormvariate(3, 1)) + 1)) for i in range(400)]
+    await queue.submit(requests)
+    seen: list[int] = []
+    async with local_worker(settings_for(redis_url, queue, max_in_flight=40), engine):
+        await until_running(engine, 40)
+        while (await queue.stats()).counters["queued"] > 0:
+            seen.append(engine.stats().running)
+        await collect(client, [request.id for request in requests])
+    assert sorted(seen)[len(seen) // 10] >= 36
+    assert max(seen) <= 40
+
+
+async def test_static_policy_runs_a_batch_to_its_end(queue: Queue, client: Client, redis_url: str) -> None:
+    engine = StubEngine(token_delay_s=0.001)
+    settings = settings_for(redis_url, queue, batch_policy="static", batch_size=8)
+    requests = [a_prompt(f"w{i}", 1 + 10 * (i % 8 == 0)) for i in range(24)]
+    await queue.submit(requests)
+    async with local_worker(settings, engine):
+        results = await collect(client, [r.id for r in requests])
+    finished = sorted(results.values(), key=lambda result: result.finished_ms)
+    groups = [{r.id for r in finished[i : i + 8]} for i in (0, 8, 16)]
+    assert groups == [{r.id for r in requests[i : i + 8]} for i in (0, 8, 16)]
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "static", "bucketed"])
+async def test_every_policy_serves_a_last_short_batch(
+    queue: Queue, client: Client, redis_url: str, policy: str
+) -> None:
+    settings = settings_for(redis_url, queue, batch_policy=policy, batch_size=8, batch_timeout_ms=20)
+    async with local_worker(settings, StubEngine()):
+        results = await collect(client, prompts(21))
+    assert len(results) == 21
+
+
+async def test_high_priority_overtakes(queue: Queue, client: Client, redis_url: str) -> None:
+    low = prompts(40, max_tokens=10, priority="low")
+    high = prompts(5, max_tokens=10, priority="high")
+    await queue.submit(low + high)
+    async with local_worker(settings_for(redis_url, queue, max_in_flight=5), StubEngine(token_delay_s=0.001)):
+        results = await collect(client, [r.id for r in low + high])
+    order = sorted(results, key=lambda request_id: results[request_id].finished_ms)
+    assert set(order[:5]) == {request.id for request in high}
+
+
+async def test_cancel_frees_a_running_request(queue: Queue, client: Client, redis_url: str) -> None:
+    engine = StubEngine(token_delay_s=1)
+    async with local_worker(settings_for(redis_url, queue, beat_s=0.05), engine):
+        request_id = await client.submit(a_prompt("endless", 1000))
+        await until_running(engine, 1)
+        assert await client.cancel([request_id]) == ["running"]
+        assert (await client.wait(request_id)).status == "cancelled"
+        while engine.stats().running:
+            await asyncio.sleep(0.001)
+
+
+async def test_deadline_ends_a_running_request(queue: Queue, client: Client, redis_url: str) -> None:
+    engine = StubEngine(token_delay_s=1)
+    async with local_worker(settings_for(redis_url, queue, beat_s=0.05), engine):
+        request_id = await client.submit(a_prompt("late", 1000, deadline_s=0.2))
+        assert (await client.wait(request_id)).status == "expired"
+        while engine.stats().running:
+            await asyncio.sleep(0.001)
+
+
+async def test_client_errors_are_not_retried(queue: Queue, client: Client, redis_url: str) -> None:
+    engine = FlakyEngine([Response(400, b'{"error":{"message":"too long"}}')])
+    async with local_worker(settings_for(redis_url, queue), engine):
+        request_id = await client.submit(a_prompt("x"))
+        result = await client.wait(request_id)
+    assert (result.status, result.status_code, result.attempt) == ("failed", 400, 1)
+    assert result.failure == "HTTP 400: too long"
+
+
+async def test_server_error_is_tried_once_more_then_believed(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    fault = Response(500, b'{"error":{"message":"boom"}}')
+    async with local_worker(settings_for(redis_url, queue, backoff_base_s=0.01), FlakyEngine([fault])):
+        assert (await client.wait(await client.submit(a_prompt("x")))).attempt == 2
+    async with local_worker(settings_for(redis_url, queue, backoff_base_s=0.01), FlakyEngine([fault] * 2)):
+        result = await client.wait(await client.submit(a_prompt("y")))
+    assert (result.status, result.status_code, result.attempt) == ("failed", 500, 2)
+
+
+async def test_one_in_five_failing_drains_to_zero(queue: Queue, client: Client, redis_url: str) -> None:
+    """Scenario 3."""
+    fault = Response(500, b'{"error":{"message":"boom"}}')
+    engine = FlakyEngine([fault if i % 5 == 0 else None for i in range(1000)])  # type: ignore[misc]
+    settings = settings_for(redis_url, queue, max_in_flight=4, backoff_base_s=0.001)
+    async with local_worker(settings, engine):
+        results = await collect(client, prompts(1000))
+    assert len(results) == 1000
+    counters = (await queue.stats()).counters
+    assert (counters["queued"], counters["in_flight"]) == (0, 0)
+    assert await audit(queue) == []
+
+
+async def test_unavailable_engine_costs_no_attempt(queue: Queue, client: Client, redis_url: str) -> None:
+    engine = FlakyEngine([EngineUnavailable("503")] * 5)
+    async with local_worker(settings_for(redis_url, queue, backoff_base_s=0.001), engine):
+        result = await client.wait(await client.submit(a_prompt("x", max_attempts=1)))
+    assert (result.status, result.attempt) == ("succeeded", 1)
+
+
+async def test_drain_at_any_instant_gives_everything_back_at_once(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    """Scenarios 2 and 36: 100 random instants, claims, backoffs and settles under way."""
+    chance = random.Random(2)
+    requests = prompts(300, max_tokens=3)
+    await queue.submit(requests)
+    for _ in range(100):
+        engine = FlakyEngine([EngineUnavailable("503")] * chance.randrange(3))
+        engine._token_delay_s = 0.002
+        settings = settings_for(redis_url, queue, max_in_flight=16, drain_timeout_s=0, backoff_base_s=0.01)
+        async with local_worker(settings, engine) as worker:
+            await asyncio.sleep(chance.random() * 0.03)
+            assert await worker.stop() == 0
+        stats = await queue.stats()
+        assert stats.counters.get("in_flight", 0) == 0
+        assert stats.workers == {}
+        assert await audit(queue) == []
+    async with local_worker(settings_for(redis_url, queue), StubEngine()):
+        results = await collect(client, [request.id for request in requests])
+    assert {result.status for result in results.values()} == {"succeeded"}
+    assert len(results) == 300
+
+
+async def test_drain_finishes_what_fits(queue: Queue, client: Client, redis_url: str) -> None:
+    engine = StubEngine(token_delay_s=0.01)
+    requests = prompts(8, max_tokens=10)
+    await queue.submit(requests)
+    async with local_worker(settings_for(redis_url, queue, drain_timeout_s=30), engine) as worker:
+        await until_running(engine, 8)
+        assert await worker.stop() == 0
+    assert (await queue.stats()).counters["succeeded"] == 8
+    assert not worker.progress.is_claiming
+
+
+async def test_engine_death_makes_suspects_not_losses(queue: Queue, client: Client, redis_url: str) -> None:
+    engine = StubEngine(token_delay_s=1)
+    requests = prompts(32, max_tokens=1000)
+    await queue.submit(requests)
+    with pytest.raises(EngineDied):
+        async with local_worker(settings_for(redis_url, queue), engine) as worker:
+            await until_running(engine, 32)
+            engine.die()
+            await worker.task
+    stats = await queue.stats()
+    assert stats.depth_by_lane["suspect"] == 32
+    assert stats.counters["in_flight"] == 0
+    async with local_worker(settings_for(redis_url, queue), StubEngine()):
+        results = await collect(client, [request.id for request in requests])
+    assert {(result.status, result.attempt) for result in results.values()} == {("succeeded", 1)}
+
+
+async def test_lost_lease_starts_over_under_a_new_name(queue: Queue, client: Client, redis_url: str) -> None:
+    """Scenarios 5 and 43: told what to abort, and nothing is lost."""
+    engine = StubEngine(token_delay_s=0.05)
+    request = a_prompt("x", 10)
+    await queue.submit([request])
+    async with local_worker(settings_for(redis_url, queue, beat_s=0.05), engine):
+        await until_running(engine, 1)
+        (name,) = (await queue.stats()).workers
+        await end_lease(queue, name)
+        await queue.reap()
+        result = await client.wait(request.id)
+        (new_name,) = (await queue.stats()).workers
+    assert new_name != name
+    assert (result.status, result.worker) == ("succeeded", new_name)
+
+
+async def test_inbox_takes_plain_json_and_keeps_garbage(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    body = orjson.dumps({"id": "mine", "endpoint": COMPLETIONS, "body": {"prompt": "hi", "max_tokens": 2}})
+    async with local_worker(settings_for(redis_url, queue, poll_interval_s=0.1), StubEngine()):
+        await queue.redis.rpush(queue.keys.inbox, b"\xff garbage", body)
+        while await queue.redis.get(queue.keys.result("mine")) is None:
+            await asyncio.sleep(0.005)
+        while not (letters := await queue.dead_letters()):
+            await asyncio.sleep(0.005)
+    assert text_of((await queue.results(["mine"]))[0]) == "hi hi"
+    assert [(letter.reason, letter.record) for letter in letters] == [("unreadable", b"\xff garbage")]

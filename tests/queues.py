@@ -1,0 +1,110 @@
+"""Steps that the tests of the queue share: short names for what producers and workers do."""
+
+from collections.abc import Iterable
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+from gristmill.shared.queue import Queue, Settlement
+from gristmill.shared.records import COMPLETIONS, Claimed, Request
+
+BODY = b'{"prompt":"hi"}'
+ERROR = {"code": "engine_error", "message": "boom"}
+
+_numbers = count(1)
+
+
+def a_request(request_id: str | None = None, **fields: Any) -> Request:
+    """Return a small request."""
+    request_id = request_id or f"r-{next(_numbers)}"
+    return Request(**({"id": request_id, "body": BODY, "endpoint": COMPLETIONS} | fields))
+
+
+def some_requests(number: int, **fields: Any) -> list[Request]:
+    return [a_request(**fields) for _ in range(number)]
+
+
+async def open_worker(queue: Queue, name: str = "") -> str:
+    """Register a worker and return its name."""
+    name = name or f"w-{next(_numbers)}"
+    await queue.register(name, {"model": "m"})
+    return name
+
+
+async def claim(queue: Queue, worker: str, number: int = 128, **options: Any) -> list[Claimed]:
+    """Claim under a fresh nonce."""
+    return list((await queue.claim(worker, uuid4().hex, number, **options)).claimed)
+
+
+async def claimed_by(queue: Queue, worker: str, number: int = 1, **fields: Any) -> list[Claimed]:
+    """Submit fresh requests and return them as a worker's claim."""
+    await queue.submit(some_requests(number, **fields))
+    return await claim(queue, await open_worker(queue, worker), number)
+
+
+def outcome(item: Claimed) -> bytes:
+    return b'"attempt":%d,"worker":"w","response":{"status_code":200,"body":{}},"error":null' % (
+        item.attempt
+    )
+
+
+def settlement(item: Claimed, status: Any = "succeeded") -> Settlement:
+    return Settlement(item.id, item.delivery, status, outcome(item))
+
+
+async def succeed(queue: Queue, worker: str, items: Iterable[Claimed]) -> list[int]:
+    return await queue.ack(worker, [settlement(item) for item in items])
+
+
+async def fail(queue: Queue, worker: str, items: Iterable[Claimed]) -> list[int]:
+    return await queue.ack(worker, [settlement(item, "failed") for item in items])
+
+
+async def end_lease(queue: Queue, worker: str) -> None:
+    """Let a worker's lease end now."""
+    await queue.redis.zadd(queue.keys.workers, {worker: 1}, xx=True)
+
+
+async def make_due(queue: Queue, request_id: str) -> None:
+    """Let a delayed request be due now."""
+    await queue.redis.zadd(queue.keys.delayed, {request_id: 1}, xx=True)
+
+
+async def reap_all(queue: Queue) -> int:
+    """Reap until nothing is left to reap; return how many ids moved."""
+    moved = 0
+    while reaped := await queue.reap():
+        moved += sum(reaped.values())
+    return moved
+
+
+async def die(queue: Queue, worker: str) -> None:
+    """Let a worker die and be reaped."""
+    await end_lease(queue, worker)
+    await reap_all(queue)
+
+
+async def contents(queue: Queue) -> dict[str, Any]:
+    """Return every key of a queue with its value, without what only counts refusals or beats."""
+    readers: dict[str, Any] = {
+        "string": queue.redis.get,
+        "list": lambda key: queue.redis.lrange(key, 0, -1),
+        "hash": queue.redis.hgetall,
+        "zset": lambda key: queue.redis.zrange(key, 0, -1, withscores=True),
+    }
+    found = {}
+    async for key in queue.redis.scan_iter(match=f"{queue.keys.prefix}*", count=1000):
+        kind: Any = await queue.redis.type(key)
+        found[key.decode()] = await readers[kind.decode()](key)
+    found.pop(f"{queue.keys.prefix}clock", None)
+    found.get(queue.keys.stats, {}).pop(b"stale", None)
+    return found
+
+
+async def kinds_of_keys(queue: Queue) -> set[str]:
+    """Return the first word of every key of a queue."""
+    return {key.removeprefix(queue.keys.prefix).split(":")[0] for key in await contents(queue)}
+
+
+async def counters(queue: Queue) -> dict[str, int]:
+    return {name: value for name, value in (await queue.stats()).counters.items() if value}

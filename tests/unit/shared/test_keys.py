@@ -1,0 +1,58 @@
+import re
+from dataclasses import fields
+
+import pytest
+
+from gristmill.shared.errors import SettingsError
+from gristmill.shared.keys import LANES, Keys
+from gristmill.shared.queue import VERBS, script_source
+from gristmill.shared.records import PRIORITIES
+
+SCHEMA = re.compile(r"^-- {3}([a-z_]+(?:, [a-z_]+)?)(?::<\w+>)*(?::<\w+>)? +[A-Z]", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["default", "a", "a.b", "A_b-9.0", "x" * 64])
+def test_allowed_queue_names_share_one_hash_tag(name: str) -> None:
+    keys = Keys(name)
+    assert keys.prefix == f"gm:{{{name}}}:"
+    assert keys.request("0-x").startswith(keys.prefix)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a b", "a:b", "a{b", "a}b", "a*b", "é", "a\n"])
+def test_other_queue_names_are_refused_by_name(name: str) -> None:
+    with pytest.raises(SettingsError, match="GRISTMILL_QUEUE"):
+        Keys(name)
+
+
+def test_no_two_keys_collide() -> None:
+    keys = Keys("q")
+    names = [name for name in dir(keys) if not name.startswith("_")]
+    plain = {f.name for f in fields(keys)} | {"prefix"}
+    made = [getattr(keys, name) for name in names if name not in plain]
+    values = [value if isinstance(value, str) else value("x") for value in made]
+    assert len(set(values)) == len(values)
+    assert all(value.startswith(keys.prefix) for value in values)
+
+
+def test_every_key_stands_in_the_schema_of_the_scripts() -> None:
+    schema = script_source("stats").split("local prefix")[0]
+    words = {w for match in SCHEMA.findall(schema) for w in match.split(", ")}
+    keys = Keys("q")
+    for name in ("inbox", "doorbell", "dead", "deadinfo", "owner", "stats", "workers", "delayed",
+                 "deadlines", "attempts", "batches_done"):  # fmt: skip
+        assert getattr(keys, name).removeprefix(keys.prefix) in words
+    for method in (keys.request, keys.result, keys.reply, keys.worker, keys.inflight, keys.batch):
+        assert method("x").removeprefix(keys.prefix).partition(":")[0] in words
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_script_says_its_keys_arguments_and_answer(verb: str) -> None:
+    own = script_source(verb).rpartition("-- " + verb + ":")[2]
+    head = own.split("\n\n")[0]
+    assert "KEYS[1]" in head
+    assert "Returns" in head
+    assert ("ARGV[" not in own) or ("ARGV" in head)
+
+
+def test_suspects_come_before_the_priorities() -> None:
+    assert ("suspect", *PRIORITIES) == LANES

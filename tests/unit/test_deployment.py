@@ -1,0 +1,246 @@
+"""What the manifests, the Compose file and the images must agree on, with each other and with the settings."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from gristmill.shared.connection import connect
+from gristmill.shared.intake import request_from_json
+from gristmill.shared.records import CHAT
+from gristmill.shared.server import running_server
+from gristmill.worker.settings import WorkerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+MANIFESTS = sorted(
+    path for folder in ("base", "examples") for path in (ROOT / "k8s" / folder).glob("*.yaml")
+)
+DOCKERFILES = [ROOT / "worker" / "Dockerfile", ROOT / "producer" / "Dockerfile"]
+WORKERS = ["worker", "worker-gpu"]
+
+
+def objects(text: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Objects of a YAML stream by kind and name."""
+    found = (item for item in yaml.safe_load_all(text) if item and "metadata" in item)
+    return {(item["kind"], item["metadata"]["name"]): item for item in found}
+
+
+BASE = objects("\n---\n".join(path.read_text() for path in MANIFESTS))
+CONFIG = BASE["ConfigMap", "gristmill"]["data"]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def pod_specs() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (f"{kind}/{name}", item["spec"]["template"]["spec"])
+        for (kind, name), item in BASE.items()
+        if "template" in item.get("spec", {})
+    ]
+
+
+def worker_pod(items: dict[tuple[str, str], dict[str, Any]] = BASE) -> dict[str, Any]:
+    spec: dict[str, Any] = items["Deployment", "gristmill-worker"]["spec"]["template"]["spec"]
+    return spec
+
+
+def redis_options() -> dict[str, str]:
+    lines = (ROOT / "k8s/base/redis.conf").read_text().splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+
+
+def num_bytes(size: str) -> int:
+    """Bytes of a size as Redis (gb) or Kubernetes (Gi) writes it; both units are 2**30."""
+    found = re.fullmatch(r"(\d+)(?:gb|Gi)", size)
+    assert found, size
+    return int(found[1]) * 2**30
+
+
+def default(setting: str) -> Any:
+    return WorkerSettings.model_fields[setting].default
+
+
+def test_kubernetes_waits_longer_than_a_worker_drains() -> None:
+    assert (
+        worker_pod()["terminationGracePeriodSeconds"]
+        >= float(CONFIG["GRISTMILL_DRAIN_TIMEOUT_S"]) + 20
+    )
+    assert float(CONFIG["GRISTMILL_DRAIN_TIMEOUT_S"]) == default("drain_timeout_s")
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_compose_waits_longer_than_a_worker_drains(name: str) -> None:
+    service = COMPOSE["services"][name]
+    seconds = int(service["stop_grace_period"].removesuffix("s"))
+    assert seconds >= float(service["environment"]["GRISTMILL_DRAIN_TIMEOUT_S"]) + 20
+
+
+def test_probes_ask_where_the_worker_answers() -> None:
+    (container,) = worker_pod()["containers"]
+    (port,) = container["ports"]
+    assert port["containerPort"] == int(CONFIG["GRISTMILL_HEALTH_PORT"]) == default("health_port")
+    probes = {
+        kind: container[kind]["httpGet"]
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
+    assert {probe["port"] for probe in probes.values()} == {port["name"]}
+    assert probes["livenessProbe"]["path"] == "/healthz"
+    assert probes["readinessProbe"]["path"] == probes["startupProbe"]["path"] == "/readyz"
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_compose_probes_ask_where_the_worker_answers(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert (
+        f":{service['environment']['GRISTMILL_HEALTH_PORT']}/readyz"
+        in service["healthcheck"]["test"][-1]
+    )
+
+
+def test_scrapes_go_where_the_worker_answers() -> None:
+    annotations = BASE["Deployment", "gristmill-worker"]["spec"]["template"]["metadata"][
+        "annotations"
+    ]
+    assert annotations["prometheus.io/port"] == CONFIG["GRISTMILL_HEALTH_PORT"]
+
+
+def test_every_variable_of_ours_is_a_setting() -> None:
+    given = set(CONFIG) | set(COMPOSE["services"]["worker"]["environment"])
+    ours = {name for name in given if name.startswith("GRISTMILL_")}
+    assert ours <= {f"GRISTMILL_{name.upper()}" for name in WorkerSettings.model_fields}
+
+
+@pytest.mark.parametrize(("name", "pod"), pod_specs())
+def test_what_a_pod_refers_to_exists(name: str, pod: dict[str, Any]) -> None:
+    containers = pod["containers"] + pod.get("initContainers", [])
+    for source in (source for container in containers for source in container.get("envFrom", [])):
+        for kind, reference in source.items():
+            assert (
+                {"configMapRef": "ConfigMap", "secretRef": "Secret"}[kind],
+                reference["name"],
+            ) in BASE
+    claims = BASE["StatefulSet", "redis"]["spec"]["volumeClaimTemplates"]
+    volumes = {
+        volume["name"] for volume in pod["volumes"] + [claim["metadata"] for claim in claims]
+    }
+    assert {
+        mount["name"] for container in containers for mount in container["volumeMounts"]
+    } <= volumes
+
+
+@pytest.mark.parametrize(("name", "pod"), pod_specs())
+def test_pods_run_without_privileges(name: str, pod: dict[str, Any]) -> None:
+    assert pod["securityContext"]["runAsNonRoot"]
+    for container in pod["containers"] + pod.get("initContainers", []):
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("Deployment", "gristmill-worker"), ("Job", "gristmill-submit")]
+)
+def test_network_policy_lets_our_pods_reach_redis(kind: str, name: str) -> None:
+    (rule,) = BASE["NetworkPolicy", "redis"]["spec"]["ingress"]
+    wanted = rule["from"][0]["podSelector"]["matchLabels"].items()
+    assert wanted <= BASE[kind, name]["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_example_requests_are_accepted() -> None:
+    lines = BASE["ConfigMap", "gristmill-requests"]["data"]["requests.jsonl"].splitlines()
+    requests = [
+        request_from_json(line.encode(), max_request_bytes=default("max_request_bytes"))
+        for line in lines
+    ]
+    assert [request.endpoint for request in requests] == [CHAT] * 3
+
+
+def test_selectors_match_their_pods() -> None:
+    redis = BASE["StatefulSet", "redis"]["spec"]["template"]["metadata"]["labels"].items()
+    assert BASE["Service", "redis"]["spec"]["selector"].items() <= redis
+    assert BASE["NetworkPolicy", "redis"]["spec"]["podSelector"]["matchLabels"].items() <= redis
+
+
+def test_the_queue_is_full_before_redis_is() -> None:
+    memory = num_bytes(redis_options()["maxmemory"])
+    # 1,450 bytes of memory for a record of 1 KB, and room for results.
+    assert int(CONFIG["GRISTMILL_MAX_BYTES"]) * 1450 / 1024 < 0.6 * memory
+    (container,) = BASE["StatefulSet", "redis"]["spec"]["template"]["spec"]["containers"]
+    assert num_bytes(container["resources"]["limits"]["memory"]) >= 2 * memory
+    assert (
+        COMPOSE["services"]["worker"]["environment"]["GRISTMILL_MAX_BYTES"]
+        == CONFIG["GRISTMILL_MAX_BYTES"]
+    )
+
+
+async def test_redis_takes_our_configuration() -> None:
+    options = redis_options()
+    options.pop("dir")
+    arguments = [
+        word for name, value in options.items() for word in (f"--{name}", value.strip('"'))
+    ]
+    with running_server(options=arguments) as url:
+        redis = connect(url)
+        told = await redis.config_get("appendonly", "appendfsync", "save", "maxmemory-policy")
+        await redis.aclose()
+    assert told == {
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+    }
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the PATH")
+def test_cpu_overlay_asks_for_no_gpu() -> None:
+    command = ["kubectl", "kustomize", str(ROOT / "k8s/overlays/cpu")]
+    pod = worker_pod(
+        objects(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    )
+    (container,) = pod["containers"]
+    assert "nvidia" not in str(pod)
+    assert container["image"] == COMPOSE["services"]["worker"]["image"] == "gristmill-worker:cpu"
+    assert "--enforce-eager" in container["args"]
+
+
+def test_base_asks_for_one_gpu() -> None:
+    (container,) = worker_pod()["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert (
+        container["image"] == COMPOSE["services"]["worker-gpu"]["image"] == "gristmill-worker:cuda"
+    )
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_images_pass_signals_on_and_are_not_root(path: Path) -> None:
+    text = path.read_text()
+    assert 'ENTRYPOINT ["gristmill"]' in text
+    assert "STOPSIGNAL SIGTERM" in text
+    final_stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[
+        -2 if path.parent.name == "worker" else -1 :
+    ]
+    assert all("USER 10001:10001" in stage for stage in final_stages)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_images_copy_only_what_the_context_holds(path: Path) -> None:
+    allowed = {
+        line[1:].rstrip("/")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = {
+        word.rstrip("/")
+        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", path.read_text(), re.MULTILINE)
+        for word in line.split()
+    }
+    assert copied == allowed
+    assert all((ROOT / name).exists() for name in copied)
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_compose_builds_a_stage_that_exists(name: str) -> None:
+    build = COMPOSE["services"][name]["build"]
+    assert f" AS {build['target']}\n" in (ROOT / build["dockerfile"]).read_text()

@@ -1,0 +1,134 @@
+"""Building AsyncLLM, in the thread that may block: half a minute on a CPU, minutes on a GPU.
+
+Called by `in_process` only. The rest of a start, vLLM's application, needs the event loop and is
+done there.
+"""
+
+import gc
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.shared.errors import EngineDied
+from gristmill.worker.engine import arguments, core_process, trace
+from gristmill.worker.engine.core_process import CoreReports
+from gristmill.worker.engine.devices import Devices, find_devices
+from gristmill.worker.engine.interface import EngineInfo
+
+SHUTDOWN_S = 10.0
+"""How long EngineCore may take to end once told; then it and its workers are killed."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """A running AsyncLLM and what belongs to it."""
+
+    engine: Any
+    args: Namespace
+    devices: Devices
+    reports: CoreReports
+    counters: list[Any]
+
+    def death(self, what: str) -> EngineDied:
+        """Return the error to raise, with the reason that EngineCore gave, if it gave one."""
+        reason = self.reports.reason()
+        return EngineDied(f"{what}: {reason}" if reason else what)
+
+    def shut_down(self) -> None:
+        """End EngineCore and its workers. Blocks, `SHUTDOWN_S` at most; safe to call twice."""
+        self.engine.shutdown(timeout=SHUTDOWN_S)
+        self.reports.close()
+        gc.unfreeze()
+
+
+def build(argv: Sequence[str], reports: CoreReports) -> Core:
+    """Build the engine that `vllm serve` would build from `argv`.
+
+    Args:
+        argv: What follows `--` on the worker's command line.
+        reports: Where its processes report; a kill through it ends the build.
+
+    Returns:
+        The running engine, not warmed up.
+
+    Raises:
+        SettingsError: The arguments are wrong.
+        EngineDied: EngineCore did not come up; nothing of it is left.
+    """
+    arguments.prepare_environment()
+    args = arguments.serve_arguments(argv)
+    devices = find_devices()
+    arguments.settle_for_device(args, devices)
+    return _core(args, devices, reports)
+
+
+def info_of(core: Core, models: Sequence[str], endpoints: Sequence[str]) -> EngineInfo:
+    """Return the description of a built engine.
+
+    Args:
+        core: The engine.
+        models: Served names.
+        endpoints: Served paths.
+    """
+    import vllm
+
+    config = core.engine.vllm_config
+    parallel = config.parallel_config
+    return EngineInfo(
+        transport="in_process",
+        models=tuple(models),
+        endpoints=tuple(endpoints),
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_model_len=config.model_config.max_model_len,
+        vllm_version=vllm.__version__,
+        device=core.devices.name,
+        num_devices=parallel.world_size * parallel.data_parallel_size,
+        device_memory_bytes=core.devices.memory_bytes,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        supports_bf16=core.devices.supports_bf16,
+        scheduling_policy=config.scheduler_config.policy,
+        kv_cache_tokens=_kv_cache_tokens(config.cache_config),
+    )
+
+
+def api_keys(args: Namespace) -> list[str]:
+    """Return the keys that vLLM's application will ask for: the flag's, or the environment's."""
+    return [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+
+
+def freeze_heap() -> None:
+    """Keep what a start has made out of garbage collection, as vLLM's server does.
+
+    A full collection over torch and vLLM holds the event loop for a third of a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from gristmill.worker.engine.statistics import StepCounter, counting
+
+    engine_args, config = arguments.engine_config(args)
+    counters: list[StepCounter] = []
+    with core_process.isolated(reports):
+        try:
+            engine = AsyncLLM.from_vllm_config(
+                config,
+                usage_context=UsageContext.LLM_CLASS,
+                stat_loggers=[counting(counters)],
+                enable_log_requests=engine_args.enable_log_requests,
+                disable_log_stats=engine_args.disable_log_stats,
+            )
+        except Exception as error:
+            raise EngineDied(f"the engine did not start: {reports.reason() or error}") from error
+    trace.watch(engine)
+    return Core(engine, args, devices, reports, counters)
+
+
+def _kv_cache_tokens(cache_config: Any) -> int:
+    return (cache_config.num_gpu_blocks or 0) * (cache_config.block_size or 0)

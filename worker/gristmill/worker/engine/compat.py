@@ -1,0 +1,127 @@
+"""Every import of vLLM whose place changed between 0.24 and 0.33, and nothing else.
+
+Called by the in-process transport, in the thread that builds the engine; importing this loads no
+vLLM. Old paths are tried second, because newer versions keep some of them with a warning.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from gristmill.shared.errors import SettingsError
+
+DEFAULT_SHUTDOWN_TIMEOUT_S = 60
+
+
+def openai_layer() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return `build_app` and `init_app_state`, whose signatures are the same in all versions."""
+    try:
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+    except ImportError:  # up to 0.28
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    return build_app, init_app_state
+
+
+def error_factory() -> Callable[[Exception], Any]:
+    """Return `create_error_response`: an exception in, an `ErrorResponse` out."""
+    try:
+        from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+    except ImportError:  # up to 0.31
+        from vllm.entrypoints.serve.utils.error_response import create_error_response
+    return create_error_response  # type: ignore[no-any-return]
+
+
+def error_type() -> type[Any]:
+    """Return the class `ErrorResponse`."""
+    try:
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    except ImportError:  # up to 0.31
+        from vllm.entrypoints.openai.engine.protocol import ErrorResponse
+    return ErrorResponse  # type: ignore[no-any-return]
+
+
+def request_types() -> dict[str, Any]:
+    """Return the request class of each endpoint of the hot path."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+
+    return {
+        "/v1/chat/completions": ChatCompletionRequest,
+        "/v1/completions": CompletionRequest,
+        "/v1/embeddings": EmbeddingRequest,
+    }
+
+
+def handlers(state: Any) -> dict[str, Callable[..., Any]]:
+    """Return the serving objects that `init_app_state` left in `state`, by endpoint.
+
+    Args:
+        state: The application's state; an endpoint that the model cannot serve has None there.
+    """
+    chat = getattr(state, "openai_serving_chat", None)
+    completion = getattr(state, "openai_serving_completion", None)
+    found = {
+        "/v1/chat/completions": getattr(chat, "create_chat_completion", None),
+        "/v1/completions": getattr(completion, "create_completion", None),
+        "/v1/embeddings": getattr(state, "serving_embedding", None),
+    }
+    return {endpoint: handler for endpoint, handler in found.items() if handler is not None}
+
+
+def parse_serve_arguments(argv: Sequence[str]) -> Namespace:
+    """Parse what follows `vllm serve`, with two defaults of our own.
+
+    `--scheduling-policy priority`, and a `--shutdown-timeout`, so that a signal that reaches the
+    engine's process all the same (systemd signals every process of a unit) drains and aborts
+    nothing. `ServeSubcommand` is at the same place in all versions.
+
+    Args:
+        argv: The model, then flags.
+
+    Raises:
+        SettingsError: A flag or value is unknown, in argparse's words.
+    """
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise SettingsError(f"vLLM does not take these arguments: {message}; see --help")
+
+    command = ServeSubcommand()
+    parser = Parser(prog="gristmill worker --")
+    serve = command.subparser_init(parser.add_subparsers(required=True, dest="subparser"))
+    serve.set_defaults(scheduling_policy="priority", shutdown_timeout=DEFAULT_SHUTDOWN_TIMEOUT_S)
+    args: Namespace = parser.parse_args(["serve", *argv])
+    command.validate(args)
+    args.api_server_count = None
+    return args
+
+
+def engine_arguments(args: Namespace) -> Any:
+    """Return `AsyncEngineArgs` from parsed arguments, its plug-ins loaded, as `vllm serve` does."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    if path := getattr(args, "tool_parser_plugin", None):
+        ToolParserManager.import_tool_parser(path)
+    if path := getattr(args, "reasoning_parser_plugin", None):
+        ReasoningParserManager.import_reasoning_parser(path)
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    _propagate_late_interaction(args, engine_args)
+    return engine_args
+
+
+def _propagate_late_interaction(args: Namespace, engine_args: Any) -> None:
+    """A pooling flag of the server that the engine has to know as well (0.32 and later)."""
+    try:
+        from vllm.entrypoints.common.cli_args import propagate_flash_late_interaction
+    except ImportError:
+        try:
+            from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
+        except ImportError:
+            return
+    propagate_flash_late_interaction(args, engine_args)

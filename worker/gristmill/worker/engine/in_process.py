@@ -1,0 +1,194 @@
+"""The engine in this process: AsyncLLM behind vLLM's own OpenAI layer, no socket, no server.
+
+A request takes the serving objects (`serving.py`) where they fit and the ASGI application
+(`asgi.py`) everywhere else; both answer what `vllm serve` would. Building and shutting down happen
+in one thread, in order, so a close during a start waits for it and then undoes it.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import structlog
+
+from gristmill.shared.errors import EngineDied, EngineUnavailable
+from gristmill.worker.engine import building, compat, endpoints
+from gristmill.worker.engine.asgi import Application
+from gristmill.worker.engine.bodies import ABORTED
+from gristmill.worker.engine.building import Core
+from gristmill.worker.engine.core_process import CoreReports
+from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response
+from gristmill.worker.engine.progress import Progress
+from gristmill.worker.engine.refusals import refusal
+from gristmill.worker.engine.serving import ServingObjects
+from gristmill.worker.engine.trace import Trace, traced
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+POLL_S = 0.1
+ABORT_CHECK_S = 5.0
+"""How long the engine may take to show that it lives, after an answer that it cut short."""
+
+
+class InProcessEngine:
+    """vLLM in this process; see `Engine` for the contract."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Keep the arguments; nothing is parsed or loaded before `start`.
+
+        Args:
+            argv: The very arguments of `vllm serve`, such as `["--model", "X"]`.
+        """
+        self._argv = tuple(argv)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._reports = CoreReports()
+        self._core: Core | None = None  # written in the thread only
+        self._running: _Running | None = None
+
+    async def start(self) -> EngineInfo:
+        """Build the engine and answer one tiny request with it; see `Engine.start`."""
+        started_at = time.monotonic()
+        await self.close()
+        await self._in_thread(self._build)
+        try:
+            self._running = await self._serve(self._built())
+            await self._warm_up(self._running.info)
+        except BaseException:
+            await self.close()
+            raise
+        await self._in_thread(building.freeze_heap)
+        info = self._running.info
+        log.info(
+            "engine.started", start_s=round(time.monotonic() - started_at, 3), model=info.models[0]
+        )
+        return info
+
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        """Answer one request; see `Engine.post`."""
+        running = self._alive()
+        refused = refusal(endpoint, body, running.info.endpoints)
+        if refused is not None:
+            return refused
+        with traced() as trace:
+            response = await running.serving.post(endpoint, body, priority)
+            if response is None:
+                response = await running.application.post(endpoint, body, priority)
+        return await self._judged(response, trace)
+
+    async def check(self, timeout_s: float) -> None:
+        """Ask the engine's busy loop for a sign of life; see `Engine.check`.
+
+        `check_health` of vLLM stays green while the input thread is dead or the process stopped;
+        `is_paused` goes through both.
+        """
+        running = self._alive()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await running.core.engine.is_paused()
+        except TimeoutError as error:
+            raise running.core.death(f"the engine did not answer within {timeout_s} s") from error
+        except Exception as error:
+            raise running.core.death(f"the engine is dead ({type(error).__name__})") from error
+        if running.progress.is_stalled(self.stats(), timeout_s):
+            raise running.core.death(f"the engine took no step in {timeout_s} s of running")
+
+    def stats(self) -> EngineStats:
+        """Return the counters since the last start; zeros before it."""
+        if self._core is None:
+            return EngineStats()
+        from gristmill.worker.engine.statistics import summed
+
+        return summed(self._core.counters)
+
+    async def close(self) -> None:
+        """Shut down in the thread, behind a build that may still run; safe to call twice."""
+        self._running = None
+        shutdown = asyncio.ensure_future(self._in_thread(self._shut_down))
+        while not shutdown.done():
+            if self._core is None:
+                self._reports.kill()  # a build: it fails as soon as its process is gone
+            await asyncio.wait([shutdown], timeout=POLL_S)
+        shutdown.result()
+
+    def _build(self) -> None:
+        self._reports = CoreReports()
+        self._core = building.build(self._argv, self._reports)
+
+    def _shut_down(self) -> None:
+        if self._core is not None:
+            self._core.shut_down()
+        self._core = None
+
+    async def _in_thread(self, step: Callable[[], T]) -> T:
+        """Run a step in the engine's thread; a cancelled caller waits no longer, the step goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, step)
+
+    async def _serve(self, core: Core) -> "_Running":
+        """Set up vLLM's application over the engine, as its server does."""
+        build_app, init_app_state = compat.openai_layer()
+        tasks = await core.engine.get_supported_tasks()
+        await core.engine.reset_mm_cache()
+        app = await self._in_thread(lambda: build_app(core.args, tasks, core.engine.model_config))
+        await init_app_state(core.engine, app.state, core.args, tasks)
+        models = await app.state.openai_serving_models.show_available_models()
+        paths = endpoints.served((getattr(route, "path", "") for route in app.routes), app.state)
+        info = building.info_of(core, [card.id for card in models.data], paths)
+        application = Application(app, building.api_keys(core.args))
+        return _Running(core, info, ServingObjects(app.state), application)
+
+    async def _warm_up(self, info: EngineInfo) -> None:
+        """Answer one tiny request, so that the first real one does not pay for it."""
+        fields: dict[str, dict[str, Any]] = {
+            "/v1/completions": {"prompt": "a", "max_tokens": 1},
+            "/pooling": {"input": "a"},
+        }
+        for endpoint in fields.keys() & set(info.endpoints):
+            body = json.dumps({"model": info.models[0], **fields[endpoint]}).encode()
+            response = await self.post(endpoint, body)
+            log.info("engine.warmed_up", endpoint=endpoint, status=response.status)
+            if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise EngineDied(f"the warm-up request failed: {response.body.decode()}")
+
+    def _built(self) -> Core:
+        if self._core is None:
+            raise EngineDied("the engine was closed while it started")
+        return self._core
+
+    def _alive(self) -> "_Running":
+        if self._running is None:
+            raise EngineDied("the engine is not started")
+        if self._running.core.engine.errored:
+            raise self._running.core.death("the engine is dead")
+        return self._running
+
+    async def _judged(self, response: Response, trace: Trace) -> Response:
+        """Tell the request's own outcome from the engine's.
+
+        An abort that nobody asked for looks like a success with half the text: it must not get
+        out. A 500 belongs to the request as long as the engine lives.
+        """
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._alive()
+        if response.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
+            raise EngineUnavailable(f"the engine takes no more requests: {response.body.decode()}")
+        if trace.is_aborted or response.finish_reason == ABORTED:
+            await self.check(ABORT_CHECK_S)
+            raise EngineUnavailable("the engine aborted the request unasked")
+        return trace.completed(response)
+
+
+class _Running:
+    """What exists between a start and a close."""
+
+    def __init__(
+        self, core: Core, info: EngineInfo, serving: ServingObjects, application: Application
+    ) -> None:
+        self.core, self.info = core, info
+        self.serving, self.application = serving, application
+        self.progress = Progress()

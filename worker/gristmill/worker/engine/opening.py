@@ -1,0 +1,32 @@
+"""Which engine a worker gets; called once by the wiring."""
+
+from collections.abc import Sequence
+
+from gristmill.shared.errors import SettingsError
+from gristmill.worker.engine.in_process import InProcessEngine
+from gristmill.worker.engine.interface import Engine
+from gristmill.worker.engine.remote import RemoteEngine
+
+
+def engine_from(vllm_url: str | None, argv: Sequence[str]) -> Engine:
+    """Return the engine that the settings ask for, not started.
+
+    Args:
+        vllm_url: The base URL of a running server (VLLM_URL), or None for one in this process.
+        argv: vLLM's arguments, what follows `--` on the command line.
+
+    Raises:
+        SettingsError: Both are given, or neither.
+    """
+    if vllm_url and argv:
+        raise SettingsError(
+            f"VLLM_URL is {vllm_url}, so the model runs there, but arguments for an engine in this "
+            f"process are given too ({' '.join(argv)}); take one of them away"
+        )
+    if vllm_url:
+        return RemoteEngine(vllm_url)
+    if not argv:
+        raise SettingsError(
+            "no engine: give vLLM's arguments after --, such as --model, or set VLLM_URL"
+        )
+    return InProcessEngine(argv)

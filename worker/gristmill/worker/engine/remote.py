@@ -1,0 +1,194 @@
+"""The engine behind a URL: a vLLM server, or anything that speaks its OpenAI-compatible API.
+
+Bytes go out and come back as they are. A server that is away is `EngineUnavailable` (try again);
+one that went away while it held a request is `EngineDied`, because that request may be the cause.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+import structlog
+
+from gristmill.shared.errors import EngineDied, EngineUnavailable
+from gristmill.worker.engine import endpoints
+from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
+from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response
+from gristmill.worker.engine.refusals import refusal, stream_refusal
+
+log = structlog.get_logger(__name__)
+
+CONNECT_S = 10.0
+PROBE_S = 10.0
+POLL_S = 0.5
+KEEP_ALIVE_S = 3.0
+"""Below the 5 s after which vLLM closes an idle connection; above it a POST may meet a closed one."""
+
+_UNAVAILABLE = {
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+}
+
+
+class RemoteEngine:
+    """A server at a URL; see `Engine` for the contract."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        max_num_seqs: int = 256,
+        max_connections: int = 0,
+        start_timeout_s: float = 600.0,
+    ) -> None:
+        """Keep the address; nothing is sent before `start`.
+
+        Args:
+            url: Base URL, without `/v1`.
+            api_key: Sent as a bearer token.
+            max_num_seqs: Sequences that the server runs at once; it does not say.
+            max_connections: Connections at the same time; 0 for no limit.
+            start_timeout_s: How long `start` waits for the server to be healthy.
+        """
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._max_num_seqs, self._max_connections = max_num_seqs, max_connections
+        self._start_timeout_s = start_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._endpoints: tuple[str, ...] = ()
+
+    async def start(self) -> EngineInfo:
+        """Wait until the server is healthy, then ask what it serves; see `Engine.start`.
+
+        The server has warmed itself up, so no request is posted.
+        """
+        await self.close()
+        self._session = self._connected()
+        try:
+            await self._until_healthy()
+            return await self._described()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        """Post the body; cancelling closes the connection, and the server aborts."""
+        refused = refusal(endpoint, body, self._endpoints)
+        if refused is not None:
+            return refused
+        try:
+            response = await self._posted(endpoint, with_priority(body, priority))
+        except aiohttp.ClientConnectorError as error:
+            raise EngineUnavailable(f"{self._url} is unreachable: {error}") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise await self._interrupted(error) from error
+        return await self._judged(response)
+
+    async def check(self, timeout_s: float) -> None:
+        """Ask for /health; see `Engine.check`."""
+        try:
+            async with asyncio.timeout(timeout_s), self._live().get("/health") as reply:
+                status = reply.status
+        except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
+            text = str(error) or type(error).__name__
+            raise EngineDied(f"{self._url}/health did not answer: {text}") from error
+        if status != HTTPStatus.OK:
+            raise EngineDied(f"{self._url}/health answered {status}")
+
+    def stats(self) -> EngineStats:
+        """Return zeros: the server's own /metrics has these numbers."""
+        return EngineStats()
+
+    async def close(self) -> None:
+        """Close the connections; the server is not ours to stop."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _connected(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            base_url=self._url,
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(
+                limit=self._max_connections, keepalive_timeout=KEEP_ALIVE_S
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        )
+
+    def _live(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise EngineDied("the engine is not started")
+        return self._session
+
+    async def _until_healthy(self) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        while True:
+            try:
+                return await self.check(PROBE_S)
+            except EngineDied as error:
+                if time.monotonic() > deadline:
+                    message = f"no healthy server within {self._start_timeout_s} s: {error}"
+                    raise EngineDied(message) from error
+            await asyncio.sleep(POLL_S)
+
+    async def _described(self) -> EngineInfo:
+        models = (await self._asked("/v1/models")).get("data") or []
+        if not models:
+            raise EngineDied(
+                f"{self._url}/v1/models names no model; is this an OpenAI-compatible API?"
+            )
+        version = (await self._asked("/version")).get("version", "")
+        paths = (await self._asked("/openapi.json")).get("paths")
+        self._endpoints = endpoints.served(endpoints.INFERENCE if paths is None else paths)
+        log.info("engine.reached", url=self._url, model=models[0]["id"], vllm_version=version)
+        return EngineInfo(
+            transport="remote",
+            models=tuple(card["id"] for card in models),
+            endpoints=self._endpoints,
+            max_num_seqs=self._max_num_seqs,
+            max_model_len=models[0].get("max_model_len") or 0,
+            vllm_version=version,
+        )
+
+    async def _asked(self, path: str) -> Mapping[str, Any]:
+        """A JSON object that the server may or may not have to give."""
+        try:
+            async with asyncio.timeout(PROBE_S), self._live().get(path) as reply:
+                fields = await reply.json(content_type=None) if reply.ok else {}
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise EngineDied(f"{self._url}{path} did not answer: {error}") from error
+        return fields if isinstance(fields, dict) else {}
+
+    async def _posted(self, endpoint: str, body: bytes) -> Response:
+        headers = {"content-type": "application/json"}
+        async with self._live().post(endpoint, data=body, headers=headers) as reply:
+            if reply.content_type == "text/event-stream":
+                return stream_refusal()
+            return response_of(reply.status, await reply.read())
+
+    async def _interrupted(self, error: Exception) -> EngineDied | EngineUnavailable:
+        """A connection that broke with the request on it: the server's end, or only this one's?"""
+        what = f"the connection to {self._url} broke while a request ran: {error!r}"
+        try:
+            await self.check(PROBE_S)
+        except EngineDied as death:
+            return EngineDied(f"{what}; {death}")
+        return EngineUnavailable(what)
+
+    async def _judged(self, response: Response) -> Response:
+        """Tell the request's own outcome from the server's; a 500 is its own while that lives."""
+        if response.status in _UNAVAILABLE:
+            raise EngineUnavailable(
+                f"{self._url} answered {response.status}: {response.body[:200]!r}"
+            )
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR or response.finish_reason == ABORTED:
+            await self.check(PROBE_S)
+        if response.finish_reason == ABORTED:
+            raise EngineUnavailable(f"{self._url} aborted the request unasked")
+        return response

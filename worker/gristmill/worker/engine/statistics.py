@@ -1,0 +1,72 @@
+"""Counters of the engine, taken where vLLM hands them out: once a step, on the event loop.
+
+Imported only once vLLM is (its base class fills in what newer versions add to a stat logger).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from gristmill.worker.engine.interface import EngineStats
+
+
+class StepCounter(StatLoggerBase):  # type: ignore[misc]
+    """A stat logger of vLLM that adds up its steps; one for each data-parallel engine.
+
+    Prometheus' logger stays beside it, so `vllm:*` series are in the default registry.
+    """
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.running = self.waiting = self.steps = 0
+        self.kv_cache_usage = 0.0
+        self.prompt_tokens = self.output_tokens = self.preemptions = 0
+        self.prefix_cache_hits = self.prefix_cache_queries = 0
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, *args: object, **kwargs: object
+    ) -> None:
+        """Add one step; prefix cache numbers come as differences, the rest of the first as gauges."""
+        self.steps += 1
+        if scheduler_stats is not None:
+            self.running = scheduler_stats.num_running_reqs
+            self.waiting = (
+                scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            )
+            self.kv_cache_usage = scheduler_stats.kv_cache_usage
+            self.prefix_cache_queries += scheduler_stats.prefix_cache_stats.queries
+            self.prefix_cache_hits += scheduler_stats.prefix_cache_stats.hits
+        if iteration_stats is not None:
+            self.output_tokens += iteration_stats.num_generation_tokens
+            self.prompt_tokens += iteration_stats.num_prompt_tokens
+            self.preemptions += iteration_stats.num_preempted_reqs
+
+    def log_engine_initialized(self) -> None:
+        """Do nothing: the start is logged by the worker."""
+
+
+def counting(counters: list[StepCounter]) -> Callable[..., StepCounter]:
+    """Return the factory that vLLM calls for each engine; what it makes is kept in `counters`."""
+
+    def make(vllm_config: Any, engine_index: int = 0) -> StepCounter:
+        counters.append(StepCounter(vllm_config, engine_index))
+        return counters[-1]
+
+    return make
+
+
+def summed(counters: list[StepCounter]) -> EngineStats:
+    """Return the sum over all engines; the KV cache's use is their mean."""
+    if not counters:
+        return EngineStats()
+    return EngineStats(
+        running=sum(each.running for each in counters),
+        waiting=sum(each.waiting for each in counters),
+        kv_cache_usage=sum(each.kv_cache_usage for each in counters) / len(counters),
+        prompt_tokens=sum(each.prompt_tokens for each in counters),
+        output_tokens=sum(each.output_tokens for each in counters),
+        preemptions=sum(each.preemptions for each in counters),
+        steps=sum(each.steps for each in counters),
+        prefix_cache_hits=sum(each.prefix_cache_hits for each in counters),
+        prefix_cache_queries=sum(each.prefix_cache_queries for each in counters),
+    )
