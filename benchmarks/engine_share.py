@@ -1,0 +1,164 @@
+"""Output tokens a second through Redis and the worker, over the same engine fed directly.
+
+    python benchmarks/engine_share.py -- --model PATH --max-num-seqs 128 ...     (vLLM's own flags)
+
+One engine, one process, the same settings on both sides: each round runs the load twice, in turns first
+and second, once as bare `AsyncLLM.generate` of all requests at once and once claimed from Redis by the
+worker's own loop, answered by vLLM's OpenAI layer and settled. Prompts are token ids and outputs have a
+fixed length, so both sides do the same work; prefix caching is off, or the second side would gain by it.
+Without flags it runs the demo's SmolLM2 on the CPU.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ulid import ULID
+
+from gristmill.shared.connection import connect
+from gristmill.shared.log import configure_logging
+from gristmill.shared.queue import Queue
+from gristmill.shared.records import COMPLETIONS, request_from_body
+from gristmill.shared.server import running_server
+from gristmill.worker.__main__ import work
+from gristmill.worker.drain import Drain
+from gristmill.worker.engine import EngineInfo, InProcessEngine
+from gristmill.worker.progress import Progress
+from gristmill.worker.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests: the token ids of each prompt, and the length of each answer."""
+
+    prompts: Sequence[Sequence[int]]
+    lengths: Sequence[int]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.lengths)
+
+
+def lognormal(chance: random.Random, mu: float, sigma: float, low: int, high: int) -> int:
+    return max(low, min(high, round(chance.lognormvariate(mu, sigma))))
+
+
+def a_load(seed: int, number: int, scale: float) -> Load:
+    """Return prompts of 16 to 1,024 and answers of 8 to 512 tokens, times `scale`; lognormal."""
+    chance = random.Random(seed)
+    prompts = [
+        [chance.randrange(100, 40_000) for _ in range(max(4, int(scale * lognormal(chance, 5.0, 0.8, 16, 1024))))]
+        for _ in range(number)
+    ]
+    return Load(prompts, [max(4, int(scale * lognormal(chance, 4.5, 0.9, 8, 512))) for _ in range(number)])
+
+
+async def bare(engine: InProcessEngine, load: Load) -> float:
+    """Return seconds for all requests at once, through AsyncLLM alone."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    llm: Any = engine._core.engine  # noqa: SLF001  # type: ignore[union-attr]
+
+    async def one(prompt: Sequence[int], length: int) -> None:
+        params = SamplingParams(
+            temperature=0, max_tokens=length, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        async for output in llm.generate({"prompt_token_ids": list(prompt)}, params, str(ULID())):
+            if len(output.outputs[0].token_ids) != length:
+                raise RuntimeError(f"{len(output.outputs[0].token_ids)} of {length} tokens")
+
+    started_s = time.perf_counter()
+    await asyncio.gather(*(one(*pair) for pair in zip(load.prompts, load.lengths, strict=True)))
+    return time.perf_counter() - started_s
+
+
+async def queued(engine: InProcessEngine, info: EngineInfo, load: Load, url: str) -> float:
+    """Return seconds from the first claim to the last record, through Redis and the worker."""
+    name = f"bench-{ULID()}"
+    redis = connect(url)
+    queue = Queue(redis, name)
+    requests = [
+        request_from_body(
+            {"model": info.models[0], "prompt": list(prompt), "max_tokens": length, "temperature": 0, "ignore_eos": True},
+            endpoint=COMPLETIONS,
+        )
+        for prompt, length in zip(load.prompts, load.lengths, strict=True)
+    ]
+    for start in range(0, len(requests), 128):
+        await queue.submit(requests[start : start + 128])
+    settings = WorkerSettings(redis_url=url, queue=name)  # type: ignore[arg-type]
+    drain = Drain(60)
+    started_s = time.perf_counter()
+    working = asyncio.create_task(work(settings, engine, info, drain, Progress(600, 60)))
+    while (await queue.stats()).counters.get("succeeded", 0) < len(requests):
+        if working.done():
+            working.result()
+        await asyncio.sleep(0.05)
+    seconds = time.perf_counter() - started_s
+    drain.start("benchmark")
+    await working
+    results = await queue.results([request.id for request in requests[:500]])
+    tokens = [result.body["usage"]["completion_tokens"] for result in results if result and result.body]
+    if tokens != list(load.lengths[:500]):
+        raise RuntimeError("answers have other lengths than were asked for")
+    await redis.aclose()
+    return seconds
+
+
+async def measure(options: argparse.Namespace) -> None:
+    engine = InProcessEngine(options.engine_argv)
+    info = await engine.start()
+    print(f"{info.device}, vLLM {info.vllm_version}, {info.models[0]}, max_num_seqs {info.max_num_seqs}", flush=True)
+    print("| round | engine alone, tok/s | through the queue, tok/s | share |\n| --- | --- | --- | --- |", flush=True)
+    await bare(engine, a_load(0, max(8, options.requests // 8), options.scale))
+    shares = []
+    try:
+        with running_server() as url:
+            for round_number in range(1, options.rounds + 1):
+                load = a_load(round_number, options.requests, options.scale)
+                if round_number % 2:
+                    alone_s = await bare(engine, load)
+                    queued_s = await queued(engine, info, load, url)
+                else:
+                    queued_s = await queued(engine, info, load, url)
+                    alone_s = await bare(engine, load)
+                shares.append(alone_s / queued_s)
+                tokens = load.output_tokens
+                print(
+                    f"| {round_number} | {tokens / alone_s:,.0f} | {tokens / queued_s:,.0f} | {shares[-1]:.3f} |", flush=True
+                )
+    finally:
+        await engine.close()
+    print(f"share of the engine's own output tok/s, median of {len(shares)} rounds: {statistics.median(shares):.3f}")
+
+
+def demo_argv() -> list[str]:
+    from gristmill.worker.engine.demo_model import demo_model
+
+    model = demo_model(Path.home() / ".cache" / "gristmill")
+    flags = "--enforce-eager --max-num-seqs 64 --max-model-len 2048 --no-enable-prefix-caching"
+    return ["--model", str(model), *flags.split()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the share of the engine's speed that is left.")
+    parser.add_argument("--requests", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--scale", type=float, default=0.5, help="of the lengths; 1 for a GPU")
+    parser.add_argument("engine_argv", nargs="*", help="vLLM's own flags, after --")
+    options = parser.parse_args()
+    options.engine_argv = options.engine_argv or demo_argv()
+    configure_logging("ERROR")
+    asyncio.run(measure(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
