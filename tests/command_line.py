@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,15 +109,11 @@ class SettlingWorker:
 
     Args:
         queue: Where from.
-        on_settled: Called with the ids after each ack.
     """
 
-    def __init__(
-        self, queue: Queue, on_settled: Callable[[list[str]], object] | None = None
-    ) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._on_settled = on_settled or (lambda _: None)
-        self.num_runs: dict[str, int] = {}
+        self._is_stopping = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["SettlingWorker"]:
@@ -125,25 +121,21 @@ class SettlingWorker:
         try:
             yield self
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            self._is_stopping = True  # a cancellation can get lost in redis-py on Python 3.11
+            await task
 
     async def settle(self, count: int) -> list[str]:
         """Claim at most `count` requests, or what there is, and answer them."""
         claim = await self._queue.claim("worker", uuid4().hex, count)
         await self._queue.ack("worker", [_settlement(claimed) for claimed in claim.claimed])
-        ids = [claimed.id for claimed in claim.claimed]
-        for request_id in ids:
-            self.num_runs[request_id] = self.num_runs.get(request_id, 0) + 1
-        self._on_settled(ids)
-        return ids
+        return [claimed.id for claimed in claim.claimed]
 
     async def register(self) -> None:
         await self._queue.register("worker", {"pid": os.getpid()})
 
     async def _run(self) -> None:
         await self.register()
-        while True:
+        while not self._is_stopping:
             if not await self.settle(16):
                 await self._queue.redis.blpop([self._queue.keys.doorbell], timeout=0.05)
 

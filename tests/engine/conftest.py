@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -41,7 +42,8 @@ UNCLOSED_CONTEXT = "ignore:Unclosed context:ResourceWarning"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("filterwarnings", UNCLOSED_CONTEXT)
+    config.addinivalue_line("filterwarnings", UNCLOSED_CONTEXT)  # during tests
+    warnings.filterwarnings("ignore", "Unclosed context", ResourceWarning)  # after the last
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

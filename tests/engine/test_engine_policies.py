@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
 
 from gristmill.shared.errors import SettingsError
 from gristmill.worker.engine import (
@@ -13,6 +17,7 @@ from gristmill.worker.engine import (
     RemoteEngine,
     engine_from,
 )
+from gristmill.worker.engine.asgi import Application
 from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.progress import Progress
 from gristmill.worker.engine.refusals import refusal
@@ -80,3 +85,14 @@ def test_engine_is_chosen_by_url_or_arguments() -> None:
 def test_no_engine_or_two_are_refused(url: str | None, argv: list[str]) -> None:
     with pytest.raises(SettingsError, match="VLLM_URL"):
         engine_from(url, argv)
+
+
+async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:
+    """Starlette answers 500 and raises on."""
+
+    async def fall(request: Request) -> HttpResponse:
+        raise AttributeError("list has no attribute get")
+
+    app = Starlette(routes=[Route(CHAT, fall, methods=["POST"])])
+    response = await Application(app).post(CHAT, b"[]", 0)
+    assert (response.status, response.body) == (500, b"Internal Server Error")

@@ -217,10 +217,9 @@ async def test_a_run_interrupted_three_times_ends_with_each_line_exactly_once(
     shell: CommandLine, queue: Queue, number: int
 ) -> None:
     shell.write("in.jsonl", openai_lines(400))
-    settled: list[str] = []
     for num_rows in (200, 260, 320):
         await _interrupted_after(shell, queue, num_rows, number)
-    async with SettlingWorker(queue, settled.extend).running():
+    async with SettlingWorker(queue).running():
         done = await shell.finish(
             "submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--window", "64"
         )
@@ -260,7 +259,7 @@ async def test_a_second_process_may_not_write_the_same_output(
 ) -> None:
     shell.write("in.jsonl", openai_lines(10))
     first = await shell.start("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
-    while not (shell.folder / "out.jsonl.run").exists():
+    while not (shell.folder / "out.jsonl.run").exists():  # noqa: ASYNC110  # another process
         await asyncio.sleep(0.01)
     second = await shell.finish("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
     assert second.code == 2

@@ -118,6 +118,7 @@ async def test_a_worker_is_fenced_from_its_own_earlier_delivery(queue: Queue) ->
     assert (second.delivery, second.attempt) == (2, 1)
     assert await fail(queue, "w", [first]) == [0]
     assert await queue.nack("w", first, 0, ERROR) == "stale"
+    assert await queue.release("w", [first]) == 0
     assert await queue.status([first.id]) == [("running", "w")]
     assert await succeed(queue, "w", [second]) == [1]
 

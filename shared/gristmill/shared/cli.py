@@ -194,4 +194,6 @@ def say(message: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from gristmill.shared import cli  # what commands import: under -m this module is there twice
+
+    cli.main()

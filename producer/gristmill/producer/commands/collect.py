@@ -10,7 +10,7 @@ from itertools import islice
 from gristmill.producer.batches import BadLine, BatchInput, bad_line_row, result_row
 from gristmill.producer.client import Client
 from gristmill.producer.commands.progress import Display, Tally, display
-from gristmill.producer.commands.session import IDS_A_CALL
+from gristmill.producer.commands.session import IDS_A_CALL, end
 from gristmill.shared.records import Request
 
 CHUNK = 5_000
@@ -80,8 +80,7 @@ class Collection:
         try:
             yield
         finally:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+            await end(watcher)
 
     async def _watch(self, shown: Display) -> None:
         while True:

@@ -21,7 +21,10 @@ LETTERS_A_CALL = 20
 
 @click.group()
 def dead() -> None:
-    """Dead letters: requests and inbox elements that could not be served."""
+    """Show, requeue, purge dead letters.
+
+    Requests and inbox elements that could not be served.
+    """
 
 
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1)

@@ -29,7 +29,7 @@ def _default_cache() -> Path:
 def demo(
     requests: Path | None, output: Path, cache: Path, redis_url: str | None, model: str | None
 ) -> int:
-    """Show everything on this machine, with nothing set up.
+    """Show everything, with no set-up.
 
     Starts a Redis and a worker with a small model, runs a file of requests through them, prints
     answers and speed, and stops what it started.

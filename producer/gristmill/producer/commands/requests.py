@@ -26,7 +26,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="For programs
 @json_option
 @queue_options
 def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> None:
-    """Say where requests are: queued, delayed, running, done or unknown."""
+    """Say where requests are.
+
+    One of queued, delayed, running, done or unknown; the worker that runs it beside it.
+    """
     from gristmill.producer.commands.session import on_client, print_json
 
     states = on_client(settings, lambda client: in_chunks(client.status, ids))
@@ -55,7 +58,7 @@ async def in_chunks(
 def result(
     ids: tuple[str, ...], wait: bool, timeout_s: float | None, settings: "QueueSettings"
 ) -> int:
-    """Print results, one JSON object a line.
+    """Print results as JSON lines.
 
     Leaves with 0 if all succeeded, 1 if one did not or is not finished, 4 if one is unknown.
     """
@@ -112,9 +115,10 @@ async def _result(
 @json_option
 @queue_options
 def cancel(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> None:
-    """Cancel requests, whether they wait or run; no worker has to be alive.
+    """Cancel requests, waiting or running.
 
-    Says of each what it was: queued or running (it is cancelled now), done or unknown.
+    No worker has to be alive. Says of each what it was: queued or running (it is cancelled now),
+    done or unknown.
     """
     from gristmill.producer.commands.session import on_client, print_json
 

@@ -61,11 +61,7 @@ def on_client(settings: QueueSettings, work: Callable[[Client], Coroutine[Any, A
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; Ctrl-C ends it, however it takes its cancellation.
-
-    `asyncio.wait_for` of Python 3.11, which redis-py uses, loses a cancellation that comes in the
-    same step as its result (python/cpython#86296), so it is repeated until it was heard.
-    """
+    """Run a command's coroutine; Ctrl-C ends it, however it takes its cancellation."""
     return asyncio.run(_run(work))
 
 
@@ -74,9 +70,18 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     finally:
-        while not task.done():
-            task.cancel()
-            await asyncio.wait([task], timeout=CANCEL_INTERVAL_S)
+        await end(task)
+
+
+async def end(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task until it has ended; its outcome is not raised.
+
+    `asyncio.wait_for` of Python 3.11, which redis-py uses, loses a cancellation that comes in the
+    same step as its result (python/cpython#86296), so once may not be enough.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_INTERVAL_S)
 
 
 class _Notices:

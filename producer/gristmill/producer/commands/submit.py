@@ -82,7 +82,9 @@ def submit(
     *, file: str, wait: bool, output: Path | None, lenient: bool, window: int, run: str | None,
     force: bool, as_json: bool, endpoint: str | None, settings: "QueueSettings", **fields: Any,
 ) -> int:  # fmt: skip
-    """Submit a JSONL file, one request a line; with --wait, write the results.
+    """Run a JSONL file, a request a line.
+
+    Submits it; with --wait, also writes the results.
 
     A line is OpenAI's batch format, an envelope {"body": ...}, or a plain {"prompt": ...},
     {"messages": ...} or {"input": ...}. The whole file is checked before anything is submitted.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 from ulid import ULID
@@ -182,19 +182,24 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 def _table(requests: Path, output: Path) -> Any:
-    """Return a table of a few questions and their answers."""
+    """Return a table of a few questions and their answers, spread over the file."""
     from rich.table import Table
 
-    table = Table("question", "answer", "tokens", show_lines=True)
     answers = {row["custom_id"]: row["response"] for row in _rows(output)}
-    for number, request in enumerate(_rows(requests), 1):
-        response = answers.get(request.get("custom_id", str(number)))
-        if response and response["status_code"] == 200 and len(table.rows) < NUM_SHOWN:
-            body = response["body"]
-            table.add_row(
-                _question(request), _answer(body), str(body["usage"]["completion_tokens"])
-            )
+    pairs = [
+        (request, answers.get(request.get("custom_id", str(number))))
+        for number, request in enumerate(_rows(requests), 1)
+    ]
+    answered = [(request, response) for request, response in pairs if _has_text(response)]
+    table = Table("question", "answer", "tokens", show_lines=True)
+    for request, response in answered[:: max(1, len(answered) // NUM_SHOWN)][:NUM_SHOWN]:
+        body = response["body"]
+        table.add_row(_question(request), _answer(body), str(body["usage"]["completion_tokens"]))
     return table
+
+
+def _has_text(response: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    return response is not None and "choices" in (response["body"] or {})
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,18 +1,24 @@
 """vLLM's whole HTTP application, called without a socket: every route, every error body.
 
-The way for all that the hot path does not take (2.6 ms of Python for a request). Two sharp edges
+The way for all that the hot path does not take (2.6 ms of Python for a request). Three sharp edges
 of it are dealt with here: a cancelled ASGI call leaks its request, so the client "disconnects"
-instead, and the error handler of a dead engine wants a server to stop.
+instead; the error handler of a dead engine wants a server to stop; and after an error that nobody
+foresaw Starlette sends its 500 and raises all the same, for a server to log.
 """
 
 import asyncio
 from collections.abc import MutableMapping, Sequence
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
+import structlog
+
 from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.interface import Response
-from gristmill.worker.engine.refusals import stream_refusal
+from gristmill.worker.engine.refusals import error_response, stream_refusal
+
+log = structlog.get_logger(__name__)
 
 Message = MutableMapping[str, Any]
 
@@ -51,6 +57,8 @@ class Application:
             exchange.disconnected.set()
             await asyncio.wait([call])
             raise
+        except Exception as error:
+            log.warning("application.raised", endpoint=endpoint, exc_info=error)
         return exchange.response()
 
     def _scope(self, path: str) -> Message:
@@ -76,7 +84,7 @@ class _Exchange:
     def __init__(self, body: bytes) -> None:
         self.disconnected = asyncio.Event()
         self._request: bytes | None = body
-        self._status = 500
+        self._status: int | None = None
         self._is_stream = False
         self._body = bytearray()
 
@@ -97,4 +105,8 @@ class _Exchange:
             self._body.extend(message.get("body", b""))
 
     def response(self) -> Response:
+        if self._status is None:
+            message = "the application ended without an answer; the worker's log says why"
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            return error_response(status, message, "InternalServerError")
         return stream_refusal() if self._is_stream else response_of(self._status, bytes(self._body))

@@ -1,0 +1,198 @@
+"""docs/protocol.md says what is so: its examples run, its tables are whole."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+from queues import (
+    ERROR,
+    a_request,
+    claim,
+    claimed_by,
+    die,
+    open_worker,
+    some_requests,
+    succeed,
+)
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError
+
+from gristmill.shared.audit import audit
+from gristmill.shared.connection import connect
+from gristmill.shared.intake import request_from_json
+from gristmill.shared.keys import Keys
+from gristmill.shared.queue import VERBS, Limits, Queue, script_source
+from gristmill.shared.records import Record, Result
+from gristmill.shared.settings import QueueSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "protocol.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+INBOX, POLL, SUBMIT = blocks("sh")
+
+
+def run_in_shell(script: str, url: str, queue: Queue) -> str:
+    """Run an example as it stands, against our server and a queue of our own."""
+    if not shutil.which("redis-cli"):
+        pytest.fail("CI must have redis-cli") if os.environ.get("CI") else pytest.skip(
+            "no redis-cli"
+        )
+    port = urlsplit(url).port
+    prelude = f'set -eo pipefail; redis-cli() {{ command redis-cli -e -p {port} "$@"; }}\n'
+    text = prelude + script.replace("gm:{default}:", queue.keys.prefix)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", text],  # noqa: S607  # bash of the PATH
+        capture_output=True, text=True, timeout=30, check=False, env={**os.environ, "PATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+async def test_inbox_and_polling_examples_run(queue: Queue, any_redis_url: str) -> None:
+    run_in_shell(INBOX, any_redis_url, queue)
+    worker = await open_worker(queue)
+    answer = await queue.claim(worker, "n", 1)
+    assert len(answer.inbox) == INBOX.count("RPUSH") == 5
+    endpoints = []
+    for token, element in answer.inbox:
+        request = request_from_json(element, max_request_bytes=10**6, default_id=f"inbox-{token}")
+        assert await queue.admit(worker, token, request) == "accepted"
+        endpoints.append(request.endpoint.rpartition("/v1/")[2])
+    assert endpoints == [
+        "completions", "chat/completions", "embeddings", "completions", "chat/completions",
+    ]  # fmt: skip
+    items = await claim(queue, worker)
+    assert {"greeting-1", "inbox-1"} <= {item.id for item in items}
+    await succeed(queue, worker, items)
+    result = Result.parse(run_in_shell(POLL, any_redis_url, queue).encode())
+    assert (result.id, result.metadata, result.status) == ("greeting-1", {"row": 17}, "succeeded")
+    assert await audit(queue) == []
+
+
+async def test_submit_example_runs_and_may_be_sent_again(queue: Queue, any_redis_url: str) -> None:
+    assert run_in_shell(SUBMIT, any_redis_url, queue).split() == ["OK", "accepted"]
+    assert run_in_shell(SUBMIT, any_redis_url, queue).split() == ["OK", "queued"]
+    (item,) = await claim(queue, await open_worker(queue))
+    assert (item.id, item.record.tenant, item.record.model) == ("my-id", "team-a", "my-model")
+    assert (item.record.body, item.record.metadata) == (b'{"prompt":"Hello"}', b'{"row":17}')
+
+
+def test_result_examples_show_every_status() -> None:
+    (examples,) = blocks("json")
+    results = [Result.parse(line.encode()) for line in examples.splitlines()]
+    assert {r.status for r in results} == {"succeeded", "failed", "cancelled", "expired"}
+    assert [bool(result.failure) for result in results] == [False, True, True, True, True]
+
+
+async def test_results_have_the_fields_of_the_examples(queue: Queue) -> None:
+    items = await claimed_by(queue, "w", 2)
+    await succeed(queue, "w", items[:1])
+    await queue.cancel([items[1].id])
+    (examples,) = blocks("json")
+    first, *_, cancelled, _ = [orjson.loads(line) for line in examples.splitlines()]
+    for item, example in zip(items, (first, cancelled), strict=True):
+        stored = orjson.loads(await queue.redis.get(queue.keys.result(item.id)) or b"")
+        assert list(stored) == list(example)
+
+
+def test_record_example_can_be_read() -> None:
+    example = next(block for block in blocks("text") if block.startswith("1|"))
+    record = Record.parse(example.removesuffix("\n").encode())
+    assert (record.tenant, record.batch, record.max_tokens) == ("team-a", "nightly", 256)
+    assert (record.metadata, record.body) == (b'{"row":17}', b'{"prompt":"Hello"}')
+
+
+def test_every_verb_and_every_key_is_described() -> None:
+    for verb in VERBS:
+        assert f"\n| `{verb}` |" in TEXT
+    schema = script_source("stats").split("local prefix")[0]
+    keys = re.findall(r"^-- {3}([a-z_]+(?:, [a-z_]+)?(?::<\w+>)*) +[A-Z]{4}", schema, re.MULTILINE)
+    assert len(keys) > 20
+    for key in keys:
+        assert f"\n| `{key.replace(', ', '`, `')}` |" in TEXT, key
+    assert Keys("default").prefix in TEXT
+
+
+def test_every_test_that_is_named_exists() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", TEXT)
+    assert len(named) > 15
+    assert [name for name in named if f"def {name}(" not in source] == []
+
+
+def test_limits_are_those_of_the_settings() -> None:
+    fields = QueueSettings.model_fields
+    for name in re.findall(r"`GRISTMILL_(\w+)`", TEXT):
+        assert name.lower() in fields
+    assert Limits().max_depth == 1_000_000
+
+
+# -- rights -----------------------------------------------------------------------------------------
+
+
+async def least_right_queue(redis: Redis, url: str, name: str) -> Queue:
+    (rights,) = [block for block in blocks("text") if block.startswith("ACL")]
+    admin: Any = redis
+    await admin.execute_command(*rights.split())
+    user = connect(url.replace("redis://", "redis://gristmill:password@"))
+    return Queue(user, name, Limits(lease_ms=10_000))
+
+
+async def test_user_with_least_rights_runs_every_operation(
+    queue: Queue, redis: Redis, any_redis_url: str
+) -> None:
+    user = await least_right_queue(redis, any_redis_url, queue.keys.queue)
+    await _use_every_operation(user)
+    assert await audit(user) == []
+    client: Any = user.redis
+    for forbidden in ("KEYS *", "FLUSHALL", "CONFIG GET save", "SCRIPT FLUSH", "SET other 1"):
+        with pytest.raises(NoPermissionError):
+            await client.execute_command(*forbidden.split())
+    await user.redis.aclose()
+
+
+async def _use_every_operation(queue: Queue) -> None:
+    await queue.submit([a_request("dead", max_attempts=1), a_request("later", delay_s=60)])
+    worker = await open_worker(queue, "w")
+    (dead,) = await claim(queue, worker)
+    await queue.nack(worker, dead, 0, ERROR)
+    assert await queue.requeue("dead", "again") == "accepted"
+    await queue.redis.rpush(queue.keys.inbox, b"{}", b"x")
+    (good, _), (bad, _) = (await queue.claim(worker, "n", 1)).inbox
+    await queue.admit(worker, good, a_request("admitted"))
+    await queue.bury(worker, bad, "inbox-2", {})
+    await queue.submit(some_requests(9, batch="b", reply="me", deadline_s=60))
+    items = await claim(queue, worker)
+    await succeed(queue, worker, items[:3])
+    await queue.cancel([items[3].id, "later", "unknown"])
+    await queue.release(worker, items[4:5])
+    await queue.crash(worker, {})
+    await claim(queue, worker)
+    await die(queue, worker)
+    await queue.redis.zadd(queue.keys.deadlines, {"x": 1})
+    await queue.expire()
+    await queue.seal("b", 9)
+    await queue.status(["dead", "later"])
+    await queue.stats()
+    await queue.results(["dead"])
+    assert await queue.dead_letters()
+    assert await queue.dead_letter("inbox-2")
+    await queue.purge(["inbox-2"])
+    await queue.redis.blpop([queue.keys.doorbell], timeout=0.01)
+    await queue.redis.blpop([queue.keys.reply("me")], timeout=0.01)
+    await open_worker(queue, "w2")
+    await queue.beat("w2")
+    assert await queue.bye("w2")

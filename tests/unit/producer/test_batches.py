@@ -1,0 +1,192 @@
+from io import BytesIO
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gristmill.producer.batches import BadLine, BatchInput, Output, Run, bad_line_row, result_row
+from gristmill.producer.batches.lines import lines_of
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.records import Request, Result
+
+
+def numbered(data: bytes, max_line_bytes: int = 100) -> list[tuple[int, bytes]]:
+    return [(line.number, line.raw) for line in lines_of(BytesIO(data), max_line_bytes)]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"a", [(1, b"a")]),
+        (b"a\nb\n", [(1, b"a"), (2, b"b")]),
+        (b"\xef\xbb\xbfa\r\nb\r\n\r\n\n  \n", [(1, b"a"), (2, b"b")]),
+        (b"\na\n\n\nb\n", [(1, b""), (2, b"a"), (3, b""), (4, b""), (5, b"b")]),
+    ],
+)
+def test_lines_are_numbered_and_only_blank_last_ones_are_dropped(
+    data: bytes, lines: list[tuple[int, bytes]]
+) -> None:
+    assert numbered(data) == lines
+
+
+@pytest.mark.parametrize("num_bytes", range(1, 30))
+def test_a_line_is_cut_only_beyond_the_limit_and_the_next_is_whole(num_bytes: int) -> None:
+    (_, first), second = numbered(b"x" * num_bytes + b"\nnext\n", max_line_bytes=10)
+    assert second == (2, b"next")
+    assert len(first) == num_bytes if num_bytes <= 10 else 10 < len(first) <= 16
+
+
+def batch_input(path: Path, *lines: object) -> BatchInput:
+    raw = [line if isinstance(line, bytes) else orjson.dumps(line) for line in lines]
+    path.write_bytes(b"\n".join(raw))
+    return BatchInput(path, "run", max_request_bytes=2_048)
+
+
+def test_both_passes_give_the_same_ids_and_custom_ids(tmp_path: Path) -> None:
+    read = batch_input(
+        tmp_path / "in",
+        {"custom_id": "a", "body": {"prompt": "1"}},
+        {"id": "own", "body": {"prompt": "2"}, "metadata": {"kept": 1}},
+        {"prompt": "3"},
+    )
+    assert read.check().num_lines == 3
+    entries = [entry for _, entry in read.entries() if isinstance(entry, Request)]
+    assert [entry.id for entry in entries] == ["run-1", "run-2", "run-3"]
+    assert [entry.metadata for entry in entries] == [
+        {"custom_id": "a"},
+        {"custom_id": "own", "kept": 1},
+        {"custom_id": "3"},
+    ]
+
+
+def test_a_number_used_as_custom_id_collides_with_the_line_of_that_number(tmp_path: Path) -> None:
+    read = batch_input(
+        tmp_path / "in", {"custom_id": "2", "body": {"prompt": "1"}}, {"prompt": "2"}
+    )
+    assert read.check().duplicates == {2: 1}
+
+
+def test_a_duplicate_is_a_bad_line_in_the_second_pass_too(tmp_path: Path) -> None:
+    same = {"custom_id": "a", "body": {"prompt": "1"}}
+    read = batch_input(tmp_path / "in", same, b"null", same, same)
+    report = read.check()
+    assert (report.num_bad, report.duplicates) == (3, {3: 1, 4: 1})
+    bad = [entry for _, entry in read.entries() if isinstance(entry, BadLine)]
+    assert [line.number for line in bad] == [2, 3, 4]
+    assert "stands on line 1 too" in str(bad[1])
+
+
+def test_finished_lines_are_left_out(tmp_path: Path) -> None:
+    read = batch_input(tmp_path / "in", *[{"prompt": "a"}] * 3)
+    read.check()
+    assert [number for number, _ in read.entries(bytearray([0, 1, 0, 1]))] == [2]
+
+
+RUN = Run(run="run", queue="q", input_bytes=1, input_digest="d", fields={"priority": "low"})
+
+
+def row(number: int) -> bytes:
+    return bad_line_row("run", BadLine(number, "why", str(number)))
+
+
+@pytest.mark.parametrize("num_torn", range(1, len(row(2)) + 1))
+def test_a_torn_last_row_is_cut_off_wherever_it_was_torn(tmp_path: Path, num_torn: int) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(row(1) + row(2)[:-num_torn])
+    RUN.write(path)
+    with Output(path) as output:
+        written = output.keep_whole_rows("run", 3)
+        output.append(row(3))
+    assert (bytes(written.finished), written.num_finished, written.num_failed) == (
+        b"\0\1\0\0",
+        1,
+        1,
+    )
+    assert path.read_bytes() == row(1) + row(3)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        b"text\n",
+        b"{}\n",
+        b"[]\n",
+        row(7),
+        bad_line_row("other", BadLine(1, "why", "1")),
+        row(1).replace(b"run-1", b"run--1"),
+    ],
+)
+def test_a_row_of_somebody_else_stops_a_resume(tmp_path: Path, stranger: bytes) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(row(1) + stranger)
+    with Output(path) as output, pytest.raises(InvalidRequest, match="line 2 is no row of run run"):
+        output.keep_whole_rows("run", 3)
+
+
+def test_an_output_that_nothing_began_in_leaves_no_file(tmp_path: Path) -> None:
+    with Output(tmp_path / "out"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_read_back_until_its_output_is_complete(tmp_path: Path) -> None:
+    with Output(tmp_path / "out") as output:
+        assert output.begun_run(is_forced=False) is None
+        output.begin(RUN)
+        assert output.begun_run(is_forced=False) == RUN
+        assert output.begun_run(is_forced=True) is None
+        output.append(row(1))
+        output.complete()
+        with pytest.raises(InvalidRequest, match="--force"):
+            output.begun_run(is_forced=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"run": "a"}'])
+def test_a_run_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "out.run").write_bytes(content)
+    with pytest.raises(InvalidRequest, match=r"out\.run cannot be read"):
+        Run.read(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"run": "x"}, "belongs to run run, not x"),
+        ({"queue": "x"}, "is in queue q, not x"),
+        ({"input_digest": "x"}, "the input has changed"),
+        ({"fields": {}}, "began with the options"),
+    ],
+)
+def test_a_resume_that_differs_says_in_what(changed: dict[str, object], message: str) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(InvalidRequest, match=message):
+        RUN.check_same(replace(RUN, **changed))  # type: ignore[arg-type]
+    RUN.check_same(replace(RUN))
+
+
+def result(**fields: object) -> Result:
+    base: dict[str, object] = {
+        "id": "run-1", "status": "succeeded", "endpoint": "/v1/completions", "attempt": 1,
+        "enqueued_ms": 1, "finished_ms": 2, "status_code": 200, "body": {"choices": []},
+        "error": None, "metadata": {"custom_id": "a"}, "worker": "w",
+    }  # fmt: skip
+    return Result(**(base | fields))  # type: ignore[arg-type]
+
+
+def test_a_row_embeds_the_body_or_says_why_there_is_none() -> None:
+    assert orjson.loads(result_row(result())) == {
+        "id": "batch_req_run-1",
+        "custom_id": "a",
+        "response": {"status_code": 200, "request_id": "run-1", "body": {"choices": []}},
+        "error": None,
+    }
+    error = {"code": "expired", "message": "too late"}
+    expired = result(status="expired", status_code=None, body=None, error=error)
+    assert orjson.loads(result_row(expired)) == {
+        "id": "batch_req_run-1",
+        "custom_id": "a",
+        "response": None,
+        "error": error,
+    }

@@ -1,0 +1,54 @@
+from collections import Counter
+
+from gristmill.producer.commands.progress import RATE_WINDOW_S, Tally
+from gristmill.shared.records import Result
+
+STATES = Counter({"running": 2, "queued": 3, "delayed": 1})
+
+
+def finished(tokens: int, status: str = "succeeded") -> Result:
+    usage = {"usage": {"completion_tokens": tokens, "prompt_tokens": 1}}
+    return Result("a", status, "", 1, 0, 0, 200, usage, None, None, "")  # type: ignore[arg-type]
+
+
+def test_nothing_is_promised_before_anything_finished() -> None:
+    tally = Tally(10, 100.0)
+    tally.sample(101.0)
+    assert tally.remaining_s() is None
+    assert tally.line(STATES) == "0/10 finished (0 failed), 2 running, 4 waiting"
+
+
+def test_rates_and_time_left_come_from_what_finished() -> None:
+    tally = Tally(10, 100.0)
+    for status in ("succeeded", "failed"):
+        tally.add(finished(50, status))
+    tally.sample(104.0)
+    assert tally.rates() == (0.5, 25.0)
+    assert tally.line(STATES) == (
+        "2/10 finished (1 failed), 2 running, 4 waiting, 25 tok/s, 0:00:16 left"
+    )
+
+
+def test_rows_of_an_earlier_process_count_as_finished_but_not_as_speed() -> None:
+    tally = Tally(1_000, 0.0, num_finished=500, num_failed=5)
+    tally.add(finished(10))
+    tally.sample(1.0)
+    assert tally.rates()[0] == 1.0
+    assert tally.remaining_s() == 499.0
+
+
+def test_rates_forget_what_is_longer_ago_than_the_window() -> None:
+    tally = Tally(100, 0.0)
+    for _ in range(10):
+        tally.add(finished(1))
+    tally.sample(1.0)
+    for second in range(2, int(RATE_WINDOW_S) + 10):
+        tally.sample(float(second))
+    assert tally.rates() == (0.0, 0.0)
+
+
+def test_a_body_without_usage_counts_no_tokens() -> None:
+    tally = Tally(3, 0.0)
+    for body in (None, {}, {"usage": None}):
+        tally.add(Result("a", "succeeded", "", 1, 0, 0, 200, body, None, None, ""))
+    assert (tally.num_finished, tally.output_tokens) == (3, 0)
