@@ -34,7 +34,11 @@ NUM_IDLE = 200
 @contextmanager
 def worker(url: str, log: Path) -> Iterator[None]:
     """Run a worker process around the stub engine."""
-    environment = os.environ | {"REDIS_URL": url, "GRISTMILL_HEALTH_PORT": "0", "MAX_IN_FLIGHT": "512"}
+    environment = os.environ | {
+        "REDIS_URL": url,
+        "GRISTMILL_HEALTH_PORT": "0",
+        "MAX_IN_FLIGHT": "512",
+    }
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603  # our own arguments
             [sys.executable, str(STUB_WORKER)],
@@ -50,7 +54,10 @@ def worker(url: str, log: Path) -> Iterator[None]:
 
 
 def requests(number: int) -> list[Request]:
-    return [request_from_body({"prompt": f"word{i}", "max_tokens": 1}, endpoint=COMPLETIONS) for i in range(number)]
+    return [
+        request_from_body({"prompt": f"word{i}", "max_tokens": 1}, endpoint=COMPLETIONS)
+        for i in range(number)
+    ]
 
 
 async def drained(client: Client, queue: Queue, url: str, number: int, log: Path) -> float:
@@ -89,7 +96,9 @@ async def idle(client: Client, log: Path) -> tuple[float, float]:
         await client.wait(item.id)
         to_result.append((time.perf_counter() - started_s) * 1000)
     lines = [orjson.loads(line) for line in log.read_bytes().splitlines()]
-    waits = [line["queue_wait_s"] * 1000 for line in lines if line["event"] == "request.completed"][-NUM_IDLE:]
+    waits = [line["queue_wait_s"] * 1000 for line in lines if line["event"] == "request.completed"][
+        -NUM_IDLE:
+    ]
     return statistics.median(waits), statistics.median(to_result)
 
 
@@ -114,11 +123,18 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         rows = [
-            asyncio.run(measure(options.requests, Path(folder) / f"log{i}")) for i in range(options.repeat)
+            asyncio.run(measure(options.requests, Path(folder) / f"log{i}"))
+            for i in range(options.repeat)
         ]
-    drain, both, to_engine, to_result = (statistics.median(column) for column in zip(*rows, strict=True))
-    print(f"stub engine, {options.requests:,} requests, one worker, one client, median of {options.repeat}")
-    print("| drain/s | end to end/s | idle: submit to claim, ms | submit to result, ms |\n| --- | --- | --- | --- |")
+    drain, both, to_engine, to_result = (
+        statistics.median(column) for column in zip(*rows, strict=True)
+    )
+    print(
+        f"stub engine, {options.requests:,} requests, one worker, one client, median of {options.repeat}"
+    )
+    print(
+        "| drain/s | end to end/s | idle: submit to claim, ms | submit to result, ms |\n| --- | --- | --- | --- |"
+    )
     print(f"| {drain:,.0f} | {both:,.0f} | {to_engine:.1f} | {to_result:.1f} |")
 
 

@@ -13,13 +13,13 @@ import argparse
 import asyncio
 import random
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
 from ulid import ULID
 
 from gristmill.shared.connection import connect
@@ -54,10 +54,15 @@ def a_load(seed: int, number: int, scale: float) -> Load:
     """Return prompts of 16 to 1,024 and answers of 8 to 512 tokens, times `scale`; lognormal."""
     chance = random.Random(seed)
     prompts = [
-        [chance.randrange(100, 40_000) for _ in range(max(4, int(scale * lognormal(chance, 5.0, 0.8, 16, 1024))))]
+        [
+            chance.randrange(100, 40_000)
+            for _ in range(max(4, int(scale * lognormal(chance, 5.0, 0.8, 16, 1024))))
+        ]
         for _ in range(number)
     ]
-    return Load(prompts, [max(4, int(scale * lognormal(chance, 4.5, 0.9, 8, 512))) for _ in range(number)])
+    return Load(
+        prompts, [max(4, int(scale * lognormal(chance, 4.5, 0.9, 8, 512))) for _ in range(number)]
+    )
 
 
 async def bare(engine: InProcessEngine, load: Load) -> float:
@@ -65,11 +70,14 @@ async def bare(engine: InProcessEngine, load: Load) -> float:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    llm: Any = engine._core.engine  # noqa: SLF001  # type: ignore[union-attr]
+    llm: Any = engine._core.engine  # type: ignore[union-attr]
 
     async def one(prompt: Sequence[int], length: int) -> None:
         params = SamplingParams(
-            temperature=0, max_tokens=length, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+            temperature=0,
+            max_tokens=length,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         async for output in llm.generate({"prompt_token_ids": list(prompt)}, params, str(ULID())):
             if len(output.outputs[0].token_ids) != length:
@@ -87,14 +95,20 @@ async def queued(engine: InProcessEngine, info: EngineInfo, load: Load, url: str
     queue = Queue(redis, name)
     requests = [
         request_from_body(
-            {"model": info.models[0], "prompt": list(prompt), "max_tokens": length, "temperature": 0, "ignore_eos": True},
+            {
+                "model": info.models[0],
+                "prompt": list(prompt),
+                "max_tokens": length,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
             endpoint=COMPLETIONS,
         )
         for prompt, length in zip(load.prompts, load.lengths, strict=True)
     ]
     for start in range(0, len(requests), 128):
         await queue.submit(requests[start : start + 128])
-    settings = WorkerSettings(redis_url=url, queue=name)  # type: ignore[arg-type]
+    settings = WorkerSettings(redis_url=SecretStr(url), queue=name)
     drain = Drain(60)
     started_s = time.perf_counter()
     working = asyncio.create_task(work(settings, engine, info, drain, Progress(600, 60)))
@@ -106,7 +120,9 @@ async def queued(engine: InProcessEngine, info: EngineInfo, load: Load, url: str
     drain.start("benchmark")
     await working
     results = await queue.results([request.id for request in requests[:500]])
-    tokens = [result.body["usage"]["completion_tokens"] for result in results if result and result.body]
+    tokens = [
+        result.body["usage"]["completion_tokens"] for result in results if result and result.body
+    ]
     if tokens != list(load.lengths[:500]):
         raise RuntimeError("answers have other lengths than were asked for")
     await redis.aclose()
@@ -116,8 +132,14 @@ async def queued(engine: InProcessEngine, info: EngineInfo, load: Load, url: str
 async def measure(options: argparse.Namespace) -> None:
     engine = InProcessEngine(options.engine_argv)
     info = await engine.start()
-    print(f"{info.device}, vLLM {info.vllm_version}, {info.models[0]}, max_num_seqs {info.max_num_seqs}", flush=True)
-    print("| round | engine alone, tok/s | through the queue, tok/s | share |\n| --- | --- | --- | --- |", flush=True)
+    print(
+        f"{info.device}, vLLM {info.vllm_version}, {info.models[0]}, max_num_seqs {info.max_num_seqs}",
+        flush=True,
+    )
+    print(
+        "| round | engine alone, tok/s | through the queue, tok/s | share |\n| --- | --- | --- | --- |",
+        flush=True,
+    )
     await bare(engine, a_load(0, max(8, options.requests // 8), options.scale))
     shares = []
     try:
@@ -133,11 +155,14 @@ async def measure(options: argparse.Namespace) -> None:
                 shares.append(alone_s / queued_s)
                 tokens = load.output_tokens
                 print(
-                    f"| {round_number} | {tokens / alone_s:,.0f} | {tokens / queued_s:,.0f} | {shares[-1]:.3f} |", flush=True
+                    f"| {round_number} | {tokens / alone_s:,.0f} | {tokens / queued_s:,.0f} | {shares[-1]:.3f} |",
+                    flush=True,
                 )
     finally:
         await engine.close()
-    print(f"share of the engine's own output tok/s, median of {len(shares)} rounds: {statistics.median(shares):.3f}")
+    print(
+        f"share of the engine's own output tok/s, median of {len(shares)} rounds: {statistics.median(shares):.3f}"
+    )
 
 
 def demo_argv() -> list[str]:
@@ -149,7 +174,9 @@ def demo_argv() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the share of the engine's speed that is left.")
+    parser = argparse.ArgumentParser(
+        description="Measure the share of the engine's speed that is left."
+    )
     parser.add_argument("--requests", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--scale", type=float, default=0.5, help="of the lengths; 1 for a GPU")
@@ -161,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -46,7 +46,9 @@ async def used_bytes(queue: Queue) -> int:
 
 async def submit_all(queue: Queue, number: int) -> float:
     """Return seconds."""
-    chunks = [[a_request(i) for i in range(start, start + SUBMIT)] for start in range(0, number, SUBMIT)]
+    chunks = [
+        [a_request(i) for i in range(start, start + SUBMIT)] for start in range(0, number, SUBMIT)
+    ]
     started_s = time.perf_counter()
     for chunk in chunks:
         await queue.submit(chunk)
@@ -65,7 +67,8 @@ async def claim_all(queue: Queue, number: int) -> tuple[float, list[Claimed]]:
 async def ack_all(queue: Queue, claimed: Sequence[Claimed]) -> float:
     """Return seconds."""
     settlements = [
-        Settlement(item.id, item.delivery, "succeeded", response_outcome(1, "worker", 200, ANSWER)) for item in claimed
+        Settlement(item.id, item.delivery, "succeeded", response_outcome(1, "worker", 200, ANSWER))
+        for item in claimed
     ]
     started_s = time.perf_counter()
     for start in range(0, len(settlements), CLAIM):
@@ -97,8 +100,12 @@ def main() -> None:
     binary = Path(shutil.which(options.server) or options.server) if options.server else None
     with running_server(binary) as url:
         rows = [asyncio.run(measure(url, options.requests, i)) for i in range(options.repeat)]
-    submits, claims, acks, num_bytes = (statistics.median(column) for column in zip(*rows, strict=True))
-    print(f"{binary.name if binary else 'embedded Valkey'}, {options.requests:,} requests of 1 KB, median of {options.repeat}")
+    submits, claims, acks, num_bytes = (
+        statistics.median(column) for column in zip(*rows, strict=True)
+    )
+    print(
+        f"{binary.name if binary else 'embedded Valkey'}, {options.requests:,} requests of 1 KB, median of {options.repeat}"
+    )
     print("| submit/s | claim/s | ack/s | bytes a queued request |\n| --- | --- | --- | --- |")
     print(f"| {submits:,.0f} | {claims:,.0f} | {acks:,.0f} | {num_bytes:,.0f} |")
 

@@ -30,7 +30,11 @@ TRUE = (sys.executable, "-m", "gristmill.worker")
 def settings_for(redis_url: str, queue: Queue, **fields: Any) -> WorkerSettings:
     """Return worker settings for a test's queue, with the queue's own limits."""
     limits = {"lease_s": queue.limits.lease_ms / 1000, "max_depth": queue.limits.max_depth}
-    values = {"redis_url": redis_url, "queue": queue.keys.queue, "health_port": 0} | limits
+    values: dict[str, Any] = {
+        "redis_url": redis_url,
+        "queue": queue.keys.queue,
+        "health_port": 0,
+    } | limits
     return WorkerSettings(**(values | fields))
 
 
@@ -72,13 +76,19 @@ class WorkerProcess:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the log's events of a name."""
-        rows = [orjson.loads(line) for line in self.log.read_bytes().splitlines() if line.startswith(b"{")]
+        rows = [
+            orjson.loads(line)
+            for line in self.log.read_bytes().splitlines()
+            if line.startswith(b"{")
+        ]
         return [row for row in rows if row["event"] == name]
 
     def probe(self, path: str) -> tuple[int, str]:
         """GET one of its probes; 0 while nothing listens."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:  # noqa: S310
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}{path}", timeout=10
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -105,7 +115,12 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def worker_process(
-    command: Sequence[str], redis_url: str, queue: Queue, log: Path, argv: Sequence[str] = (), **environment: str
+    command: Sequence[str],
+    redis_url: str,
+    queue: Queue,
+    log: Path,
+    argv: Sequence[str] = (),
+    **environment: str,
 ) -> AsyncIterator[WorkerProcess]:
     """Run a worker process for the length of a block, until it is ready; gone at its end."""
     port = free_port()

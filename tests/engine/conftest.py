@@ -36,14 +36,10 @@ VLLM_WARNINGS = (
 )
 
 
-# Raised from a finaliser at some later moment, so it belongs to no test: after a shutdown vLLM
-# drops a ZeroMQ context whose sockets it has closed.
-UNCLOSED_CONTEXT = "ignore:Unclosed context:ResourceWarning"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("filterwarnings", UNCLOSED_CONTEXT)  # during tests
-    warnings.filterwarnings("ignore", "Unclosed context", ResourceWarning)  # after the last
+def pytest_configure() -> None:
+    # Raised from a finaliser at some later moment, even after the last test: after a shutdown vLLM
+    # drops a ZeroMQ context whose sockets it has closed. During the tests pyproject.toml says it.
+    warnings.filterwarnings("ignore", "Unclosed context", ResourceWarning)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ WAIT_S = 60
 
 async def running(engine: InProcessEngine, count: int) -> "list[asyncio.Task[Response]]":
     posted = [asyncio.create_task(engine.post(COMPLETIONS, LONG)) for _ in range(count)]
-    while engine.stats().running < count:  # noqa: ASYNC110  (a counter, not an event)
+    while engine.stats().running < count:
         await asyncio.sleep(0.001)
     return posted
 
@@ -150,7 +150,7 @@ async def test_close_during_a_start_leaves_no_process(
 ) -> None:
     engine = InProcessEngine(argv)
     starting = asyncio.create_task(engine.start())
-    while not engine_processes() and not starting.done():  # noqa: ASYNC110
+    while not engine_processes() and not starting.done():
         await asyncio.sleep(0.01)
     starting.cancel()
     await engine.close()

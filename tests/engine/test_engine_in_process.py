@@ -30,7 +30,7 @@ def error_of(response: Response) -> dict[str, Any]:
 
 
 async def until_running(engine: InProcessEngine, count: int) -> None:
-    while engine.stats().running != count:  # noqa: ASYNC110  (a counter, not an event)
+    while engine.stats().running != count:
         await asyncio.sleep(0.001)
 
 

@@ -26,7 +26,7 @@ async def test_stub_fails_what_is_in_flight_when_it_dies_and_starts_anew() -> No
     engine = StubEngine(token_delay_s=1000)
     await engine.start()
     posted = asyncio.create_task(engine.post(CHAT, BODY))
-    while engine.stats().running == 0:  # noqa: ASYNC110  (a counter, not an event)
+    while engine.stats().running == 0:
         await asyncio.sleep(0)
     engine.die()
     with pytest.raises(EngineDied):

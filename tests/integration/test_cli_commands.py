@@ -214,7 +214,7 @@ def test_a_wrong_setting_is_named(shell: CommandLine) -> None:
 async def test_ctrl_c_ends_with_130(shell: CommandLine, queue: Queue) -> None:
     await submit(queue, "a")
     process = await shell.start("result", "a", "--wait")
-    while not await is_waiting(queue):  # noqa: ASYNC110  # another process
+    while not await is_waiting(queue):  # another process
         await asyncio.sleep(0.01)
     assert (await interrupt(process)).code == 130
 

@@ -259,7 +259,7 @@ async def test_a_second_process_may_not_write_the_same_output(
 ) -> None:
     shell.write("in.jsonl", openai_lines(10))
     first = await shell.start("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
-    while not (shell.folder / "out.jsonl.run").exists():  # noqa: ASYNC110  # another process
+    while not (shell.folder / "out.jsonl.run").exists():  # another process
         await asyncio.sleep(0.01)
     second = await shell.finish("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
     assert second.code == 2

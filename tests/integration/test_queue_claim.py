@@ -263,7 +263,7 @@ async def test_worker_that_may_not_take_what_waits_does_not_wake_itself(queue: Q
 @pytest.mark.timeout(180)
 async def test_claims_cancelled_a_thousand_times_lose_nothing(queue: Queue) -> None:
     """10,000 are produced meanwhile. Half of the cancelled claims are sent again, half forgotten."""
-    chance = random.Random(36)  # noqa: S311  # no secret
+    chance = random.Random(36)  # no secret
     total, num_cancelled, num_settled = 10_000, 0, 0
     producer = asyncio.create_task(_produce(queue, total))
     worker = await open_worker(queue)

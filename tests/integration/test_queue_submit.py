@@ -174,7 +174,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 async def test_producer_killed_in_mid_submit_leaves_every_request_in_one_place(
     queue: Queue, any_redis_url: str
 ) -> None:
-    chance = random.Random(37)  # noqa: S311  # no secret
+    chance = random.Random(37)  # no secret
     for round_number in range(15):
         _produce_until_killed(any_redis_url, queue.keys.queue, round_number, chance.random())
     assert await audit(queue) == []

@@ -33,7 +33,9 @@ async def client(queue: Queue, redis_url: str) -> AsyncIterator[Client]:
 
 
 def a_prompt(word: str, max_tokens: int = 4, **fields: object) -> Request:
-    return request_from_body({"prompt": word, "max_tokens": max_tokens}, endpoint=COMPLETIONS, **fields)
+    return request_from_body(
+        {"prompt": word, "max_tokens": max_tokens}, endpoint=COMPLETIONS, **fields
+    )
 
 
 def prompts(number: int, max_tokens: int = 4, **fields: object) -> list[Request]:
@@ -72,7 +74,9 @@ class FlakyEngine(StubEngine):
                 return await super().post(endpoint, body, priority=priority)
 
 
-async def test_each_result_belongs_to_its_request(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_each_result_belongs_to_its_request(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     requests = prompts(1000)
     async with local_worker(settings_for(redis_url, queue), StubEngine()):
         results = await collect(client, requests)
@@ -82,7 +86,9 @@ async def test_each_result_belongs_to_its_request(queue: Queue, client: Client, 
     assert await audit(queue) == []
 
 
-async def test_map_keeps_the_order_of_the_input(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_map_keeps_the_order_of_the_input(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     requests = [a_prompt(str(i), max_tokens=1 + (i * 7) % 13) for i in range(200)]
     async with local_worker(settings_for(redis_url, queue), StubEngine(token_delay_s=0.001)):
         ids = [result.id async for result in client.map(requests, window=32)]
@@ -101,11 +107,15 @@ async def test_nothing_is_claimed_before_the_engine_is_ready(queue: Queue, redis
     assert (await queue.stats()).depth_by_lane["normal"] == 3
 
 
-async def test_engine_is_kept_full_without_a_barrier(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_engine_is_kept_full_without_a_barrier(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     """Scenario 25: lengths differ widely, yet what runs stays at nine tenths of the cap until the end."""
     engine = StubEngine(token_delay_s=0.01)
     lengths = random.Random(5)
-    requests = [a_prompt(f"w{i}", int(min(200, lengths.lognormvariate(3, 1)) + 1)) for i in range(400)]
+    requests = [
+        a_prompt(f"w{i}", int(min(200, lengths.lognormvariate(3, 1)) + 1)) for i in range(400)
+    ]
     await queue.submit(requests)
     seen: list[int] = []
     async with local_worker(settings_for(redis_url, queue, max_in_flight=40), engine):
@@ -117,7 +127,9 @@ async def test_engine_is_kept_full_without_a_barrier(queue: Queue, client: Clien
     assert max(seen) <= 40
 
 
-async def test_static_policy_runs_a_batch_to_its_end(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_static_policy_runs_a_batch_to_its_end(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     engine = StubEngine(token_delay_s=0.001)
     settings = settings_for(redis_url, queue, batch_policy="static", batch_size=8)
     requests = [a_prompt(f"w{i}", 1 + 10 * (i % 8 == 0)) for i in range(24)]
@@ -133,7 +145,9 @@ async def test_static_policy_runs_a_batch_to_its_end(queue: Queue, client: Clien
 async def test_every_policy_serves_a_last_short_batch(
     queue: Queue, client: Client, redis_url: str, policy: str
 ) -> None:
-    settings = settings_for(redis_url, queue, batch_policy=policy, batch_size=8, batch_timeout_ms=20)
+    settings = settings_for(
+        redis_url, queue, batch_policy=policy, batch_size=8, batch_timeout_ms=20
+    )
     async with local_worker(settings, StubEngine()):
         results = await collect(client, prompts(21))
     assert len(results) == 21
@@ -143,7 +157,9 @@ async def test_high_priority_overtakes(queue: Queue, client: Client, redis_url: 
     low = prompts(40, max_tokens=10, priority="low")
     high = prompts(5, max_tokens=10, priority="high")
     await queue.submit(low + high)
-    async with local_worker(settings_for(redis_url, queue, max_in_flight=5), StubEngine(token_delay_s=0.001)):
+    async with local_worker(
+        settings_for(redis_url, queue, max_in_flight=5), StubEngine(token_delay_s=0.001)
+    ):
         results = await collect(client, [r.id for r in low + high])
     order = sorted(results, key=lambda request_id: results[request_id].finished_ms)
     assert set(order[:5]) == {request.id for request in high}
@@ -160,7 +176,9 @@ async def test_cancel_frees_a_running_request(queue: Queue, client: Client, redi
             await asyncio.sleep(0.001)
 
 
-async def test_deadline_ends_a_running_request(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_deadline_ends_a_running_request(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     engine = StubEngine(token_delay_s=1)
     async with local_worker(settings_for(redis_url, queue, beat_s=0.05), engine):
         request_id = await client.submit(a_prompt("late", 1000, deadline_s=0.2))
@@ -182,14 +200,20 @@ async def test_server_error_is_tried_once_more_then_believed(
     queue: Queue, client: Client, redis_url: str
 ) -> None:
     fault = Response(500, b'{"error":{"message":"boom"}}')
-    async with local_worker(settings_for(redis_url, queue, backoff_base_s=0.01), FlakyEngine([fault])):
+    async with local_worker(
+        settings_for(redis_url, queue, backoff_base_s=0.01), FlakyEngine([fault])
+    ):
         assert (await client.wait(await client.submit(a_prompt("x")))).attempt == 2
-    async with local_worker(settings_for(redis_url, queue, backoff_base_s=0.01), FlakyEngine([fault] * 2)):
+    async with local_worker(
+        settings_for(redis_url, queue, backoff_base_s=0.01), FlakyEngine([fault] * 2)
+    ):
         result = await client.wait(await client.submit(a_prompt("y")))
     assert (result.status, result.status_code, result.attempt) == ("failed", 500, 2)
 
 
-async def test_one_in_five_failing_drains_to_zero(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_one_in_five_failing_drains_to_zero(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     """Scenario 3."""
     fault = Response(500, b'{"error":{"message":"boom"}}')
     engine = FlakyEngine([fault if i % 5 == 0 else None for i in range(1000)])  # type: ignore[misc]
@@ -202,7 +226,9 @@ async def test_one_in_five_failing_drains_to_zero(queue: Queue, client: Client, 
     assert await audit(queue) == []
 
 
-async def test_unavailable_engine_costs_no_attempt(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_unavailable_engine_costs_no_attempt(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     engine = FlakyEngine([EngineUnavailable("503")] * 5)
     async with local_worker(settings_for(redis_url, queue, backoff_base_s=0.001), engine):
         result = await client.wait(await client.submit(a_prompt("x", max_attempts=1)))
@@ -219,7 +245,9 @@ async def test_drain_at_any_instant_gives_everything_back_at_once(
     for _ in range(100):
         engine = FlakyEngine([EngineUnavailable("503")] * chance.randrange(3))
         engine._token_delay_s = 0.002
-        settings = settings_for(redis_url, queue, max_in_flight=16, drain_timeout_s=0, backoff_base_s=0.01)
+        settings = settings_for(
+            redis_url, queue, max_in_flight=16, drain_timeout_s=0, backoff_base_s=0.01
+        )
         async with local_worker(settings, engine) as worker:
             await asyncio.sleep(chance.random() * 0.03)
             assert await worker.stop() == 0
@@ -244,7 +272,9 @@ async def test_drain_finishes_what_fits(queue: Queue, client: Client, redis_url:
     assert not worker.progress.is_claiming
 
 
-async def test_engine_death_makes_suspects_not_losses(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_engine_death_makes_suspects_not_losses(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     engine = StubEngine(token_delay_s=1)
     requests = prompts(32, max_tokens=1000)
     await queue.submit(requests)
@@ -261,7 +291,9 @@ async def test_engine_death_makes_suspects_not_losses(queue: Queue, client: Clie
     assert {(result.status, result.attempt) for result in results.values()} == {("succeeded", 1)}
 
 
-async def test_lost_lease_starts_over_under_a_new_name(queue: Queue, client: Client, redis_url: str) -> None:
+async def test_lost_lease_starts_over_under_a_new_name(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
     """Scenarios 5 and 43: told what to abort, and nothing is lost."""
     engine = StubEngine(token_delay_s=0.05)
     request = a_prompt("x", 10)
@@ -280,7 +312,9 @@ async def test_lost_lease_starts_over_under_a_new_name(queue: Queue, client: Cli
 async def test_inbox_takes_plain_json_and_keeps_garbage(
     queue: Queue, client: Client, redis_url: str
 ) -> None:
-    body = orjson.dumps({"id": "mine", "endpoint": COMPLETIONS, "body": {"prompt": "hi", "max_tokens": 2}})
+    body = orjson.dumps(
+        {"id": "mine", "endpoint": COMPLETIONS, "body": {"prompt": "hi", "max_tokens": 2}}
+    )
     async with local_worker(settings_for(redis_url, queue, poll_interval_s=0.1), StubEngine()):
         await queue.redis.rpush(queue.keys.inbox, b"\xff garbage", body)
         while await queue.redis.get(queue.keys.result("mine")) is None:
@@ -288,4 +322,6 @@ async def test_inbox_takes_plain_json_and_keeps_garbage(
         while not (letters := await queue.dead_letters()):
             await asyncio.sleep(0.005)
     assert text_of((await queue.results(["mine"]))[0]) == "hi hi"
-    assert [(letter.reason, letter.record) for letter in letters] == [("unreadable", b"\xff garbage")]
+    assert [(letter.reason, letter.record) for letter in letters] == [
+        ("unreadable", b"\xff garbage")
+    ]

@@ -104,7 +104,11 @@ async def test_sigterm_drains_and_exits_zero(
 ) -> None:
     ids = await client.submit_many(prompts(30, max_tokens=20))
     async with worker_process(
-        STUB, own_redis_url, queue, tmp_path / "a", **beats(STUB_TOKEN_DELAY_S="0.02", MAX_IN_FLIGHT="10")
+        STUB,
+        own_redis_url,
+        queue,
+        tmp_path / "a",
+        **beats(STUB_TOKEN_DELAY_S="0.02", MAX_IN_FLIGHT="10"),
     ) as worker:
         await until(queue, "in_flight", 10)
         assert await worker.terminate() == 0
@@ -120,7 +124,9 @@ async def test_second_signal_hurries(
     queue: Queue, client: Client, own_redis_url: str, tmp_path: Path
 ) -> None:
     await client.submit_many(prompts(5, max_tokens=1000))
-    async with worker_process(STUB, own_redis_url, queue, tmp_path / "a", **beats(STUB_TOKEN_DELAY_S="1")) as worker:
+    async with worker_process(
+        STUB, own_redis_url, queue, tmp_path / "a", **beats(STUB_TOKEN_DELAY_S="1")
+    ) as worker:
         await until(queue, "in_flight", 5)
         worker.process.send_signal(signal.SIGINT)
         while not worker.events("worker.draining"):
@@ -138,7 +144,9 @@ async def test_redis_that_stops_answering_costs_nothing(
     """Scenarios 7, 33 and 40: results are kept and written later; nothing is computed twice."""
     server = await server_process(own_redis_url)
     ids = await client.submit_many(prompts(60, max_tokens=10))
-    environment = beats(STUB_TOKEN_DELAY_S="0.03", MAX_IN_FLIGHT="20", GRISTMILL_SOCKET_TIMEOUT_S="2")
+    environment = beats(
+        STUB_TOKEN_DELAY_S="0.03", MAX_IN_FLIGHT="20", GRISTMILL_SOCKET_TIMEOUT_S="2"
+    )
     async with worker_process(STUB, own_redis_url, queue, tmp_path / "a", **environment) as worker:
         await until(queue, "succeeded", 5)
         server.send_signal(signal.SIGSTOP)
@@ -171,7 +179,9 @@ async def test_probes_and_metrics_tell_the_state(
 ) -> None:
     async with worker_process(STUB, own_redis_url, queue, tmp_path / "a", **beats()) as worker:
         await collect(client, await client.submit_many(prompts(7, max_tokens=3)))
-        text = await metrics_with(worker, 'gristmill_finished_requests_total{status="succeeded"} 7.0')
+        text = await metrics_with(
+            worker, 'gristmill_finished_requests_total{status="succeeded"} 7.0'
+        )
     assert "gristmill_output_tokens_total 21.0" in text
     assert 'gristmill_queue_requests{state="queued"}' in text
     assert 'gristmill_engine_info{device="",dtype="",model="stub"' in text

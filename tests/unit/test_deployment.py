@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from gristmill.shared.connection import connect
 from gristmill.shared.intake import request_from_json

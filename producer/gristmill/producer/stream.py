@@ -5,6 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from typing import TypeVar
 
 from gristmill.shared.records import Request, Result
+from gristmill.shared.tasks import end
 
 Item = Request | str
 Start = Callable[[list[Item]], Awaitable[list["asyncio.Future[Result]"]]]
@@ -69,7 +70,7 @@ class Stream:
                 self._slots.release()
             await pump
         finally:
-            await _stop(pump)
+            await end(pump)
 
     async def as_completed(self) -> AsyncIterator[Result]:
         """Yield results as they finish."""
@@ -93,7 +94,7 @@ class Stream:
                 num_yielded += 1
                 self._slots.release()
         finally:
-            await _stop(pump)
+            await end(pump)
 
     async def _pump(self, started: Callable[["asyncio.Future[Result]"], None]) -> None:
         async for chunk in chunks(self._items, self._chunk):
@@ -101,8 +102,3 @@ class Stream:
                 await self._slots.acquire()
             for future in await self._start(chunk):
                 started(future)
-
-
-async def _stop(pump: "asyncio.Task[None]") -> None:
-    pump.cancel()
-    await asyncio.gather(pump, return_exceptions=True)

@@ -17,6 +17,7 @@ from gristmill.shared.connection import TRANSIENT, retrying
 from gristmill.shared.errors import GristmillError, ResultExpired
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Result
+from gristmill.shared.tasks import end
 
 RESULTS_A_CALL = 64
 IDS_A_CALL = 500
@@ -82,9 +83,7 @@ class Waiter:
         for awaited in self._awaited.values():
             awaited.future.cancel()
         self._awaited.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     async def _run(self) -> None:
         try:

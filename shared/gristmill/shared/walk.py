@@ -98,8 +98,8 @@ async def look_at(queue: Queue, name: str, workers: Sequence[str]) -> Place:
         workers: Who may hold it, besides those that hold a lease now.
     """
     keys, lists = queue.keys, await _lists_of(queue, name)
-    leased = [worker.decode() for worker in await queue.redis.zrange(keys.workers, 0, -1)]
-    workers = sorted({*workers, *leased})
+    (leased,) = await at_once(queue, ("ZRANGE", keys.workers, 0, -1))
+    workers = sorted({*workers, *(worker.decode() for worker in leased)})
     reply = await at_once(
         queue,
         ("EXISTS", keys.request(name)),

@@ -29,7 +29,9 @@ BUCKETED = BatchPolicy("bucketed", size=2, timeout_s=0, max_in_flight=100)
         (BatchPolicy("continuous", 64, 0, 3), 2, 0, 1),
     ],
 )
-def test_claim_takes_what_fits(policy: BatchPolicy, running: int, gathered: int, expected: int) -> None:
+def test_claim_takes_what_fits(
+    policy: BatchPolicy, running: int, gathered: int, expected: int
+) -> None:
     assert claim_size(policy, running, gathered) == expected
 
 
@@ -55,7 +57,12 @@ def test_claim_takes_what_fits(policy: BatchPolicy, running: int, gathered: int,
     ],
 )
 def test_batch_closes_for_one_reason(
-    policy: BatchPolicy, running: int, gathered: int, got: int, waited_s: float, expected: str | None
+    policy: BatchPolicy,
+    running: int,
+    gathered: int,
+    got: int,
+    waited_s: float,
+    expected: str | None,
 ) -> None:
     reason = close_reason(policy, running=running, gathered=gathered, got=got, waited_s=waited_s)
     assert reason == expected

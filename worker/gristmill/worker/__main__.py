@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import structlog
 import uvloop
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 from ulid import ULID
 
 from gristmill.shared.connection import connect, redacted, retrying
@@ -20,6 +20,7 @@ from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import read_settings
+from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.batching import BatchPolicy
 from gristmill.worker.drain import Drain
@@ -52,29 +53,30 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
         0 after a drain; 1 if the engine could not start or died; 2 if a setting is wrong.
     """
     configure_logging(settings.log_level)
+    key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
     try:
+        engine = engine_from(settings.vllm_url, engine_argv, api_key=key)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(settings, engine_from_settings(settings, engine_argv)))
-    except SettingsError as error:
+            return runner.run(serve(settings, engine))
+    except (SettingsError, AuthenticationError) as error:
         log.error("settings.rejected", error=str(error))  # noqa: TRY400  # a message for people
         return EXIT_SETTINGS
 
 
-def engine_from_settings(settings: WorkerSettings, engine_argv: Sequence[str]) -> Engine:
-    """Return the engine that the settings ask for, not started."""
-    return engine_from(settings.vllm_url, engine_argv)
-
-
 async def serve(settings: WorkerSettings, engine: Engine) -> int:
-    """Start the engine, then claim until drained; returns the exit code."""
+    """Start the engine, then claim until drained; returns the exit code.
+
+    Raises:
+        SettingsError: A setting is wrong, or the port of the probes is taken.
+    """
     drain = Drain(settings.drain_timeout_s)
     drain.install()
     progress = Progress(settings.stall_timeout_s, settings.beat_s * REDIS_SILENCE_BEATS)
-    health = HealthServer(progress, settings.health_host, settings.health_port)
-    health.start()
+    health = _open_health(settings, progress)
+    ticking = asyncio.create_task(_tick(progress))
     log.info("worker.starting", version=version("gristmill"), health_port=health.port)
     try:
-        info = await _start_engine(engine, drain, progress)
+        info = await drain.unless_started(engine.start())
         if info is None:
             return EXIT_OK
         return await work(settings, engine, info, drain, progress)
@@ -83,32 +85,18 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
         return EXIT_ENGINE
     finally:
         await engine.close()
+        await end(ticking)
         health.close()
 
 
-async def _start_engine(engine: Engine, drain: Drain, progress: Progress) -> EngineInfo | None:
-    """Start the engine; None if told to stop meanwhile."""
-    starting = asyncio.create_task(engine.start())
-    stopping = asyncio.create_task(drain.started.wait())
-    ticking = asyncio.create_task(_tick(progress))
+def _open_health(settings: WorkerSettings, progress: Progress) -> HealthServer:
     try:
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            return None
-        info = starting.result()
-    finally:
-        for task in (starting, stopping, ticking):
-            task.cancel()
-        await asyncio.gather(starting, stopping, ticking, return_exceptions=True)
-    model = info.models[0] if info.models else ""
-    metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
-    log.info(
-        "engine.started",
-        transport=info.transport,
-        models=info.models,
-        max_num_seqs=info.max_num_seqs,
-    )
-    return info
+        health = HealthServer(progress, settings.health_host, settings.health_port)
+    except OSError as error:
+        message = f"the probes cannot listen on port {settings.health_port} ({error}); set GRISTMILL_HEALTH_PORT"
+        raise SettingsError(message) from error
+    health.start()
+    return health
 
 
 async def work(
@@ -129,19 +117,19 @@ async def work(
     Raises:
         EngineDied: After what was in flight has been reported.
     """
-    queue = open_queue(settings)
-    await _greet(queue, settings)
     policy = BatchPolicy(
         settings.batch_policy,
         settings.batch_size,
         settings.batch_timeout_ms / 1000,
         settings.in_flight_limit(info.max_num_seqs),
     )
-    metrics.max_in_flight.set(policy.max_in_flight)
+    _report_engine(info, policy)
+    queue = open_queue(settings)
+    facts = _worker_facts(info, policy)
 
     async def register() -> str:
         name = f"{socket.gethostname()[:48]}-{ULID()}"
-        await retrying(lambda: queue.register(name, _worker_facts(info, policy)))
+        await retrying(lambda: queue.register(name, facts))
         leases.follow(name)
         progress.heard_redis()
         log.info(
@@ -158,22 +146,26 @@ async def work(
     )
     leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_s, progress, events)
     watching = asyncio.create_task(_watch(engine, worker, settings.stall_timeout_s))
-    ticking = asyncio.create_task(_tick(progress))
     drain.on_start = progress.stop_claiming
-    progress.is_claiming = True
-    leases.start()
     try:
-        await worker.run()
+        if await drain.unless_started(_greet(queue, settings)):
+            progress.is_claiming = True
+            leases.start()
+            await worker.run()
     finally:
         progress.is_claiming = False
-        watching.cancel()
-        ticking.cancel()
-        await asyncio.gather(watching, ticking, return_exceptions=True)
+        await end(watching)
         await leases.stop()
         await queue.redis.aclose()
     if worker.engine_death.done():
         raise worker.engine_death.result()
     return EXIT_OK
+
+
+def _report_engine(info: EngineInfo, policy: BatchPolicy) -> None:
+    model = info.models[0] if info.models else ""
+    metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
+    metrics.max_in_flight.set(policy.max_in_flight)
 
 
 def open_queue(settings: WorkerSettings) -> Queue:
@@ -182,21 +174,22 @@ def open_queue(settings: WorkerSettings) -> Queue:
     return Queue(redis, settings.queue, settings.limits)
 
 
-async def _greet(queue: Queue, settings: WorkerSettings) -> None:
-    """Wait for Redis; warn of a configuration that loses requests."""
+async def _greet(queue: Queue, settings: WorkerSettings) -> bool:
+    """Wait for Redis and warn of a configuration that loses requests; True once it answered."""
     url = redacted(settings.redis_url.get_secret_value())
     log.info("redis.connecting", url=url)
     await retrying(queue.redis.ping)
     try:
         policy = await queue.redis.config_get("maxmemory-policy")
     except RedisError:
-        return  # CONFIG is often forbidden; docs/operations.md says what to set
+        return True  # CONFIG is often forbidden; docs/operations.md says what to set
     if policy.get("maxmemory-policy") not in (None, "noeviction"):
         log.warning(
             "redis.evicts",
             url=url,
             remedy="CONFIG SET maxmemory-policy noeviction, or requests are lost",
         )
+    return True
 
 
 def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]:
@@ -239,7 +232,8 @@ async def _watch(engine: Engine, worker: Worker, timeout_s: float) -> None:
 def main(argv: Sequence[str]) -> int:
     """Run a worker on the settings of the environment."""
     try:
-        return run_worker(read_settings(WorkerSettings), argv)
+        engine_argv = argv[1:] if argv[:1] == ["--"] else argv
+        return run_worker(read_settings(WorkerSettings), engine_argv)
     except GristmillError as error:
         sys.stderr.write(f"gristmill worker: {error}\n")
         return EXIT_SETTINGS

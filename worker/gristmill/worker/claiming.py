@@ -17,6 +17,7 @@ from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.queue import Claim, Queue
 from gristmill.shared.records import Claimed
+from gristmill.shared.tasks import end
 from gristmill.worker import batching, metrics
 from gristmill.worker.held import Held
 from gristmill.worker.settings import WorkerSettings
@@ -96,9 +97,7 @@ class Claimer:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await end(*waits)
 
     async def _claim(self, room: int) -> Claim:
         nonce, worker = str(ULID()), self.worker

@@ -6,11 +6,16 @@ Draining means: claim nothing more, finish what fits into the grace period, hand
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
+from gristmill.shared.tasks import end
+
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 
 class Drain:
@@ -50,12 +55,19 @@ class Drain:
         """Wait until `idle` is set or the grace period is over; returns whether it is set."""
         remaining_s = max(0.0, (self._deadline or time.monotonic()) - time.monotonic())
         waits = {asyncio.create_task(idle.wait()), asyncio.create_task(self._hurried.wait())}
-        _, pending = await asyncio.wait(
-            waits, timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in pending:
-            task.cancel()
+        await asyncio.wait(waits, timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
+        await end(*waits)
         return idle.is_set()
+
+    async def unless_started(self, step: Coroutine[Any, Any, T]) -> T | None:
+        """Take a step of the start; None, and the step is cancelled, if the drain comes first."""
+        running = asyncio.create_task(step)
+        started = asyncio.create_task(self.started.wait())
+        try:
+            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
+            return running.result() if running.done() else None
+        finally:
+            await end(running, started)
 
     def _signalled(self, name: str) -> None:
         if self.is_draining:

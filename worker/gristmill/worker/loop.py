@@ -14,6 +14,7 @@ from gristmill.shared.connection import retrying
 from gristmill.shared.errors import EngineDied, EngineUnavailable, LeaseLost
 from gristmill.shared.queue import Queue, Settlement
 from gristmill.shared.records import Claimed, response_outcome
+from gristmill.shared.tasks import end
 from gristmill.worker import batching, metrics
 from gristmill.worker.claiming import Claimer
 from gristmill.worker.drain import Drain
@@ -86,12 +87,10 @@ class Worker:
             self._held.changed.set()
             await self._stop(feeding)
         finally:
-            for task in (feeding, settling, draining):
-                task.cancel()
-            outcomes = await asyncio.gather(feeding, settling, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
+            await end(feeding, settling, draining)
+        for task in (feeding, settling):
+            if not task.cancelled():
+                task.result()
 
     def _is_stopping(self) -> bool:
         return self._drain.is_draining or self.engine_death.done()

@@ -10,8 +10,9 @@ from itertools import islice
 from gristmill.producer.batches import BadLine, BatchInput, bad_line_row, result_row
 from gristmill.producer.client import Client
 from gristmill.producer.commands.progress import Display, Tally, display
-from gristmill.producer.commands.session import IDS_A_CALL, end
+from gristmill.producer.commands.session import IDS_A_CALL
 from gristmill.shared.records import Request
+from gristmill.shared.tasks import end
 
 CHUNK = 5_000
 MAX_SHARE_OF_STATUS = 0.02

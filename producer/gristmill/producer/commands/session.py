@@ -15,11 +15,11 @@ from gristmill.shared.cli import say
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
+from gristmill.shared.tasks import end
 
 T = TypeVar("T")
 
 IDS_A_CALL = 500
-CANCEL_INTERVAL_S = 0.5
 SECONDS_BETWEEN_NOTICES = 5.0
 
 
@@ -71,17 +71,6 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     finally:
         await end(task)
-
-
-async def end(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task until it has ended; its outcome is not raised.
-
-    `asyncio.wait_for` of Python 3.11, which redis-py uses, loses a cancellation that comes in the
-    same step as its result (python/cpython#86296), so once may not be enough.
-    """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=CANCEL_INTERVAL_S)
 
 
 class _Notices:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gristmill.shared.errors import SettingsError
 from gristmill.worker.engine import compat
-from gristmill.worker.engine.devices import Devices, available_memory_bytes
+from gristmill.worker.engine.devices import Devices, available_memory_bytes, compute_threads
 
 MAX_CPU_KV_CACHE_BYTES = 4 * 2**30
 """KV cache on a CPU unless set: this, or a quarter of the free memory if that is less.
@@ -124,5 +124,6 @@ def _settle_for_cpu(args: Namespace) -> None:
     if args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1:
         # The worker then lives inside EngineCore: one process less, and all cores compute.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
     if args.kv_cache_memory_bytes is None and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         args.kv_cache_memory_bytes = min(MAX_CPU_KV_CACHE_BYTES, available_memory_bytes() // 4)

@@ -5,6 +5,7 @@ vLLM spawn instead of fork. `import vllm` comes first, because it makes torch's 
 fork-safe (vllm/env_override.py).
 """
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
+_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
@@ -70,6 +72,20 @@ def available_memory_bytes() -> int:
     if limit is None:
         return available
     return max(0, min(available, limit - int(_CGROUP_USED.read_text())))
+
+
+def compute_threads() -> int:
+    """Return how many threads the model may compute with on a CPU: all cores but one.
+
+    OpenMP's threads spin, so where Redis, the event loop and the model share the last core, each step
+    waits for it: two threads on two busy cores made a round up to eight times slower. A container's
+    share counts as its cores.
+    """
+    num_cores: float = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+        quota, period = _CGROUP_CPU.read_text().split()
+        num_cores = min(num_cores, int(quota) / int(period))
+    return max(1, int(num_cores) - 1)
 
 
 def _total_memory_bytes(of_device: object, *, is_cpu: bool) -> int:

@@ -8,12 +8,13 @@ from gristmill.worker.engine.interface import Engine
 from gristmill.worker.engine.remote import RemoteEngine
 
 
-def engine_from(vllm_url: str | None, argv: Sequence[str]) -> Engine:
+def engine_from(vllm_url: str | None, argv: Sequence[str], *, api_key: str | None = None) -> Engine:
     """Return the engine that the settings ask for, not started.
 
     Args:
         vllm_url: The base URL of a running server (VLLM_URL), or None for one in this process.
         argv: vLLM's arguments, what follows `--` on the command line.
+        api_key: Sent to the server as a bearer token.
 
     Raises:
         SettingsError: Both are given, or neither.
@@ -24,7 +25,7 @@ def engine_from(vllm_url: str | None, argv: Sequence[str]) -> Engine:
             f"process are given too ({' '.join(argv)}); take one of them away"
         )
     if vllm_url:
-        return RemoteEngine(vllm_url)
+        return RemoteEngine(vllm_url, api_key)
     if not argv:
         raise SettingsError(
             "no engine: give vLLM's arguments after --, such as --model, or set VLLM_URL"
