@@ -95,7 +95,8 @@ class LeaseKeeper:
             return
         try:
             beat = await queue.beat(worker)
-            reaped = await queue.reap()
+            while reaped := await queue.reap():
+                log.info("workers.reaped", workers=reaped)
             await queue.expire()
             stats = await queue.stats()
         except LeaseLost:
@@ -108,8 +109,6 @@ class LeaseKeeper:
             self._progress.heard_redis()
             if beat.abort:
                 self._tell(self._events.aborted, beat.abort)
-            if reaped:
-                log.info("workers.reaped", workers=reaped)
             self._tell(self._events.seen, stats)
 
     def _tell(self, callback: Callable[..., object], value: object) -> None:
