@@ -25,11 +25,18 @@ class Settler:
     Args:
         queue: Where the records go.
         settled: Told the ids that are written, so that the loop forgets them.
+        may_grow: Whether more may finish soon; if not, nothing waits for company.
     """
 
-    def __init__(self, queue: Queue, settled: Callable[[Sequence[str]], None]) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        settled: Callable[[Sequence[str]], None],
+        may_grow: Callable[[], bool],
+    ) -> None:
         self._queue = queue
         self._settled = settled
+        self._may_grow = may_grow
         self._finished: asyncio.Queue[tuple[str, Settlement]] = asyncio.Queue()
         self.num_pending = 0
         self._idle = asyncio.Event()
@@ -69,7 +76,7 @@ class Settler:
     ) -> tuple[list[Settlement], tuple[str, Settlement] | None]:
         """Collect what came within the interval; returns it and one that did not fit."""
         worker, batch, num_bytes = first[0], [first[1]], len(first[1].outcome)
-        if self._finished.empty():
+        if self._finished.empty() and self._may_grow():
             await asyncio.sleep(INTERVAL_S)
         while len(batch) < MAX_ITEMS and not self._finished.empty():
             item = self._finished.get_nowait()

@@ -24,10 +24,13 @@ local function settle(id, delivery, status, outcome)
   if not finish(id, record, header_of(record), status, outcome, result_ttl_ms, time_ms) then
     return 0
   end
-  local holder = disown(id)
   if is_held then
+    call("HDEL", inflight_key, id)
+    call("HDEL", prefix .. "owner", id)
+    count("in_flight", -1)
     return 1
   end
+  local holder = disown(id)
   count("late", 1)
   if not holder then
     count("queued", -1)

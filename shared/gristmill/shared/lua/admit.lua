@@ -15,7 +15,7 @@ call("HDEL", inbox_key, ARGV[2])
 local time_ms = now_ms()
 local code = "dead_lettered"
 if ARGV[4] == "request" then
-  code = accept(ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11], ARGV[12], time_ms)
+  code = accept(false, ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11], ARGV[12], time_ms)
   if code == "conflict" then
     code = "dead_lettered"
     dead_letter("inbox-" .. ARGV[2], "id_conflict", '{"id":"' .. ARGV[5] .. '"}', 0, 0, element, time_ms)

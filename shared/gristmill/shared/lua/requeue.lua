@@ -27,7 +27,7 @@ local model, prompt_prefix = string.match(line, "|([^|]*)|([^|]*)|[^|]*$")
 local tail = table.concat({ "", header.prompt_tokens, header.max_tokens, header.max_attempts, "", header.endpoint,
   model, prompt_prefix, id }, "|")
 local time_ms = now_ms()
-local code = accept(new_id, header.tenant, header.priority, 0, 0, header.digest, tail, payload, time_ms)
+local code = accept(false, new_id, header.tenant, header.priority, 0, 0, header.digest, tail, payload, time_ms)
 call("ZREM", prefix .. "dead", id)
 call("HDEL", prefix .. "deadinfo", id)
 count("requeued", 1)

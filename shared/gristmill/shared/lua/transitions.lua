@@ -291,9 +291,9 @@ local function flush(ttl_ms, time_ms)
 end
 
 -- Accept one new request. Returns "accepted", "queued" (already there), "done" (already terminal)
--- or "conflict" (the id belongs to another body or endpoint).
-local function accept(id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload, time_ms)
-  local result = call("GET", prefix .. "result:" .. id)
+-- or "conflict" (the id belongs to another body or endpoint). `is_new` says that the id has no result.
+local function accept(is_new, id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload, time_ms)
+  local result = not is_new and call("GET", prefix .. "result:" .. id)
   if result then
     return string.find(result, '"digest":"' .. digest .. '"', 1, true) and "done" or "conflict"
   end
