@@ -71,7 +71,8 @@ class Worker:
         self._registering = asyncio.Lock()
         self._held = Held()
         self._claimer = Claimer(queue, policy, settings, self._held, self._is_stopping)
-        self._settler = Settler(queue, self._settled, lambda: self._held.num_running > 0)
+        # The one that has just ended still counts as running.
+        self._settler = Settler(queue, self._settled, lambda: self._held.num_running > 1)
         self._num_failures = 0
         self.engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
 
