@@ -1,0 +1,46 @@
+"""The README's examples run, and its settings are the settings."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+from workers import STUB, worker_process
+
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Queue
+from gristmill.worker.settings import WorkerSettings
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
+
+async def test_the_client_example_prints_answers_in_order(redis_url: str, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    redis = connect(redis_url)
+    queue = Queue(redis, f"test-{uuid4().hex[:12]}")
+    async with worker_process(STUB, redis_url, queue, tmp_path / "log"):
+        environment = {"REDIS_URL": redis_url, "GRISTMILL_QUEUE": queue.keys.queue}
+        ended = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    await redis.aclose()
+    assert ended.stderr == ""
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 100
+    assert all(line.startswith(f"succeeded Say {n}. ") for n, line in enumerate(lines))
+
+
+def test_every_setting_is_in_the_table_and_nothing_else() -> None:
+    table = README[README.index("## Settings") : README.index("## Read on")]
+    told = {
+        name.removeprefix("GRISTMILL_").lower() for name in re.findall(r"`([A-Z][A-Z_]+)`", table)
+    }
+    told -= {"gristmill_", "", "info"}
+    assert told == set(WorkerSettings.model_fields)
