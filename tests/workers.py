@@ -17,7 +17,7 @@ import orjson
 
 from gristmill.shared.queue import Queue
 from gristmill.shared.server import die_with_parent, free_port
-from gristmill.worker.__main__ import work
+from gristmill.worker.__main__ import Ended, work
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine
 from gristmill.worker.progress import Progress
@@ -42,12 +42,12 @@ def settings_for(redis_url: str, queue: Queue, **fields: Any) -> WorkerSettings:
 class LocalWorker:
     """A worker in this process, without signals and probes."""
 
-    task: "asyncio.Task[int]"
+    task: "asyncio.Task[Ended]"
     drain: Drain
     progress: Progress
 
-    async def stop(self) -> int:
-        """Drain; returns the exit code."""
+    async def stop(self) -> Ended:
+        """Drain; returns how it ended."""
         self.drain.start("test")
         return await self.task
 

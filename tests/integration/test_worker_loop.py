@@ -16,7 +16,10 @@ from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.shared.queue import Limits, Queue
 from gristmill.shared.records import COMPLETIONS, Request, Result, request_from_body
+from gristmill.worker.__main__ import _work_through_deaths
+from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Response, StubEngine
+from gristmill.worker.progress import Progress
 
 
 @pytest.fixture
@@ -250,7 +253,7 @@ async def test_drain_at_any_instant_gives_everything_back_at_once(
         )
         async with local_worker(settings, engine) as worker:
             await asyncio.sleep(chance.random() * 0.03)
-            assert await worker.stop() == 0
+            assert (await worker.stop()).death is None
         stats = await queue.stats()
         assert stats.counters.get("in_flight", 0) == 0
         assert stats.workers == {}
@@ -267,7 +270,7 @@ async def test_drain_finishes_what_fits(queue: Queue, client: Client, redis_url:
     await queue.submit(requests)
     async with local_worker(settings_for(redis_url, queue, drain_timeout_s=30), engine) as worker:
         await until_running(engine, 8)
-        assert await worker.stop() == 0
+        assert (await worker.stop()).death is None
     assert (await queue.stats()).counters["succeeded"] == 8
     assert not worker.progress.is_claiming
 
@@ -278,11 +281,10 @@ async def test_engine_death_makes_suspects_not_losses(
     engine = StubEngine(token_delay_s=1)
     requests = prompts(32, max_tokens=1000)
     await queue.submit(requests)
-    with pytest.raises(EngineDied):
-        async with local_worker(settings_for(redis_url, queue), engine) as worker:
-            await until_running(engine, 32)
-            engine.die()
-            await worker.task
+    async with local_worker(settings_for(redis_url, queue), engine) as worker:
+        await until_running(engine, 32)
+        engine.die()
+        assert (await worker.task).death is not None
     stats = await queue.stats()
     assert stats.depth_by_lane["suspect"] == 32
     assert stats.counters["in_flight"] == 0
@@ -325,3 +327,44 @@ async def test_inbox_takes_plain_json_and_keeps_garbage(
     assert [(letter.reason, letter.record) for letter in letters] == [
         ("unreadable", b"\xff garbage")
     ]
+
+
+class MortalEngine(StubEngine):
+    """Dies of a prompt that begins with "poison"."""
+
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        if b"poison" in body:
+            self.die()
+        return await super().post(endpoint, body, priority=priority)
+
+
+async def test_poison_is_dead_lettered_with_evidence_and_the_worker_lives(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    poison, innocent = a_prompt("poison"), prompts(20)
+    await queue.submit([*innocent[:10], poison, *innocent[10:]])
+    drain, settings = Drain(5), settings_for(redis_url, queue, max_in_flight=8)
+    working = asyncio.create_task(
+        _work_through_deaths(settings, MortalEngine(), drain, Progress(60, 60))
+    )
+    results = await collect(client, [request.id for request in (*innocent, poison)])
+    drain.start("test")
+    assert await working == 0
+    assert {results[request.id].status for request in innocent} == {"succeeded"}
+    assert results[poison.id].failure.startswith("engine_killed: the engine died 2 times")
+    (letter,) = await queue.dead_letters()
+    assert (letter.id, letter.reason) == (poison.id, "engine_killed")
+    assert letter.evidence["error"] == "the stub engine was told to die"
+    assert await audit(queue) == []
+
+
+async def test_engine_that_dies_again_and_again_for_nothing_ends_the_worker(
+    queue: Queue, redis_url: str
+) -> None:
+    await queue.submit([a_prompt(f"poison{i}") for i in range(20)])
+    settings = settings_for(redis_url, queue)
+    code = await _work_through_deaths(settings, MortalEngine(), Drain(5), Progress(60, 60))
+    assert code == 1
+    stats = await queue.stats()
+    assert (stats.counters["in_flight"], stats.workers) == (0, {})
+    assert await audit(queue) == []

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import structlog
@@ -35,6 +36,9 @@ from gristmill.worker.settings import WorkerSettings
 log = structlog.get_logger()
 
 EXIT_OK, EXIT_ENGINE, EXIT_SETTINGS = 0, 1, 2
+
+MAX_DEATHS = 3
+"""Deaths of the engine with nothing settled in between after which the process ends."""
 
 LOOP_TICK_S = 1.0
 ENGINE_CHECK_S = 5.0
@@ -76,17 +80,37 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
     ticking = asyncio.create_task(_tick(progress))
     log.info("worker.starting", version=version("gristmill"), health_port=health.port)
     try:
-        info = await drain.unless_started(engine.start())
-        if info is None:
-            return EXIT_OK
-        return await work(settings, engine, info, drain, progress)
+        return await _work_through_deaths(settings, engine, drain, progress)
     except EngineDied as death:
-        log.error("engine.died", error=str(death))  # noqa: TRY400  # its message carries the reason
+        log.error("engine.not_started", error=str(death))  # noqa: TRY400  # its message carries the reason
         return EXIT_ENGINE
     finally:
         await engine.close()
         await end(ticking)
         health.close()
+
+
+async def _work_through_deaths(
+    settings: WorkerSettings, engine: Engine, drain: Drain, progress: Progress
+) -> int:
+    """Work until drained; an engine that dies is built anew, unless it dies again and again for nothing."""
+    num_deaths = 0
+    info = await drain.unless_started(engine.start())
+    while info is not None:
+        ended = await work(settings, engine, info, drain, progress)
+        if ended.death is None:
+            return EXIT_OK
+        num_deaths = 1 if ended.num_settled else num_deaths + 1
+        log.error(
+            "engine.died",
+            error=str(ended.death),
+            num_deaths=num_deaths,
+            num_settled=ended.num_settled,
+        )
+        if num_deaths == MAX_DEATHS:
+            return EXIT_ENGINE
+        info = await drain.unless_started(engine.start())
+    return EXIT_OK
 
 
 def _open_health(settings: WorkerSettings, progress: Progress) -> HealthServer:
@@ -99,9 +123,22 @@ def _open_health(settings: WorkerSettings, progress: Progress) -> HealthServer:
     return health
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a worker stopped, everything handed back.
+
+    Attributes:
+        death: What killed the engine, or None after a drain.
+        num_settled: Requests that it had settled.
+    """
+
+    death: EngineDied | None
+    num_settled: int
+
+
 async def work(
     settings: WorkerSettings, engine: Engine, info: EngineInfo, drain: Drain, progress: Progress
-) -> int:
+) -> Ended:
     """Claim and run on a started engine until drained; everything of `serve` but signals and probes.
 
     Args:
@@ -112,10 +149,7 @@ async def work(
         progress: Written here, read by the probes.
 
     Returns:
-        The exit code.
-
-    Raises:
-        EngineDied: After what was in flight has been reported.
+        Why it ended.
     """
     policy = BatchPolicy(
         settings.batch_policy,
@@ -157,9 +191,8 @@ async def work(
         await end(watching)
         await leases.stop()
         await queue.redis.aclose()
-    if worker.engine_death.done():
-        raise worker.engine_death.result()
-    return EXIT_OK
+    death = worker.engine_death.result() if worker.engine_death.done() else None
+    return Ended(death, worker.num_settled)
 
 
 def _report_engine(info: EngineInfo, policy: BatchPolicy) -> None:

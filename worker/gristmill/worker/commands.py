@@ -25,7 +25,7 @@ def worker(
     gristmill worker -- --model Qwen/Qwen3-8B --max-num-seqs 1024
 
     Every other setting is an environment variable; see the README. Exit codes: 0 drained, 1 the engine
-    could not start or died, 2 a setting is wrong.
+    could not start or keeps dying, 2 a setting is wrong.
     """
     from gristmill.worker.__main__ import run_worker
     from gristmill.worker.settings import WorkerSettings

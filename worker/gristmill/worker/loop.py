@@ -50,6 +50,7 @@ class Worker:
 
     Attributes:
         engine_death: Done once the engine is dead.
+        num_settled: Requests whose records are written.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Worker:
         # The one that has just ended still counts as running.
         self._settler = Settler(queue, self._settled, lambda: self._held.num_running > 1)
         self._num_failures = 0
+        self.num_settled = 0
         self.engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -169,6 +171,7 @@ class Worker:
 
     def _settled(self, ids: Sequence[str]) -> None:
         self._held.forget(ids)
+        self.num_settled += len(ids)
         metrics.settling.set(self._settler.num_pending)
 
     async def _release(self, runs: Sequence[Run]) -> None:
