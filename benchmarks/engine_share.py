@@ -27,11 +27,11 @@ from gristmill.shared.log import configure_logging
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, request_from_body
 from gristmill.shared.server import running_server
-from gristmill.worker.__main__ import work
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo, InProcessEngine
 from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
+from gristmill.worker.shift import work
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.shared.queue import Limits, Queue
 from gristmill.shared.records import COMPLETIONS, Request, Result, request_from_body
-from gristmill.worker.__main__ import _work_through_deaths
+from gristmill.worker.__main__ import work_through_deaths
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Response, StubEngine
 from gristmill.worker.progress import Progress
@@ -345,7 +345,7 @@ async def test_poison_is_dead_lettered_with_evidence_and_the_worker_lives(
     await queue.submit([*innocent[:10], poison, *innocent[10:]])
     drain, settings = Drain(5), settings_for(redis_url, queue, max_in_flight=8)
     working = asyncio.create_task(
-        _work_through_deaths(settings, MortalEngine(), drain, Progress(60, 60))
+        work_through_deaths(settings, MortalEngine(), drain, Progress(60, 60))
     )
     results = await collect(client, [request.id for request in (*innocent, poison)])
     drain.start("test")
@@ -363,7 +363,7 @@ async def test_engine_that_dies_again_and_again_for_nothing_ends_the_worker(
 ) -> None:
     await queue.submit([a_prompt(f"poison{i}") for i in range(20)])
     settings = settings_for(redis_url, queue)
-    code = await _work_through_deaths(settings, MortalEngine(), Drain(5), Progress(60, 60))
+    code = await work_through_deaths(settings, MortalEngine(), Drain(5), Progress(60, 60))
     assert code == 1
     stats = await queue.stats()
     assert (stats.counters["in_flight"], stats.workers) == (0, {})
