@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -12,6 +13,11 @@ from redis.asyncio import Redis
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Limits, Queue
 from gristmill.shared.server import running_server, server_binary
+
+
+def pytest_configure() -> None:
+    # A shell starts its background jobs with SIGINT ignored, and whatever the tests start inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _server(kind: str) -> Path:
