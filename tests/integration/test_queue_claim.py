@@ -59,6 +59,16 @@ async def test_a_weight_multiplies_a_tenants_share(queue: Queue) -> None:
     assert 2.3 <= shares["a"] / shares["b"] <= 4
 
 
+async def test_one_boundless_estimate_does_not_end_fairness(queue: Queue) -> None:
+    for tenant in ("greedy", "modest"):
+        await queue.submit(some_requests(40, tenant=tenant, max_tokens=100))
+    await queue.submit([a_request("huge", tenant="greedy", max_tokens=2**49, priority="high")])
+    await queue.submit([a_request("vast", tenant="third", max_tokens=2**49)])
+    worker = await open_worker(queue)
+    tenants = [item.record.tenant for item in await claim(queue, worker, 60)]
+    assert 20 <= tenants.count("modest") <= 35
+
+
 @pytest.mark.parametrize("weight", ["0", "-1", "heavy", "nan", ""])
 async def test_a_weight_without_sense_counts_as_one(queue: Queue, weight: str) -> None:
     await queue.redis.hset(f"{queue.keys.prefix}weights", "a", weight)

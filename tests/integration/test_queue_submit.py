@@ -136,6 +136,9 @@ async def test_delayed_request_is_not_run_early_by_an_old_entry(queue: Queue) ->
         (3, "soon"), (4, "1.5"), (5, "no hex"), (6, "b|1|2|3"), (6, "b|-1|2|3||/x|m||"),
         (6, "|1|2|3||/x|a\nb||"), (6, '|1|2|3||/x"|m||'), (7, b"{}"), (7, b"[1]\n{}"),
         (7, b"garbage\n{}"),
+        (7, b"{not json}\n{}"),
+        (3, "9" * 16),
+        (6, "|" + "9" * 400 + "|1|3||/v1/completions|||"),
     ],
 )  # fmt: skip
 async def test_malformed_submit_of_another_producer_changes_nothing(

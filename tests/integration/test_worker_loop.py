@@ -368,3 +368,15 @@ async def test_engine_that_dies_again_and_again_for_nothing_ends_the_worker(
     stats = await queue.stats()
     assert (stats.counters["in_flight"], stats.workers) == (0, {})
     assert await audit(queue) == []
+
+
+async def test_a_fault_of_ours_fails_that_request_alone(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    engine = FlakyEngine([RecursionError("too deep")] * 2)
+    settings = settings_for(redis_url, queue, backoff_base_s=0.01, max_in_flight=1)
+    async with local_worker(settings, engine):
+        result = await client.wait(await client.submit(a_prompt("x", max_attempts=2)))
+        assert (await client.wait(await client.submit(a_prompt("y")))).is_success
+    assert result.failure == "worker_error: RecursionError('too deep')"
+    assert [letter.reason for letter in await queue.dead_letters()] == ["attempts_exhausted"]

@@ -7,13 +7,15 @@ One `Client` a process is enough: it holds a connection pool and one task that w
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
 from ulid import ULID
 
 from gristmill.producer.stream import Item, Stream, chunks
-from gristmill.producer.waiter import Waiter, result_expired
+from gristmill.producer.waiter import IDS_A_CALL, Waiter, result_expired
 from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull
 from gristmill.shared.queue import Queue, State, SubmitCode
@@ -126,7 +128,7 @@ class Client:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(future)
         finally:
-            self._waiter.forget(request_id)
+            self._waiter.forget(request_id, future)
 
     def as_completed(
         self, items: Iterable[Item] | AsyncIterable[Item], *, window: int = WINDOW
@@ -150,11 +152,15 @@ class Client:
 
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         """Cancel requests; a code for each: queued or running (cancelled now), done, unknown."""
-        return await retrying(lambda: self._queue.cancel(ids))
+        chunks = [ids[start : start + IDS_A_CALL] for start in range(0, len(ids), IDS_A_CALL)]
+        codes = [await retrying(partial(self._queue.cancel, chunk)) for chunk in chunks]
+        return list(chain.from_iterable(codes))
 
     async def status(self, ids: Sequence[str]) -> list[tuple[State, str]]:
         """Return the state of each request and the worker that runs it, or ""."""
-        return await retrying(lambda: self._queue.status(ids))
+        chunks = [ids[start : start + IDS_A_CALL] for start in range(0, len(ids), IDS_A_CALL)]
+        states = [await retrying(partial(self._queue.status, chunk)) for chunk in chunks]
+        return list(chain.from_iterable(states))
 
     async def _start(self, items: list[Item]) -> "list[asyncio.Future[Result]]":
         requests = [item for item in items if isinstance(item, Request)]
@@ -170,7 +176,7 @@ class Client:
         """Submit a chunk; while the queue is full, ever smaller parts of it."""
         self._check_sizes(requests)
         own = [replace(request, reply=self.name) for request in requests]
-        if sum(len(request.body) for request in own) > MAX_CHUNK_BYTES and len(own) > 1:
+        if sum(request.num_bytes for request in own) > MAX_CHUNK_BYTES and len(own) > 1:
             return await self._submit_halves(requests, wait=wait)
         pause_s = FULL_WAIT_MIN_S
         while True:
@@ -195,9 +201,10 @@ class Client:
     def _check_sizes(self, requests: Sequence[Request]) -> None:
         limit = min(self._max_request_bytes, self._queue.limits.max_bytes)
         for request in requests:
-            if len(request.body) > limit:
+            num_bytes = request.num_bytes
+            if num_bytes > limit:
                 raise InvalidRequest(
-                    f"request {request.id}: its body has {len(request.body):,} bytes; the limit is {limit:,}"
+                    f"request {request.id}: body and metadata have {num_bytes:,} bytes; the limit is {limit:,}"
                     " (GRISTMILL_MAX_REQUEST_BYTES); shorten it, or raise the limit here and on the workers"
                 )
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.records import Request, Result
 from gristmill.shared.tasks import end
 
@@ -54,6 +55,10 @@ class Stream:
     def __init__(
         self, items: Iterable[Item] | AsyncIterable[Item], window: int, start: Start
     ) -> None:
+        if window < 1:
+            raise InvalidRequest(
+                f"window is {window}; it is how many requests may be unfinished, 1 or more"
+            )
         self._items = items
         self._chunk = max(1, min(CHUNK, window // 4))
         self._slots = asyncio.Semaphore(window)

@@ -2,17 +2,39 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gristmill.producer.client import WINDOW, Client
-from gristmill.producer.stream import Item
+from gristmill.producer.stream import CHUNK, Item
 from gristmill.shared.queue import State
 from gristmill.shared.records import Request, Result
 from gristmill.shared.settings import QueueSettings
 
 T = TypeVar("T")
+
+PULL_S = 0.01
+
+
+async def pulled(items: Iterable[T]) -> AsyncIterator[T]:
+    """Iterate in a thread: a slow iterable, or one that calls this client, must not hold the loop."""
+    iterator = iter(items)
+    while chunk := await asyncio.to_thread(_pull, iterator):
+        for item in chunk:
+            yield item
+
+
+def _pull(iterator: Iterator[T]) -> list[T]:
+    """Take what comes within 10 ms, one at least, 128 at most."""
+    chunk: list[T] = []
+    deadline = time.monotonic() + PULL_S
+    for item in iterator:
+        chunk.append(item)
+        if len(chunk) == CHUNK or time.monotonic() > deadline:
+            break
+    return chunk
 
 
 class SyncClient:
@@ -56,7 +78,7 @@ class SyncClient:
 
     def submit_many(self, requests: Iterable[Request]) -> list[str]:
         """See `Client.submit_many`."""
-        return self._run(self._client.submit_many(requests))
+        return self._run(self._client.submit_many(pulled(requests)))
 
     def result(self, request_id: str) -> Result | None:
         """See `Client.result`."""
@@ -68,11 +90,11 @@ class SyncClient:
 
     def as_completed(self, items: Iterable[Item], *, window: int = WINDOW) -> Iterator[Result]:
         """See `Client.as_completed`."""
-        return self._iterate(self._client.as_completed(items, window=window))
+        return self._iterate(self._client.as_completed(pulled(items), window=window))
 
     def map(self, items: Iterable[Item], *, window: int = WINDOW) -> Iterator[Result]:
         """See `Client.map`."""
-        return self._iterate(self._client.map(items, window=window))
+        return self._iterate(self._client.map(pulled(items), window=window))
 
     def cancel(self, ids: Sequence[str]) -> list[str]:
         """See `Client.cancel`."""

@@ -13,8 +13,8 @@ from itertools import islice
 
 from redis.exceptions import RedisError
 
-from gristmill.shared.connection import TRANSIENT, retrying
-from gristmill.shared.errors import GristmillError, ResultExpired
+from gristmill.shared.connection import is_transient, retrying
+from gristmill.shared.errors import ResultExpired
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Result
 from gristmill.shared.tasks import end
@@ -69,10 +69,10 @@ class Waiter:
             self._task = asyncio.create_task(self._run(), name="gristmill-waiter")
         return awaited.future
 
-    def forget(self, request_id: str) -> None:
-        """Take back one `expect`."""
+    def forget(self, request_id: str, future: "asyncio.Future[Result]") -> None:
+        """Take back the `expect` that returned this future."""
         awaited = self._awaited.get(request_id)
-        if awaited is None:
+        if awaited is None or awaited.future is not future:
             return
         awaited.num_waiting -= 1
         if awaited.num_waiting == 0:
@@ -88,7 +88,7 @@ class Waiter:
     async def _run(self) -> None:
         try:
             await self._wait_for_all()
-        except (RedisError, GristmillError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, nobody may wait for ever
             for awaited in list(self._awaited.values()):
                 if not awaited.future.done():
                     awaited.future.set_exception(error)
@@ -115,7 +115,9 @@ class Waiter:
             if first is None:
                 return []
             more = await self._queue.redis.lpop(self._reply_key, IDS_A_CALL)
-        except TRANSIENT:
+        except (RedisError, OSError) as error:
+            if not is_transient(error):
+                raise
             await asyncio.sleep(timeout_s)
             return []
         return [request_id.decode() for request_id in (first[1], *(more or ()))]

@@ -20,8 +20,10 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     MasterDownError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    ResponseError,
     TimeoutError,
     TryAgainError,
 )
@@ -31,10 +33,13 @@ from gristmill.shared.errors import SettingsError
 T = TypeVar("T")
 
 TRANSIENT = (
-    ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, TryAgainError,
+    ConnectionError, TimeoutError, BusyLoadingError, NoScriptError, ReadOnlyError, TryAgainError,
     MasterDownError, ClusterDownError, OutOfMemoryError, OSError,
 )  # fmt: skip
 """What passes when Redis, or the way to it, comes back, or memory is freed."""
+
+_TRANSIENT_CODES = {"NOREPLICAS", "MISCONF", "BUSY", "UNBLOCKED", "NOSCRIPT"}
+"""Answers without a class of their own: too few replicas, a full disk, a long script, a failover."""
 
 _FINAL = (AuthenticationError, AuthorizationError)
 """Kinds of ConnectionError that a repeat does not mend: the operator must."""
@@ -102,6 +107,8 @@ def redacted(url: str) -> str:
 
 def is_transient(error: Exception) -> bool:
     """Whether repeating an operation may mend its error."""
+    if isinstance(error, ResponseError) and str(error).partition(" ")[0] in _TRANSIENT_CODES:
+        return True
     return isinstance(error, TRANSIENT) and not isinstance(error, _FINAL)
 
 

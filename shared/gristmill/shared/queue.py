@@ -350,7 +350,7 @@ class Queue:
         blobs: list[Any] = await self.redis.mget(
             [self.keys.result(request_id) for request_id in ids]
         )
-        return [Result.parse(blob) if blob else None for blob in blobs]
+        return [_result(*pair) if pair[1] else None for pair in zip(ids, blobs, strict=True)]
 
     async def dead_letters(self, start: int = 0, count: int = 100) -> list[DeadLetter]:
         """Return dead letters, newest first."""
@@ -386,6 +386,15 @@ class Queue:
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[str, Any]]:
     return ((flat[i].decode(), flat[i + 1]) for i in range(0, len(flat), 2))
+
+
+def _result(request_id: str, blob: bytes) -> Result:
+    """Read a record; one that somebody else has spoiled must not hide its neighbours."""
+    try:
+        return Result.parse(blob)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"the record under result:{request_id} cannot be read: {error}"
+        return Result.unreadable(request_id, message)
 
 
 def _dead_letter(blob: bytes) -> DeadLetter:

@@ -39,6 +39,9 @@ ENDPOINTS = (
 DEFAULT_MAX_TOKENS = 256
 """Output tokens assumed for a body that sets no limit; only fairness and claims use the estimate."""
 
+MAX_ESTIMATE = 10**15 - 1
+"""Largest estimate of tokens: what the scripts take, 15 digits."""
+
 _NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
 _OPTIONAL_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{0,128}")
 _MODEL = re.compile(r"[^|\x00-\x1f]{0,256}")
@@ -118,22 +121,25 @@ class Request:
 
     def __post_init__(self) -> None:
         if not _is_match(_NAME, self.id):
-            raise InvalidRequest(f"id {self.id!r} is not allowed; use {_NAME_RULE}")
+            raise InvalidRequest(f"id {_shown(self.id)} is not allowed; use {_NAME_RULE}")
         self._check_names()
         if self.endpoint not in ENDPOINTS:
             known = ", ".join(ENDPOINTS)
             raise InvalidRequest(
-                f"request {self.id}: unknown endpoint {self.endpoint!r}; use one of {known}"
+                f"request {self.id}: unknown endpoint {_shown(self.endpoint)}; use one of {known}"
             )
         if self.priority not in PRIORITIES:
             raise InvalidRequest(
-                f"request {self.id}: unknown priority {self.priority!r}; use high, normal or low"
+                f"request {self.id}: unknown priority {_shown(self.priority)}; use high, normal or low"
             )
         if not _is_int(self.max_attempts, 1, 100):
             raise InvalidRequest(
                 f"request {self.id}: max_attempts is {self.max_attempts}; use 1 to 100"
             )
-        if not (_is_int(self.prompt_tokens, 0, 2**53) and _is_int(self.max_tokens, 0, 2**53)):
+        if not (
+            _is_int(self.prompt_tokens, 0, MAX_ESTIMATE)
+            and _is_int(self.max_tokens, 0, MAX_ESTIMATE)
+        ):
             raise InvalidRequest(
                 f"request {self.id}: prompt_tokens and max_tokens are whole numbers, 0 to 2**53"
             )
@@ -147,22 +153,27 @@ class Request:
     def _check_names(self) -> None:
         if not _is_match(_NAME, self.tenant):
             raise InvalidRequest(
-                f"request {self.id}: tenant {self.tenant!r} is not allowed; use {_NAME_RULE}"
+                f"request {self.id}: tenant {_shown(self.tenant)} is not allowed; use {_NAME_RULE}"
             )
         for name, value in (("batch", self.batch), ("reply", self.reply), ("prefix", self.prefix)):
             if not _is_match(_OPTIONAL_NAME, value):
                 raise InvalidRequest(
-                    f"request {self.id}: {name} {value!r} is not allowed; use {_NAME_RULE}"
+                    f"request {self.id}: {name} {_shown(value)} is not allowed; use {_NAME_RULE}"
                 )
         if not _is_match(_MODEL, self.model):
             raise InvalidRequest(
-                f"request {self.id}: model {self.model!r} is not allowed; use up to 256 characters without | or control characters"
+                f"request {self.id}: model {_shown(self.model)} is not allowed; use up to 256 characters without | or control characters"
             )
 
     @property
     def digest(self) -> str:
         """What tells two requests under one id apart: 16 hex digits over endpoint and body."""
         return blake2b(self.body, digest_size=8, key=self.endpoint.encode()).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what is stored beside the header: metadata and body."""
+        return len(self.body) + (len(_encode("metadata", self.metadata)) if self.metadata else 0)
 
     def submit_values(self) -> tuple[str | int | bytes, ...]:
         """Return the eight values of this request in `lua/submit.lua`."""
@@ -181,6 +192,12 @@ class Request:
             tail,
             metadata + b"\n" + self.body,
         )
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message, cut to what a person reads."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}... ({len(text):,} characters)"
 
 
 def _is_match(pattern: re.Pattern[str], value: object) -> bool:
@@ -215,7 +232,9 @@ def request_from_body(body: Mapping[str, Any], **fields: Any) -> Request:
     estimates: dict[str, Any] = {
         "model": model if isinstance(model, str) else "",
         "prompt_tokens": len(encoded) // 4,
-        "max_tokens": limit if type(limit) is int and limit > 0 else DEFAULT_MAX_TOKENS,
+        "max_tokens": min(limit, MAX_ESTIMATE)
+        if type(limit) is int and limit > 0
+        else DEFAULT_MAX_TOKENS,
         "prefix": _prefix_of(body),
     }
     return Request(body=encoded, **(estimates | fields))
@@ -365,6 +384,12 @@ class Result:
             metadata=fields["metadata"],
             worker=fields.get("worker", ""),
         )
+
+    @classmethod
+    def unreadable(cls, request_id: str, message: str) -> "Result":
+        """Stand in for a record that is there and cannot be read."""
+        error = {"code": "unreadable", "message": message}
+        return cls(request_id, "failed", "", 0, 0, 0, None, None, error, None, "")
 
     @property
     def is_success(self) -> bool:

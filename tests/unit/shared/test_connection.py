@@ -97,3 +97,9 @@ async def test_last_error_is_raised_when_time_is_up() -> None:
     with pytest.raises(TimeoutError):
         await retrying(call, timeout_s=0.2)
     assert call.num_calls >= 2
+
+
+@pytest.mark.parametrize("code", ["NOREPLICAS", "MISCONF", "BUSY", "UNBLOCKED"])
+def test_answers_that_pass_are_transient(code: str) -> None:
+    assert is_transient(ResponseError(f"{code} something"))
+    assert not is_transient(ResponseError(f"WRONGTYPE {code}"))

@@ -51,8 +51,12 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
         engine = engine_from(settings.vllm_url, engine_argv, api_key=key)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, engine))
-    except (SettingsError, AuthenticationError) as error:
+    except SettingsError as error:
         log.error("settings.rejected", error=str(error))  # noqa: TRY400  # a message for people
+        return EXIT_SETTINGS
+    except AuthenticationError as error:
+        remedy = "put user and password into REDIS_URL: redis://user:password@host:port/0"
+        log.error("redis.refused", error=str(error), remedy=remedy)  # noqa: TRY400  # likewise
         return EXIT_SETTINGS
 
 
@@ -64,7 +68,7 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
     """
     drain = Drain(settings.drain_timeout_s)
     drain.install()
-    progress = Progress(settings.stall_timeout_s, settings.beat_s * REDIS_SILENCE_BEATS)
+    progress = Progress(settings.stall_timeout_s, settings.beat_interval_s * REDIS_SILENCE_BEATS)
     health = _open_health(settings, progress)
     ticking = asyncio.create_task(_tick(progress))
     log.info("worker.starting", version=version("gristmill"), health_port=health.port)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gristmill.shared.queue import Claim
+from gristmill.shared.queue import Claim, Settlement
 from gristmill.shared.records import Claimed
 from gristmill.worker import metrics
 
@@ -84,8 +84,15 @@ class Held:
         metrics.running.set(len(self._running))
         task.add_done_callback(lambda _: self._ended(run))
 
-    def forget(self, ids: Iterable[str]) -> list[Run]:
-        """Drop requests that are settled, given back or aborted; returns those that were held."""
+    def forget(self, deliveries: Iterable[Claimed | Settlement]) -> None:
+        """Drop what is settled or given back, unless the same id was claimed anew meanwhile."""
+        for done in deliveries:
+            run = self._runs.get(done.id)
+            if run and run.claimed.delivery == done.delivery:
+                del self._runs[done.id]
+
+    def take(self, ids: Iterable[str]) -> list[Run]:
+        """Drop requests that ended elsewhere, whichever delivery is held; returns those that were."""
         return [run for request_id in ids if (run := self._runs.pop(request_id, None))]
 
     def cancel(self, runs: Sequence[Run]) -> "list[asyncio.Task[None]]":

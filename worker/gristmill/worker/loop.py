@@ -33,6 +33,8 @@ STOP_STEP_S = 0.5
 STOP_TIMEOUT_S = 10.0
 """Longest wait for Redis to take back what is left; after it the lease runs out by itself."""
 
+MAX_REASON_CHARS = 500
+
 ENGINE_PRIORITY = {"high": -1, "normal": 0, "low": 1}
 """vLLM's: lower runs sooner."""
 
@@ -117,7 +119,6 @@ class Worker:
         run = self._held.find(claimed)
         if run and not self._is_stopping():
             task = asyncio.create_task(self._run(run))
-            task.add_done_callback(self._look_for_failure)
             self._held.start(run, task)
 
     async def _run(self, run: Run) -> None:
@@ -129,6 +130,11 @@ class Worker:
             self.engine_died(death)
         except EngineUnavailable as error:
             await self._hand_back(run, error)
+        except Exception as error:
+            log.exception("request.run_failed", id=run.claimed.id)
+            await self._nack(
+                run, Nack({"code": "worker_error", "message": repr(error)[:MAX_REASON_CHARS]})
+            )
         else:
             self._num_failures = 0
             await self._settle(run, response)
@@ -162,16 +168,16 @@ class Worker:
         code = await retrying(
             lambda: self._queue.nack(run.worker, claimed, delay_ms, decision.error)
         )
-        self._held.forget([claimed.id])
+        self._held.forget([claimed])
         metrics.retried.inc()
         event = "request.dead_lettered" if code == "dead_lettered" else "request.retried"
         log.warning(
             event, id=claimed.id, attempt=claimed.attempt, delay_ms=delay_ms, **decision.error
         )
 
-    def _settled(self, ids: Sequence[str]) -> None:
-        self._held.forget(ids)
-        self.num_settled += len(ids)
+    def _settled(self, settlements: Sequence[Settlement]) -> None:
+        self._held.forget(settlements)
+        self.num_settled += len(settlements)
         metrics.settling.set(self._settler.num_pending)
 
     async def _release(self, runs: Sequence[Run]) -> None:
@@ -183,7 +189,7 @@ class Worker:
 
     async def _release_chunk(self, worker: str, items: Sequence[Claimed]) -> None:
         metrics.released.inc(await retrying(lambda: self._queue.release(worker, items)))
-        self._held.forget([item.id for item in items])
+        self._held.forget(items)
 
     def _backoff_s(self, attempt: int) -> float:
         return backoff_s(attempt, self._settings.backoff_base_s, self._settings.backoff_max_s)
@@ -192,7 +198,7 @@ class Worker:
 
     def abort(self, ids: Sequence[str]) -> None:
         """Abort requests that ended elsewhere: cancelled, expired or finished by another worker."""
-        runs = self._held.forget(ids)
+        runs = self._held.take(ids)
         self._held.cancel(runs)
         metrics.aborted.inc(len(runs))
         log.info("requests.aborted", ids=[run.claimed.id for run in runs])
@@ -212,12 +218,6 @@ class Worker:
         """Note the engine's death; the first report counts."""
         if not self.engine_death.done():
             self.engine_death.set_result(death)
-
-    def _look_for_failure(self, task: "asyncio.Task[None]") -> None:
-        """A bug of ours must not strand a request: stop, and let a fresh process have it."""
-        if not task.cancelled() and (error := task.exception()):
-            log.error("request.run_failed", exc_info=error)
-            self.engine_died(EngineDied(f"the worker failed while it ran a request: {error!r}"))
 
     # -- stop --------------------------------------------------------------------------------------
 
@@ -257,4 +257,4 @@ class Worker:
         evidence = {"error": str(death), "worker": worker, "num_in_flight": len(runs)}
         while await retrying(lambda: self._queue.crash(worker, evidence)):
             pass
-        self._held.forget([run.claimed.id for run in runs])
+        self._held.forget([run.claimed for run in runs])

@@ -1,9 +1,9 @@
 """The settings of a worker, over those of the queue; read in the entry point only."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from gristmill.shared.settings import QueueSettings, alias
 
@@ -61,8 +61,11 @@ class WorkerSettings(QueueSettings):
         2**40
     )
     beat_s: Annotated[
-        float, Field(gt=0, le=60, description="seconds between heartbeats; a fifth of the lease")
-    ] = 3.0
+        float | None,
+        Field(
+            gt=0, le=60, description="seconds between heartbeats; a fifth of the lease unless set"
+        ),
+    ] = None
     drain_timeout_s: Annotated[
         float, Field(ge=0, le=86_400, description="time to finish after SIGTERM")
     ] = 60.0
@@ -81,6 +84,21 @@ class WorkerSettings(QueueSettings):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="of the JSON log")
     ] = "INFO"
+
+    @model_validator(mode="after")
+    def _check_beat(self) -> Self:
+        if self.beat_interval_s > self.lease_s / 3:
+            message = (
+                f"a beat every {self.beat_interval_s:g} s is too slow for a lease of {self.lease_s:g} s: healthy"
+                " workers would lose their requests; set GRISTMILL_BEAT_S to a third of GRISTMILL_LEASE_S or less"
+            )
+            raise ValueError(message)
+        return self
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Seconds between heartbeats."""
+        return self.beat_s or self.lease_s / 5
 
     def in_flight_limit(self, max_num_seqs: int) -> int:
         """Return how many requests the engine holds at most.

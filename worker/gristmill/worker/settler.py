@@ -24,14 +24,14 @@ class Settler:
 
     Args:
         queue: Where the records go.
-        settled: Told the ids that are written, so that the loop forgets them.
+        settled: Told what is written, so that the loop forgets them.
         may_grow: Whether more may finish soon; if not, nothing waits for company.
     """
 
     def __init__(
         self,
         queue: Queue,
-        settled: Callable[[Sequence[str]], None],
+        settled: Callable[[Sequence[Settlement]], None],
         may_grow: Callable[[], bool],
     ) -> None:
         self._queue = queue
@@ -66,7 +66,7 @@ class Settler:
             worker = first[0]
             codes = await retrying(lambda w=worker, b=batch: self._queue.ack(w, b))  # type: ignore[misc]  # bound now
             self._report(batch, codes)
-            self._settled([settlement.id for settlement in batch])
+            self._settled(batch)
             self.num_pending -= len(batch)
             if self.num_pending == 0:
                 self._idle.set()

@@ -88,7 +88,7 @@ async def work(
     events = LeaseEvents(
         worker.abort, lambda name: asyncio.ensure_future(worker.lease_lost(name)), report_queue
     )
-    leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_s, progress, events)
+    leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_interval_s, progress, events)
     watching = asyncio.create_task(_watch(engine, worker, settings.stall_timeout_s))
     drain.on_start = progress.stop_claiming
     try:

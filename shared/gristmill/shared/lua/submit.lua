@@ -11,15 +11,27 @@
 -- Keeps    1 (an accepted id has a request or a result), 7 (caps)
 
 local FIRST, WIDTH = 3, 8
-local NAME, MAYBE_NAME, NUMBER = "[%w._:/@=+-]+", "[%w._:/@=+-]*", "%d+"
+local NAME, MAYBE_NAME, NUMBER, MAX_DIGITS = "[%w._:/@=+-]+", "[%w._:/@=+-]*", "(%d+)", 15
 -- id, tenant, deadline, delay, digest, then the tail: one pattern, since a match each costs more than the submit.
 local FORMAT = "^" .. table.concat({ NAME, NAME, NUMBER, NUMBER, "%x+", MAYBE_NAME, NUMBER, NUMBER, NUMBER, MAYBE_NAME,
   "/[%w._/-]+", "[^|%z\1-\31]*", MAYBE_NAME, MAYBE_NAME }, "|") .. "$"
 
+local function is_metadata(payload)
+  if string.byte(payload) == 10 then
+    return true
+  end
+  local metadata = string.match(payload, "^({[^\n]*})\n")
+  return metadata and pcall(cjson.decode, metadata)
+end
+
 local function is_well_formed(id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload)
-  return payload and #id <= 128 and IS_PRIORITY[priority]
-    and string.find(id .. "|" .. tenant .. "|" .. deadline_in_ms .. "|" .. delay_ms .. "|" .. digest .. "|" .. tail, FORMAT)
-    and (string.byte(payload) == 10 or string.find(payload, "^{[^\n]*}\n"))
+  if not payload or #id > 128 or not IS_PRIORITY[priority] then
+    return false
+  end
+  local line = id .. "|" .. tenant .. "|" .. deadline_in_ms .. "|" .. delay_ms .. "|" .. digest .. "|" .. tail
+  local deadline, delay, prompt_tokens, max_tokens, max_attempts = string.match(line, FORMAT)
+  return deadline and #deadline <= MAX_DIGITS and #delay <= MAX_DIGITS and #prompt_tokens <= MAX_DIGITS
+    and #max_tokens <= MAX_DIGITS and #max_attempts <= MAX_DIGITS and is_metadata(payload)
 end
 
 local new, new_bytes, is_new = 0, 0, {}

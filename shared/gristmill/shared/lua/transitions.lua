@@ -74,8 +74,9 @@ local function header_of(record)
       digest = "", batch = "", cost = 1, max_attempts = 1, reply = "", endpoint = "", metadata = "" }
   end
   header.deadline_ms = tonumber(header.deadline_ms)
-  -- At least 1: a tenant whose requests cost nothing would always be the next.
-  header.cost = math.max(1, tonumber(header.prompt_tokens) + tonumber(header.max_tokens))
+  -- At least 1, or a tenant whose requests cost nothing would always be the next; at most 2^24, or one
+  -- request would lift virtual time to where a double no longer sees the others' costs.
+  header.cost = math.min(math.max(1, tonumber(header.prompt_tokens) + tonumber(header.max_tokens)), 2 ^ 24)
   header.max_attempts = tonumber(header.max_attempts)
   return header
 end

@@ -2,11 +2,16 @@
 
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
+import orjson
+
 from gristmill.worker.engine.interface import Response
+from gristmill.worker.engine.refusals import error_response
 
 ABORTED = "abort"
+MAX_QUOTED_BYTES = 500
 
 
 def with_priority(body: bytes, priority: int) -> bytes:
@@ -20,7 +25,7 @@ def with_priority(body: bytes, priority: int) -> bytes:
         return body
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body
     if not isinstance(fields, dict):
         return body
@@ -32,12 +37,20 @@ def response_of(status: int, body: bytes) -> Response:
 
     Args:
         status: The HTTP status.
-        body: The bytes as answered; they may be anything.
+        body: The bytes as answered; they may be anything. What is no JSON (a proxy's HTML, NaN, a lone
+            surrogate) would spoil the record that it is put into, so an error that quotes it stands in.
     """
     try:
-        fields = json.loads(body)
-    except ValueError:
-        return Response(status, body)
+        fields = orjson.loads(body)
+    except ValueError as error:
+        quoted = body[:MAX_QUOTED_BYTES].decode(errors="replace")
+        message = f"the server answered {status} with {len(body):,} bytes that are no JSON ({error}): {quoted}"
+        code = (
+            HTTPStatus(status)
+            if status >= HTTPStatus.BAD_REQUEST
+            else HTTPStatus.INTERNAL_SERVER_ERROR
+        )
+        return error_response(code, message, "BadGatewayError")
     return described(status, body, fields)
 
 

@@ -63,5 +63,5 @@ def _asks_for_stream(body: bytes) -> bool:
         return False
     try:
         return _BOOL.validate_python(json.loads(body)["stream"] or False)
-    except (ValueError, TypeError, KeyError, ValidationError):
+    except (ValueError, TypeError, KeyError, ValidationError, RecursionError):
         return False

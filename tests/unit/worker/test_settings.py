@@ -1,0 +1,29 @@
+"""Settings that contradict each other are refused by name."""
+
+import pytest
+
+from gristmill.shared.errors import SettingsError
+from gristmill.shared.settings import read_settings
+from gristmill.worker.settings import WorkerSettings
+
+
+def test_beat_is_a_fifth_of_the_lease_unless_set() -> None:
+    assert read_settings(WorkerSettings, lease_s=1.5).beat_interval_s == pytest.approx(0.3)
+    assert read_settings(WorkerSettings, lease_s=15, beat_s=2).beat_interval_s == 2
+
+
+def test_beat_too_slow_for_the_lease_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match="GRISTMILL_BEAT_S to a third of GRISTMILL_LEASE_S"):
+        read_settings(WorkerSettings, lease_s=3, beat_s=3)
+
+
+def test_names_that_people_know_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"BATCH_SIZE": "7", "BATCH_TIMEOUT_MS": "9", "MAX_IN_FLIGHT": "11"}.items():
+        monkeypatch.setenv(name, value)
+    settings = read_settings(WorkerSettings)
+    assert (settings.batch_size, settings.batch_timeout_ms, settings.max_in_flight) == (7, 9, 11)
+    assert settings.in_flight_limit(256) == 11
+
+
+def test_in_flight_follows_the_engine_unless_set() -> None:
+    assert read_settings(WorkerSettings).in_flight_limit(256) == 282
