@@ -54,7 +54,7 @@ install-producer: $(VENV)/.venv  ## Into VENV: client and CLI, no torch (the ima
 	@$(call step,installing the producer,$(PIP) .)
 
 clean:  ## Remove the environment, the caches and the demo's output
-	@rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output.jsonl
+	@rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output.jsonl*
 
 # --- what the targets above stand on ---------------------------------------------------------------
 

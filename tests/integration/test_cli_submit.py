@@ -53,7 +53,9 @@ async def test_submit_writes_one_row_in_openai_format_for_each_line(
     assert row["response"]["status_code"] == 200
     assert row["response"]["body"]["choices"] == [{"text": "say 7"}]
     assert row["error"] is None
-    assert not (shell.folder / "out.jsonl.run").exists()
+    again = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    assert (again.code, "300 rows are there already (0 failed)" in again.err) == (0, True)
+    assert len(shell.rows("out.jsonl")) == 300
 
 
 async def test_a_failed_request_has_its_answer_in_its_row_and_the_exit_code_is_1(

@@ -123,7 +123,8 @@ async def test_a_window_below_one_is_refused(client: Client, window: int) -> Non
 async def test_too_large_a_request_names_size_limit_and_setting(client: Client) -> None:
     client._max_request_bytes = 100
     with pytest.raises(
-        InvalidRequest, match=r"213 bytes; the limit is 100 \(GRISTMILL_MAX_REQUEST_BYTES\)"
+        InvalidRequest,
+        match=r"its body has 213 bytes; the limit is 100 \(GRISTMILL_MAX_REQUEST_BYTES\)",
     ):
         await client.submit({"prompt": "x" * 200}, endpoint=COMPLETIONS)
 

@@ -7,17 +7,20 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+from pydantic import SecretStr
 from workers import STUB, worker_process
 
+from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
+from gristmill.shared.settings import QueueSettings
 from gristmill.worker.settings import WorkerSettings
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 
 
 async def test_the_client_example_prints_answers_in_order(redis_url: str, tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
     redis = connect(redis_url)
     queue = Queue(redis, f"test-{uuid4().hex[:12]}")
     async with worker_process(STUB, redis_url, queue, tmp_path / "log"):
@@ -35,6 +38,35 @@ async def test_the_client_example_prints_answers_in_order(redis_url: str, tmp_pa
     lines = ended.stdout.splitlines()
     assert len(lines) == 100
     assert all(line.startswith(f"succeeded Say {n}. ") for n, line in enumerate(lines))
+
+
+async def test_the_inbox_example_names_its_result(redis_url: str, tmp_path: Path) -> None:
+    push, get = re.findall(r"redis-cli (RPUSH|GET) '(.*?)'(?: '(.*)')?", README)[:2]
+    redis = connect(redis_url)
+    queue = Queue(redis, f"test-{uuid4().hex[:12]}")
+
+    def renamed(key: str) -> str:
+        return key.replace("{default}", f"{{{queue.keys.queue}}}")
+
+    async with worker_process(STUB, redis_url, queue, tmp_path / "log"):
+        await redis.rpush(renamed(push[1]), push[2])
+        while await redis.get(renamed(get[1])) is None:
+            await asyncio.sleep(0.01)
+    await redis.aclose()
+
+
+async def test_the_asynchronous_example_runs(redis_url: str, tmp_path: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    redis = connect(redis_url)
+    queue = Queue(redis, f"test-{uuid4().hex[:12]}")
+    settings = QueueSettings(redis_url=SecretStr(redis_url), queue=queue.keys.queue)
+    names = {"Client": Client, "QueueSettings": lambda: settings}
+    body = "\n".join(f"    {line}" for line in code.splitlines())
+    exec(f"async def main():\n{body}\n    return result", names)  # noqa: S102  # the README's own lines
+    async with worker_process(STUB, redis_url, queue, tmp_path / "log"):
+        result = await names["main"]()  # type: ignore[operator]
+    await redis.aclose()
+    assert result.is_success
 
 
 def test_every_setting_is_in_the_table_and_nothing_else() -> None:

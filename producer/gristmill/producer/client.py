@@ -152,13 +152,13 @@ class Client:
 
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         """Cancel requests; a code for each: queued or running (cancelled now), done, unknown."""
-        chunks = [ids[start : start + IDS_A_CALL] for start in range(0, len(ids), IDS_A_CALL)]
+        chunks = _chunks(ids)
         codes = [await retrying(partial(self._queue.cancel, chunk)) for chunk in chunks]
         return list(chain.from_iterable(codes))
 
     async def status(self, ids: Sequence[str]) -> list[tuple[State, str]]:
         """Return the state of each request and the worker that runs it, or ""."""
-        chunks = [ids[start : start + IDS_A_CALL] for start in range(0, len(ids), IDS_A_CALL)]
+        chunks = _chunks(ids)
         states = [await retrying(partial(self._queue.status, chunk)) for chunk in chunks]
         return list(chain.from_iterable(states))
 
@@ -199,14 +199,36 @@ class Client:
         return first + await self._submit(requests[middle:], wait=wait)
 
     def _check_sizes(self, requests: Sequence[Request]) -> None:
-        limit = min(self._max_request_bytes, self._queue.limits.max_bytes)
         for request in requests:
-            num_bytes = request.num_bytes
-            if num_bytes > limit:
-                raise InvalidRequest(
-                    f"request {request.id}: body and metadata have {num_bytes:,} bytes; the limit is {limit:,}"
-                    " (GRISTMILL_MAX_REQUEST_BYTES); shorten it, or raise the limit here and on the workers"
-                )
+            _check_size(
+                request,
+                "its body has",
+                len(request.body),
+                self._max_request_bytes,
+                "MAX_REQUEST_BYTES",
+            )
+            _check_size(
+                request,
+                "body and metadata have",
+                request.num_bytes,
+                self._queue.limits.max_bytes,
+                "MAX_BYTES",
+            )
+
+
+def _check_size(request: Request, what: str, num_bytes: int, limit: int, setting: str) -> None:
+    if num_bytes > limit:
+        raise InvalidRequest(
+            f"request {request.id}: {what} {num_bytes:,} bytes; the limit is {limit:,}"
+            f" (GRISTMILL_{setting}); shorten it, or raise the limit here and on the workers"
+        )
+
+
+def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:
+    """Split ids into calls that stay short."""
+    if isinstance(ids, str):
+        raise InvalidRequest(f"ids is the string {ids[:80]!r}; give a list of ids")
+    return [ids[start : start + IDS_A_CALL] for start in range(0, len(ids), IDS_A_CALL)]
 
 
 def _raise_conflicts(requests: Sequence[Request], codes: Sequence[SubmitCode]) -> None:

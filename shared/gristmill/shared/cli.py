@@ -170,6 +170,11 @@ def redis_errors(url: str) -> Iterator[None]:
 
     try:
         yield
+    except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
+        raise RedisUnreachable(
+            f"Redis at {redacted(url)} refused user or password ({error}); put them into REDIS_URL"
+            " (or --redis-url): redis://user:password@host:port/0"
+        ) from None
     except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
         raise RedisUnreachable(
             f"Redis at {redacted(url)} does not answer ({str(error).rstrip('.') or type(error).__name__});"

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.records import CHAT, COMPLETIONS, EMBEDDINGS, Request, request_from_body
+from gristmill.shared.records import PLAIN, Request, request_from_body
 
 ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "body": (dict,),
@@ -33,9 +33,6 @@ ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "url": (str,),
 }
 """What may stand beside a body, and its JSON types; null counts as left out."""
-
-PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EMBEDDINGS}
-"""The field that makes an element a plain body -> the endpoint that it is for."""
 
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
 _JSON_TYPES |= {float: "a number", bool: "a boolean", type(None): "null"}
@@ -123,7 +120,7 @@ def _syntax_error(raw: bytes, error: orjson.JSONDecodeError) -> str:
 def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[str, Any]:
     """Return the body and the fields of `Request` that came with it."""
     if "body" not in element:
-        return {"body": element, "endpoint": default_endpoint or _endpoint_of_plain(element)}
+        return _plain(element, default_endpoint)
     envelope = {name: value for name, value in element.items() if value is not None}
     _check_fields(envelope)
     _take_openai_fields(envelope)
@@ -132,6 +129,17 @@ def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[
     if "endpoint" not in envelope:
         envelope["endpoint"] = _endpoint_of_plain(envelope["body"])
     return envelope
+
+
+def _plain(element: dict[str, Any], default_endpoint: str | None) -> dict[str, Any]:
+    """A body by itself; no OpenAI request has an `id`, so that one names the request."""
+    body = {name: value for name, value in element.items() if name != "id"}
+    fields = {"body": body, "endpoint": default_endpoint or _endpoint_of_plain(body)}
+    if (request_id := element.get("id")) is not None:
+        if not isinstance(request_id, str):
+            raise InvalidRequest(f"'id' is {_JSON_TYPES[type(request_id)]}; use {_JSON_TYPES[str]}")
+        fields["id"] = request_id
+    return fields
 
 
 def _check_fields(envelope: Mapping[str, Any]) -> None:

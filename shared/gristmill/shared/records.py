@@ -36,6 +36,9 @@ ENDPOINTS = (
 )
 """What a request may ask for; whether a worker serves it depends on its model."""
 
+PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EMBEDDINGS}
+"""The field of a body that tells its endpoint, where nobody names one."""
+
 DEFAULT_MAX_TOKENS = 256
 """Output tokens assumed for a body that sets no limit; only fairness and claims use the estimate."""
 
@@ -141,7 +144,7 @@ class Request:
             and _is_int(self.max_tokens, 0, MAX_ESTIMATE)
         ):
             raise InvalidRequest(
-                f"request {self.id}: prompt_tokens and max_tokens are whole numbers, 0 to 2**53"
+                f"request {self.id}: prompt_tokens and max_tokens are whole numbers, 0 to 10^15"
             )
         if self.metadata is not None and not isinstance(self.metadata, Mapping):
             raise InvalidRequest(f"request {self.id}: metadata is an object of names and values")
@@ -213,7 +216,7 @@ def _is_duration(value: object) -> bool:
 
 
 def request_from_body(body: Mapping[str, Any], **fields: Any) -> Request:
-    """Return a request for a body, its model and token estimates read from it.
+    """Return a request for a body; endpoint, model and token estimates are read from it.
 
     Args:
         body: An OpenAI request as a mapping.
@@ -230,6 +233,7 @@ def request_from_body(body: Mapping[str, Any], **fields: Any) -> Request:
     model = body.get("model")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     estimates: dict[str, Any] = {
+        "endpoint": next((PLAIN[name] for name in PLAIN if name in body), CHAT),
         "model": model if isinstance(model, str) else "",
         "prompt_tokens": len(encoded) // 4,
         "max_tokens": min(limit, MAX_ESTIMATE)

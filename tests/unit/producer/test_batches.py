@@ -130,16 +130,14 @@ def test_an_output_that_nothing_began_in_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_read_back_until_its_output_is_complete(tmp_path: Path) -> None:
+def test_a_run_is_read_back_until_another_is_forced(tmp_path: Path) -> None:
     with Output(tmp_path / "out") as output:
         assert output.begun_run(is_forced=False) is None
         output.begin(RUN)
         assert output.begun_run(is_forced=False) == RUN
         assert output.begun_run(is_forced=True) is None
         output.append(row(1))
-        output.complete()
-        with pytest.raises(InvalidRequest, match="--force"):
-            output.begun_run(is_forced=False)
+        assert output.begun_run(is_forced=False) == RUN
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"run": "a"}'])

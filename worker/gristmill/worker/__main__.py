@@ -5,13 +5,16 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 
 import structlog
 import uvloop
 from redis.exceptions import AuthenticationError
+from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
+from gristmill.shared.connection import redacted
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.settings import read_settings
@@ -31,6 +34,7 @@ MAX_DEATHS = 3
 """Deaths of the engine with nothing settled in between after which the process ends."""
 
 LOOP_TICK_S = 1.0
+REDIS_NOTICE_S = 10.0
 REDIS_SILENCE_BEATS = 5
 """Beats without an answer after which Redis counts as away."""
 
@@ -46,6 +50,7 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
         0 after a drain; 1 if the engine could not start or kept dying; 2 if a setting is wrong.
     """
     configure_logging(settings.log_level)
+    set_on_retry_hooks([_RedisNotices(redacted(settings.redis_url.get_secret_value()))])
     key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
     try:
         engine = engine_from(settings.vllm_url, engine_argv, api_key=key)
@@ -104,6 +109,24 @@ async def work_through_deaths(
             return EXIT_ENGINE
         info = await drain.unless_started(engine.start())
     return EXIT_OK
+
+
+class _RedisNotices:
+    """Tells, not too often, that a call waits for Redis."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._next_s = 0.0
+
+    def __call__(self, details: RetryDetails) -> None:
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + REDIS_NOTICE_S
+            log.warning(
+                "redis.waited_for",
+                url=self._url,
+                error=str(details.caused_by),
+                remedy="check that it runs, that this machine may reach it, and REDIS_URL",
+            )
 
 
 def _open_health(settings: WorkerSettings, progress: Progress) -> HealthServer:

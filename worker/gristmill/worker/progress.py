@@ -19,7 +19,7 @@ class Progress:
         self._redis_timeout_s = redis_timeout_s
         self._loop_at = time.monotonic()
         self._redis_at = time.monotonic()
-        self.is_claiming = False
+        self.waits_for: str | None = "the engine to start"
 
     def loop_ran(self) -> None:
         """Note that the event loop took a turn."""
@@ -29,9 +29,14 @@ class Progress:
         """Note a finished round trip to Redis."""
         self._redis_at = time.monotonic()
 
-    def stop_claiming(self) -> None:
-        """Note that nothing more will be claimed."""
-        self.is_claiming = False
+    def wait_for(self, what: str | None) -> None:
+        """Note what keeps the worker from claiming; None if nothing does."""
+        self.waits_for = what
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether requests are claimed."""
+        return self.waits_for is None
 
     def stalled_reason(self) -> str | None:
         """Say what makes no progress, or None."""
@@ -48,8 +53,8 @@ class Progress:
         """Say why no new requests are claimed, or None."""
         if reason := self.stalled_reason():
             return reason
-        if not self.is_claiming:
-            return "starting or draining"
+        if self.waits_for:
+            return f"waiting for {self.waits_for}"
         silence_s = time.monotonic() - self._redis_at
         if silence_s > self._redis_timeout_s:
             return f"no answer of Redis for {silence_s:.0f} s"

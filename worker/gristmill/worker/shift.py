@@ -90,14 +90,15 @@ async def work(
     )
     leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_interval_s, progress, events)
     watching = asyncio.create_task(_watch(engine, worker, settings.stall_timeout_s))
-    drain.on_start = progress.stop_claiming
+    drain.on_start = lambda: progress.wait_for("what runs to end, then stopping")
+    progress.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
     try:
         if await drain.unless_started(_greet(queue, settings)):
-            progress.is_claiming = True
+            progress.wait_for(None)
             leases.start()
             await worker.run()
     finally:
-        progress.is_claiming = False
+        progress.wait_for("the engine to start" if worker.engine_death.done() else "the end")
         await end(watching)
         await leases.stop()
         await queue.redis.aclose()

@@ -68,7 +68,7 @@ class Output:
         self._file.close()
 
     def begun_run(self, *, is_forced: bool) -> Run | None:
-        """Return the run that this output is unfinished of, or None to begin one.
+        """Return the run that this output is of, finished or not, or None to begin one.
 
         Args:
             is_forced: Begin one whatever is there.
@@ -88,11 +88,6 @@ class Output:
         """Throw away what is there and note the run."""
         self._file.truncate(0)
         run.write(self._path)
-
-    def complete(self) -> None:
-        """Note that every row is there; the next submit to this file is another run."""
-        os.fsync(self._file.fileno())
-        Run.beside(self._path).unlink()
 
     def append(self, row: bytes) -> None:
         """Append a row, line end included."""

@@ -1,4 +1,4 @@
-"""The file `OUT.run` beside an unfinished output: what a resume has to know."""
+"""The file `OUT.run` beside an output: what a resume has to know, and that a finished run is finished."""
 
 import hashlib
 from collections.abc import Mapping

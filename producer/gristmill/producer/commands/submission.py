@@ -64,9 +64,7 @@ class Submission:
             if output is None:
                 return self._collect(batch_input, report, run, _write_to_stdout, None)
             written = self._begin(output, run, report, is_resume)
-            code = self._collect(batch_input, report, run, output.append, written)
-        output.complete()
-        return code
+            return self._collect(batch_input, report, run, output.append, written)
 
     def _run(self, output: Output | None) -> tuple[Run, bool]:
         """Return the run and whether it began earlier, in which case it must be the same."""
@@ -158,6 +156,8 @@ class Submission:
                     "elapsed_s": round(elapsed_s, 3),
                 }
             )
+        if tally.num_earlier == tally.total:
+            return
         say(
             f"{tally.num_finished - tally.num_earlier:,} finished in {elapsed_s:,.1f} s, {tally.num_failed:,} of"
             f" {tally.total:,} failed; {tally.output_tokens:,} output tokens,"

@@ -153,7 +153,6 @@ class Demo:
                 tally=tally,
             ).run(WINDOW),
         )
-        output.complete()
         return tally
 
 
