@@ -52,7 +52,15 @@ class SettingsError(GristmillError):
 
 
 class LeaseLost(GristmillError):
-    """The queue has given this worker's requests away; the worker must start over under a new name."""
+    """The queue has given this worker's requests away; the worker must start over under a new name.
+
+    Attributes:
+        worker: The incarnation that held the lease.
+    """
+
+    def __init__(self, message: str, worker: str) -> None:
+        super().__init__(message)
+        self.worker = worker
 
 
 class EngineError(GristmillError):

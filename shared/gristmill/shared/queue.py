@@ -209,7 +209,7 @@ class Queue:
             self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms,
         )  # fmt: skip
         if reply[0] == b"LOST":
-            raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}")
+            raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}", worker)
         _, now_ms, next_due_ms, inbox, flat = reply
         claimed = [
             Claimed(
@@ -286,7 +286,7 @@ class Queue:
         """
         reply = await self._run("beat", worker, self.limits.lease_ms)
         if reply[0] == 0:
-            raise LeaseLost(f"worker {worker} was reaped from queue {self.keys.queue}")
+            raise LeaseLost(f"worker {worker} was reaped from queue {self.keys.queue}", worker)
         return Beat(reply[2], [request_id.decode() for request_id in reply[3:]])
 
     async def bye(self, worker: str) -> bool:

@@ -104,8 +104,8 @@ class Worker:
         while not self._is_stopping():
             try:
                 batch = await self._claimer.gather()
-            except LeaseLost:
-                await self.lease_lost(self._claimer.worker)
+            except LeaseLost as lost:
+                await self.lease_lost(lost.worker)
                 continue
             for group in batching.groups(self._policy, batch):
                 for claimed in group:
