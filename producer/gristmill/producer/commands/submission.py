@@ -45,7 +45,7 @@ class Submission:
         Raises:
             InvalidRequest: The input, or an output that does not belong to it; nothing was submitted.
         """
-        on_queue(self._settings, _answered)
+        on_queue(self._settings, _look_for_workers)
         if self._options.output is None:
             return self._execute(None)
         with Output(self._options.output) as output:
@@ -165,8 +165,12 @@ class Submission:
         )
 
 
-async def _answered(_: Queue) -> None:
-    """Do nothing: opening the queue made sure that Redis answers."""
+async def _look_for_workers(queue: Queue) -> None:
+    """Make sure that Redis answers, and say so if nobody would take the requests."""
+    if not (await queue.stats()).workers:
+        say(
+            f"no worker serves queue {queue.keys.queue} yet; start one: gristmill worker -- --model MODEL"
+        )
 
 
 def _write_to_stdout(row: bytes) -> None:

@@ -1,5 +1,6 @@
 """The demo itself, a step after the other."""
 
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -83,7 +84,8 @@ class Demo:
             code = self._run_requests(settings)
             with step("stopping the worker and Redis"):
                 stack.close()
-        say(f"\nAll rows are in {self.output}. Next: gristmill submit --help")
+        command = "gristmill" if shutil.which("gristmill") else sys.argv[0]
+        say(f"\nAll rows are in {self.output}. Next: {command} submit --help")
         return code
 
     def _start_redis(self, stack: ExitStack) -> QueueSettings:
