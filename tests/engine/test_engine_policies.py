@@ -56,8 +56,8 @@ def test_priority_zero_leaves_every_byte() -> None:
     assert json.loads(with_priority(b'{"priority": 5}', 3)) == {"priority": 3}
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"usage": 3, "choices": [4]}', b"\xff"])
-def test_answer_of_any_shape_is_kept(body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"[]", b"null", b'{"usage": 3, "choices": [4]}'])
+def test_json_of_any_shape_is_kept(body: bytes) -> None:
     assert response_of(200, body).body == body
 
 
@@ -95,4 +95,5 @@ async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:
 
     app = Starlette(routes=[Route(CHAT, fall, methods=["POST"])])
     response = await Application(app).post(CHAT, b"[]", 0)
-    assert (response.status, response.body) == (500, b"Internal Server Error")
+    assert response.status == 500
+    assert json.loads(response.body)["error"]["message"].endswith(": Internal Server Error")

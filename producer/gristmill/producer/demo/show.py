@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
