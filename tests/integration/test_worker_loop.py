@@ -238,6 +238,21 @@ async def test_unavailable_engine_costs_no_attempt(
     assert (result.status, result.attempt) == ("succeeded", 1)
 
 
+async def test_drain_does_not_wait_for_an_engine_that_is_away(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    engine = FlakyEngine([EngineUnavailable("503")] * 4)
+    settings = settings_for(
+        redis_url, queue, backoff_base_s=1e6, backoff_max_s=1e6, drain_timeout_s=1000
+    )
+    async with local_worker(settings, engine) as worker:
+        await client.submit_many(prompts(4))
+        while (await queue.stats()).counters.get("in_flight", 0) < 4:
+            await asyncio.sleep(0.001)
+        await worker.stop()
+    assert (await queue.stats()).depth_by_lane["normal"] == 4
+
+
 async def test_drain_at_any_instant_gives_everything_back_at_once(
     queue: Queue, client: Client, redis_url: str
 ) -> None:

@@ -5,6 +5,7 @@ when it ends. `held.py` knows what is where.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -146,7 +147,9 @@ class Worker:
         log.warning(
             "engine.unavailable", id=run.claimed.id, error=str(error), pause_s=round(pause_s, 3)
         )
-        await asyncio.sleep(pause_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._drain.started.wait()
         await self._release([run])
 
     async def _settle(self, run: Run, response: Response) -> None:
