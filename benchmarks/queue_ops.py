@@ -18,7 +18,8 @@ from pathlib import Path
 
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Limits, Queue, Settlement
-from gristmill.shared.records import PRIORITIES, Claimed, Request, response_outcome
+from gristmill.shared.records import PRIORITIES, Claimed, Request
+from gristmill.shared.results import response_outcome
 from gristmill.shared.server import running_server
 
 SUBMIT, CLAIM = 500, 64

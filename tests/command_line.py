@@ -16,7 +16,8 @@ import orjson
 
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue, Settlement
-from gristmill.shared.records import Claimed, response_outcome
+from gristmill.shared.records import Claimed
+from gristmill.shared.results import response_outcome
 
 COMMAND = (sys.executable, "-m", "gristmill.shared.cli")
 

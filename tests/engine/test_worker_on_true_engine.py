@@ -19,7 +19,8 @@ from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Limits, Queue
-from gristmill.shared.records import CHAT, COMPLETIONS, Request, Result, request_from_body
+from gristmill.shared.records import CHAT, COMPLETIONS, Request, request_from_body
+from gristmill.shared.results import Result
 
 MODEL = "tiny"
 

@@ -29,7 +29,8 @@ from gristmill.shared.connection import connect
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue import VERBS, Limits, Queue, script_source
-from gristmill.shared.records import Record, Result
+from gristmill.shared.records import Record
+from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from queues import (
 
 from gristmill.shared.audit import audit
 from gristmill.shared.queue import Queue, Settlement
-from gristmill.shared.records import response_outcome
+from gristmill.shared.results import response_outcome
 
 
 async def test_success_carries_the_engines_answer_untouched(queue: Queue) -> None:

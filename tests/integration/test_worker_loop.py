@@ -15,7 +15,8 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.shared.queue import Limits, Queue
-from gristmill.shared.records import COMPLETIONS, Request, Result, request_from_body
+from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.results import Result
 from gristmill.worker.__main__ import work_through_deaths
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Response, StubEngine

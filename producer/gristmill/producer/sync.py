@@ -10,7 +10,8 @@ from typing import Any, Self, TypeVar
 from gristmill.producer.client import WINDOW, Client
 from gristmill.producer.stream import CHUNK, Item
 from gristmill.shared.queue import State
-from gristmill.shared.records import Request, Result
+from gristmill.shared.records import Request
+from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings
 
 T = TypeVar("T")

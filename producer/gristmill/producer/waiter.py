@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from gristmill.shared.connection import is_transient, retrying
 from gristmill.shared.errors import ResultExpired
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Result
+from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
 RESULTS_A_CALL = 64

@@ -39,7 +39,7 @@ class RequestFailed(GristmillError):
     """The request ended in something other than success.
 
     Attributes:
-        result: The terminal record, a `gristmill.shared.records.Result`.
+        result: The terminal record, a `gristmill.shared.results.Result`.
     """
 
     def __init__(self, message: str, result: object) -> None:

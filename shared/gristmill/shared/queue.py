@@ -15,7 +15,8 @@ from redis.asyncio import Redis
 
 from gristmill.shared.errors import LeaseLost, QueueFull
 from gristmill.shared.keys import Keys
-from gristmill.shared.records import Claimed, Record, Request, Result
+from gristmill.shared.records import Claimed, Record, Request
+from gristmill.shared.results import Result
 
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]

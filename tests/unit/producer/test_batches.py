@@ -7,7 +7,8 @@ import pytest
 from gristmill.producer.batches import BadLine, BatchInput, Output, Run, bad_line_row, result_row
 from gristmill.producer.batches.lines import lines_of
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.records import Request, Result
+from gristmill.shared.records import Request
+from gristmill.shared.results import Result
 
 
 def numbered(data: bytes, max_line_bytes: int = 100) -> list[tuple[int, bytes]]:

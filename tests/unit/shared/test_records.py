@@ -15,12 +15,11 @@ from gristmill.shared.records import (
     ENDPOINTS,
     Record,
     Request,
-    Result,
     encode_body,
     new_id,
     request_from_body,
-    response_outcome,
 )
+from gristmill.shared.results import Result, response_outcome
 
 NAMES = st.from_regex(r"[A-Za-z0-9._:/@=+-]{1,128}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

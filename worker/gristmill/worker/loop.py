@@ -14,7 +14,8 @@ import structlog
 from gristmill.shared.connection import retrying
 from gristmill.shared.errors import EngineDied, EngineUnavailable, LeaseLost
 from gristmill.shared.queue import Queue, Settlement
-from gristmill.shared.records import Claimed, response_outcome
+from gristmill.shared.records import Claimed
+from gristmill.shared.results import response_outcome
 from gristmill.shared.tasks import end
 from gristmill.worker import batching, metrics
 from gristmill.worker.claiming import Claimer

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from gristmill.producer.batches.input import BadLine
-from gristmill.shared.records import Result
+from gristmill.shared.results import Result
 
 ID_PREFIX = "batch_req_"
 

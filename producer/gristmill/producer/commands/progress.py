@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from gristmill.shared.cli import people, say
-from gristmill.shared.records import Result
+from gristmill.shared.results import Result
 
 if TYPE_CHECKING:
     from rich.progress import Progress

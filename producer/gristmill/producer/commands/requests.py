@@ -10,7 +10,7 @@ from gristmill.shared.errors import ResultExpired
 
 if TYPE_CHECKING:
     from gristmill.producer.client import Client
-    from gristmill.shared.records import Result
+    from gristmill.shared.results import Result
     from gristmill.shared.settings import QueueSettings
 
 T = TypeVar("T")

@@ -1,0 +1,100 @@
+"""Result: what a request ends in, and how a worker writes it down. No Redis here.
+
+`lua/transitions.lua` puts the two halves of a record together; `docs/protocol.md` describes it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+Status = Literal["succeeded", "failed", "cancelled", "expired"]
+
+
+def response_outcome(attempt: int, worker: str, status_code: int, body: bytes) -> bytes:
+    """Return the part of a terminal record that carries an engine's answer.
+
+    Args:
+        attempt: Which attempt it was.
+        worker: Who ran it.
+        status_code: HTTP status of the answer.
+        body: JSON bytes; embedded as they are.
+    """
+    return b'"attempt":%d,"worker":"%s","response":{"status_code":%d,"body":%s},"error":null' % (
+        attempt,
+        worker.encode(),
+        status_code,
+        body,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A terminal record.
+
+    Attributes:
+        id: The request's id.
+        status: succeeded, failed, cancelled or expired.
+        endpoint: What was asked for.
+        attempt: The attempt that ended it; 0 if it never ran.
+        enqueued_ms: Redis time at which it was accepted.
+        finished_ms: Redis time at which it ended.
+        status_code: HTTP status of the engine's answer, or None if the engine gave none.
+        body: The engine's answer, the very body that `vllm serve` returns, or None.
+        error: `{"code", "message"}` where there is no answer.
+        metadata: What the request carried.
+        worker: Who ran it, or "".
+    """
+
+    id: str
+    status: Status
+    endpoint: str
+    attempt: int
+    enqueued_ms: int
+    finished_ms: int
+    status_code: int | None
+    body: dict[str, Any] | None
+    error: dict[str, Any] | None
+    metadata: dict[str, Any] | None
+    worker: str
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Result":
+        """Read `result:<id>`."""
+        fields = orjson.loads(data)
+        response = fields["response"] or {}
+        return cls(
+            id=fields["id"],
+            status=fields["status"],
+            endpoint=fields["endpoint"],
+            attempt=fields["attempt"],
+            enqueued_ms=fields["enqueued_ms"],
+            finished_ms=fields["finished_ms"],
+            status_code=response.get("status_code"),
+            body=response.get("body"),
+            error=fields["error"],
+            metadata=fields["metadata"],
+            worker=fields.get("worker", ""),
+        )
+
+    @classmethod
+    def unreadable(cls, request_id: str, message: str) -> "Result":
+        """Stand in for a record that is there and cannot be read."""
+        error = {"code": "unreadable", "message": message}
+        return cls(request_id, "failed", "", 0, 0, 0, None, None, error, None, "")
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the request succeeded."""
+        return self.status == "succeeded"
+
+    @property
+    def failure(self) -> str:
+        """One line that says why it did not succeed; "" if it did."""
+        if self.is_success:
+            return ""
+        if self.error:
+            return f"{self.error.get('code')}: {self.error.get('message')}"
+        detail = (self.body or {}).get("error", self.body)
+        message = detail.get("message", detail) if isinstance(detail, dict) else detail
+        return f"HTTP {self.status_code}: {message}"
