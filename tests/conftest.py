@@ -38,6 +38,13 @@ def any_redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(params=["valkey", "redis"])
+def any_empty_redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a server with nothing in it, for a test that scans it again and again."""
+    with running_server(_server(request.param)) as url:
+        yield url
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """The URL of one server, for tests in which its kind does not matter."""

@@ -694,8 +694,8 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(0 if EXAMPLES > 60 else 600)
-def test_random_histories_keep_every_invariant(any_redis_url: str) -> None:
-    machine = type("Machine", (QueueMachine,), {"url": any_redis_url})
+def test_random_histories_keep_every_invariant(any_empty_redis_url: str) -> None:
+    machine = type("Machine", (QueueMachine,), {"url": any_empty_redis_url})
     run_state_machine_as_test(
         machine,
         settings=settings(
