@@ -229,9 +229,8 @@ class Worker:
         """Finish what fits into the grace period, hand back the rest, close the lease."""
         if not self.engine_death.done():
             await self._drain.until_over(self._held.idle)
-        await asyncio.wait(
-            [feeding], timeout=STOP_STEP_S
-        )  # a claim under way may still bring requests
+        # A claim under way may still bring requests.
+        await asyncio.wait([feeding], timeout=STOP_STEP_S)
         if tasks := self._held.cancel(self._held.runs):
             await asyncio.wait(tasks, timeout=STOP_STEP_S)
         try:
