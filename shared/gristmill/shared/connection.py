@@ -4,6 +4,7 @@ redis-py's defaults retry writes and lose pops (see docs/decisions/0003-redis-cl
 neither retries nor decodes, and `retrying` repeats whole operations, which are safe to send twice.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from redis.exceptions import (
     TimeoutError,
     TryAgainError,
 )
+from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
 from gristmill.shared.errors import SettingsError
 
@@ -110,6 +112,27 @@ def is_transient(error: Exception) -> bool:
     if isinstance(error, ResponseError) and str(error).partition(" ")[0] in _TRANSIENT_CODES:
         return True
     return isinstance(error, TRANSIENT) and not isinstance(error, _FINAL)
+
+
+def notice_waits(
+    tell: Callable[[Exception], None], interval_s: float, retries_before: int = 0
+) -> None:
+    """Tell, not too often, that calls wait for Redis; for entry points, it is the process's one hook.
+
+    Args:
+        tell: Gets the error of the last try.
+        interval_s: Shortest time between two notices.
+        retries_before: Retries of one call that are not worth a notice.
+    """
+    next_s = 0.0
+
+    def on_retry(details: RetryDetails) -> None:
+        nonlocal next_s
+        if details.retry_num > retries_before and time.monotonic() >= next_s:
+            next_s = time.monotonic() + interval_s
+            tell(details.caused_by)
+
+    set_on_retry_hooks([on_retry])
 
 
 async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:

@@ -7,8 +7,15 @@ from redis.exceptions import (
     ResponseError,
     TimeoutError,
 )
+from stamina.instrumentation import set_on_retry_hooks
 
-from gristmill.shared.connection import connect, is_transient, redacted, retrying
+from gristmill.shared.connection import (
+    connect,
+    is_transient,
+    notice_waits,
+    redacted,
+    retrying,
+)
 from gristmill.shared.errors import SettingsError
 
 
@@ -103,3 +110,18 @@ async def test_last_error_is_raised_when_time_is_up() -> None:
 def test_answers_that_pass_are_transient(code: str) -> None:
     assert is_transient(ResponseError(f"{code} something"))
     assert not is_transient(ResponseError(f"WRONGTYPE {code}"))
+
+
+async def test_waits_are_told_once_in_an_interval() -> None:
+    told: list[str] = []
+    notice_waits(lambda error: told.append(str(error)), 3600, retries_before=1)
+    try:
+        with pytest.raises(ConnectionError):
+            await retrying(_refused, timeout_s=1.5)
+    finally:
+        set_on_retry_hooks(None)
+    assert told == ["refused"]
+
+
+async def _refused() -> None:
+    raise ConnectionError("refused")

@@ -5,16 +5,15 @@
 
 import asyncio
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 
 import structlog
 import uvloop
 from redis.exceptions import AuthenticationError
-from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
-from gristmill.shared.connection import redacted
+from gristmill.shared.connection import notice_waits, redacted
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.settings import read_settings
@@ -50,7 +49,9 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
         0 after a drain; 1 if the engine could not start or kept dying; 2 if a setting is wrong.
     """
     configure_logging(settings.log_level)
-    set_on_retry_hooks([_RedisNotices(redacted(settings.redis_url.get_secret_value()))])
+    notice_waits(
+        partial(_tell_wait, redacted(settings.redis_url.get_secret_value())), REDIS_NOTICE_S
+    )
     key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
     try:
         engine = engine_from(settings.vllm_url, engine_argv, api_key=key)
@@ -111,22 +112,9 @@ async def work_through_deaths(
     return EXIT_OK
 
 
-class _RedisNotices:
-    """Tells, not too often, that a call waits for Redis."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._next_s = 0.0
-
-    def __call__(self, details: RetryDetails) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + REDIS_NOTICE_S
-            log.warning(
-                "redis.waited_for",
-                url=self._url,
-                error=str(details.caused_by),
-                remedy="check that it runs, that this machine may reach it, and REDIS_URL",
-            )
+def _tell_wait(url: str, error: Exception) -> None:
+    remedy = "check that it runs, that this machine may reach it, and REDIS_URL"
+    log.warning("redis.waited_for", url=url, error=str(error), remedy=remedy)
 
 
 def _open_health(settings: WorkerSettings, progress: Progress) -> HealthServer:

@@ -1,18 +1,16 @@
 """What every command that touches the queue begins with: a queue whose Redis has answered."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import click
 import orjson
-from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
 from gristmill.producer.client import Client
 from gristmill.shared.cli import say
-from gristmill.shared.connection import connect
+from gristmill.shared.connection import connect, notice_waits
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tasks import end
@@ -21,6 +19,7 @@ T = TypeVar("T")
 
 IDS_A_CALL = 500
 SECONDS_BETWEEN_NOTICES = 5.0
+RETRIES_BEFORE_NOTICE = 3
 
 
 @asynccontextmanager
@@ -31,7 +30,7 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[Queue]:
         redis.exceptions.RedisError: No answer at the first call; `queue_options` turns it into
             exit code 3. Later calls of `Client` wait instead until Redis is back.
     """
-    set_on_retry_hooks([_Notices()])
+    notice_waits(_tell_wait, SECONDS_BETWEEN_NOTICES, RETRIES_BEFORE_NOTICE)
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     try:
         await redis.ping()
@@ -73,16 +72,8 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
         await end(task)
 
 
-class _Notices:
-    """Tells people, not too often, that a call waits for Redis."""
-
-    def __init__(self) -> None:
-        self._next_s = 0.0
-
-    def __call__(self, details: RetryDetails) -> None:
-        if details.retry_num > 3 and time.monotonic() > self._next_s:
-            self._next_s = time.monotonic() + SECONDS_BETWEEN_NOTICES
-            say(f"Redis does not answer ({details.caused_by}); waiting for it, Ctrl-C stops")
+def _tell_wait(error: Exception) -> None:
+    say(f"Redis does not answer ({error}); waiting for it, Ctrl-C stops")
 
 
 def print_json(value: Any) -> None:
