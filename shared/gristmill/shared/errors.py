@@ -35,18 +35,6 @@ class ResultExpired(GristmillError):
     """Neither a request nor a result exists under this id: never submitted, or its TTL ended."""
 
 
-class RequestFailed(GristmillError):
-    """The request ended in something other than success.
-
-    Attributes:
-        result: The terminal record, a `gristmill.shared.results.Result`.
-    """
-
-    def __init__(self, message: str, result: object) -> None:
-        super().__init__(message)
-        self.result = result
-
-
 class SettingsError(GristmillError):
     """A setting is missing or contradicts another; the operator must change it."""
 
