@@ -15,6 +15,7 @@ from gristmill.worker.engine import (
     EngineStats,
     InProcessEngine,
     RemoteEngine,
+    RunLimits,
     engine_from,
 )
 from gristmill.worker.engine.asgi import Application
@@ -66,25 +67,26 @@ def test_one_aborted_choice_counts_for_all() -> None:
     assert response_of(200, body).finish_reason == "abort"
 
 
-def test_progress_stalls_only_when_something_runs_and_no_step_is_taken() -> None:
+def test_progress_stalls_only_when_something_is_held_and_no_token_comes() -> None:
     progress = Progress()
-    busy = EngineStats(running=1, steps=5)
+    busy = EngineStats(waiting=1, output_tokens=5)
     assert not progress.is_stalled(busy, 10, now=100)
     assert not progress.is_stalled(busy, 10, now=110)
     assert progress.is_stalled(busy, 10, now=111)
-    assert not progress.is_stalled(EngineStats(running=1, steps=6), 10, now=112)
-    assert not progress.is_stalled(EngineStats(running=0, steps=6), 10, now=200)
+    assert progress.is_stalled(EngineStats(running=1, output_tokens=5, steps=9), 10, now=111)
+    assert not progress.is_stalled(EngineStats(running=1, output_tokens=6), 10, now=112)
+    assert not progress.is_stalled(EngineStats(prompt_tokens=1, output_tokens=6), 10, now=200)
 
 
 def test_engine_is_chosen_by_url_or_arguments() -> None:
-    assert isinstance(engine_from("http://localhost:8000", []), RemoteEngine)
-    assert isinstance(engine_from(None, ["--model", "x"]), InProcessEngine)
+    assert isinstance(engine_from("http://localhost:8000", [], RunLimits()), RemoteEngine)
+    assert isinstance(engine_from(None, ["--model", "x"], RunLimits()), InProcessEngine)
 
 
 @pytest.mark.parametrize(("url", "argv"), [(None, []), ("http://localhost:8000", ["--model", "x"])])
 def test_no_engine_or_two_are_refused(url: str | None, argv: list[str]) -> None:
     with pytest.raises(SettingsError, match="VLLM_URL"):
-        engine_from(url, argv)
+        engine_from(url, argv, RunLimits())
 
 
 async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:
