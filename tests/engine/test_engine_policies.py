@@ -1,6 +1,7 @@
 """The pure parts: bodies, refusals, progress, the choice of an engine, and what importing costs."""
 
 import json
+import random
 import subprocess
 import sys
 
@@ -18,10 +19,12 @@ from gristmill.worker.engine import (
     RunLimits,
     engine_from,
 )
+from gristmill.worker.engine.arguments import without_secrets
 from gristmill.worker.engine.asgi import Application
 from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.progress import Progress
 from gristmill.worker.engine.refusals import refusal
+from gristmill.worker.engine.runaway import is_repetition
 
 CHAT = "/v1/chat/completions"
 
@@ -76,6 +79,46 @@ def test_progress_stalls_only_when_something_is_held_and_no_token_comes() -> Non
     assert progress.is_stalled(EngineStats(running=1, output_tokens=5, steps=9), 10, now=111)
     assert not progress.is_stalled(EngineStats(running=1, output_tokens=6), 10, now=112)
     assert not progress.is_stalled(EngineStats(prompt_tokens=1, output_tokens=6), 10, now=200)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "answer"),
+    [
+        ([7] * 64, True),
+        ([1, 2, 3] * 40, True),
+        ([*range(50), *[4, 5] * 32], True),  # only the end counts
+        ([7] * 63, False),  # too short to tell
+        ([*[7] * 63, 8], False),
+        (list(range(8)) * 8, True),  # the longest pattern: an eighth of the span
+        (list(range(9)) * 8, False),
+        ([256, 1] * 31 + [256, 2], False),
+        ([1, 256] * 32, True),
+        ([0, 1 << 40] * 32, True),
+        (list(range(64)), False),
+    ],
+)
+def test_repetition_is_one_pattern_to_the_end(token_ids: list[int], answer: bool) -> None:
+    assert is_repetition(token_ids, 64) is answer
+
+
+def test_repetition_is_seen_whatever_the_pattern() -> None:
+    chance = random.Random(5)
+    for _ in range(500):
+        pattern = [chance.randrange(3) for _ in range(chance.randrange(1, 9))]
+        start = [chance.randrange(3) for _ in range(chance.randrange(20))]
+        assert is_repetition(start + (pattern * 64)[:64], 64)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["--model", "x", "--api-key", "k1", "k2", "--port", "1"], "--model x --api-key *** *** --port 1"),
+        (["--api_key=k1", "--hf-token=t", "--port", "1"], "--api_key=*** --hf-token=*** --port 1"),
+        (["x", "--hf-token", "t"], "x --hf-token ***"),
+    ],
+)  # fmt: skip
+def test_arguments_are_shown_without_secrets(argv: list[str], shown: str) -> None:
+    assert " ".join(without_secrets(argv)) == shown
 
 
 def test_engine_is_chosen_by_url_or_arguments() -> None:

@@ -415,6 +415,67 @@ async def test_engine_that_dies_again_and_again_for_nothing_ends_the_worker(
     assert await audit(queue) == []
 
 
+async def test_answer_that_is_too_large_fails_and_says_so(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    settings = settings_for(redis_url, queue, max_result_bytes=1024)
+    async with local_worker(settings, StubEngine()):
+        large, small = await client.submit_many([a_prompt("word", 1000), a_prompt("word", 10)])
+        result = await client.wait(large)
+        assert (await client.wait(small)).is_success
+    assert (result.status, result.status_code, result.attempt) == ("failed", 413, 1)
+    assert "the limit is 1,024 (MAX_RESULT_BYTES)" in result.failure
+
+
+class Reluctant(StubEngine):
+    """Fails its second start."""
+
+    num_starts = 0
+
+    async def start(self) -> EngineInfo:
+        self.num_starts += 1
+        if self.num_starts == 2:
+            raise EngineDied("no memory yet")
+        return await super().start()
+
+
+async def test_rebuild_that_fails_is_tried_again(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    engine = Reluctant(token_delay_s=0.01)
+    settings = settings_for(redis_url, queue, backoff_base_s=0.01)
+    async with local_worker(settings, engine) as worker:
+        ids = await client.submit_many(prompts(4))
+        await until_running(engine, 4)
+        engine.die()
+        assert len(await collect(client, ids)) == 4
+        assert await worker.stop() is None
+    assert engine.num_starts == 3
+
+
+async def test_deaths_with_settled_requests_in_between_are_forgiven(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    engine = StubEngine()
+    async with local_worker(settings_for(redis_url, queue), engine) as worker:
+        for _ in range(2 * MAX_DEATHS):
+            assert (await client.wait(await client.submit(a_prompt("x")))).is_success
+            engine.die()
+        assert (await client.wait(await client.submit(a_prompt("x")))).is_success
+        assert await worker.stop() is None
+
+
+async def test_start_that_takes_too_long_is_a_death_that_names_the_setting(
+    queue: Queue, redis_url: str
+) -> None:
+    engine = SlowToStart()
+    await engine.start()
+    settings = settings_for(redis_url, queue, start_timeout_s=0.05)
+    with pytest.raises(EngineDied, match=r"within 0.05 s \(GRISTMILL_START_TIMEOUT_S\)"):
+        async with local_worker(settings, engine):
+            pass
+
+
 async def test_a_fault_of_ours_fails_that_request_alone(
     queue: Queue, client: Client, redis_url: str
 ) -> None:

@@ -115,9 +115,10 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
     os.setsid()
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
     reports.send(os.getpid())
-    _copy_log(log)
     try:
-        _target()(*args, **kwargs)
+        target = _target()
+        _copy_log(log)  # after the import of vLLM, which sets its loggers up
+        target(*args, **kwargs)
     except Exception as error:
         with contextlib.suppress(OSError):  # nobody listens any more
             reports.send(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS])
