@@ -1,6 +1,7 @@
 """The true engine dies, hangs and is killed by its prompts; the worker and everybody else's answers live."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -124,12 +125,16 @@ async def test_one_culprit_among_64_costs_three_deaths_at_most_and_no_bystander(
     assert "-9" in evidence["error"]
     assert evidence["engine_args"][-2:] == ["--hf-token", "***"]
     assert evidence["engine_stats"]["output_tokens"] > 0
-    assert any("INFO" in line for line in evidence["engine_log"])
+    assert any("WARNING" in line for line in evidence["engine_log"])
     assert "66, 6, 66" not in (tmp_path / "worker").read_text()
     assert "66, 6, 66" not in str(evidence)
     assert await audit(queue) == []
 
 
+@pytest.mark.skipif(
+    "GRISTMILL_FAULTS_IN_FULL" not in os.environ, reason="minutes; make test-faults runs it"
+)
+@pytest.mark.timeout(600)
 async def test_three_culprits_cost_no_bystander(
     queue: Queue, client: Client, redis_url: str, tmp_path: Path, worker_argv: list[str]
 ) -> None:

@@ -202,6 +202,18 @@ async def test_lone_suspect_at_a_death_is_dead_lettered_with_evidence(queue: Que
     assert await queue.results([item.id for item in others]) == [None] * 3
 
 
+async def test_evidence_of_a_whole_workers_death_says_what_it_was(queue: Queue) -> None:
+    await _suspects(queue, "w", 1)
+    await queue.register("w", {"device": 'H100 "80"', "engine_args": "--model x"})
+    await die(queue, "w")
+    (letter,) = await queue.dead_letters()
+    evidence = letter.evidence
+    assert (letter.reason, evidence["worker"], evidence["cause"]) == (
+        "engine_killed", "w", "lease expired",
+    )  # fmt: skip
+    assert (evidence["device"], evidence["engine_args"]) == ('H100 "80"', "--model x")
+
+
 async def test_death_with_several_suspects_proves_nothing(queue: Queue) -> None:
     await _suspects(queue, "w", 2)
     assert await queue.crash("w", {}) == (2, [])

@@ -17,7 +17,7 @@ from gristmill.shared.queue import Queue
 from gristmill.worker import metrics
 from gristmill.worker.batching import BatchPolicy
 from gristmill.worker.drain import Drain
-from gristmill.worker.engine import EngineInfo
+from gristmill.worker.engine import Engine, EngineInfo
 from gristmill.worker.leases import LeaseEvents, LeaseKeeper
 from gristmill.worker.loop import Worker
 from gristmill.worker.progress import Progress
@@ -54,7 +54,7 @@ async def work(
     )
     _report_engine(info, policy)
     queue = open_queue(settings)
-    facts = _worker_facts(info, policy)
+    facts = _worker_facts(info, policy) | {"engine_args": _engine_args(supervisor.engine)}
 
     async def register(name: str) -> bool:
         await retrying(lambda: queue.register(name, facts))
@@ -115,6 +115,11 @@ async def _greet(queue: Queue, settings: WorkerSettings) -> bool:
             remedy="CONFIG SET maxmemory-policy noeviction, or requests are lost",
         )
     return True
+
+
+def _engine_args(engine: Engine) -> str:
+    """What an engine was told, for the dead letter of a request that kills the whole worker."""
+    return " ".join(engine.evidence().get("engine_args", ()))
 
 
 def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]:

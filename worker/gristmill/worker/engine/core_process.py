@@ -115,10 +115,9 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
     os.setsid()
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
     reports.send(os.getpid())
+    _copy_log(log)
     try:
-        target = _target()
-        _copy_log(log)  # after the import of vLLM, which sets its loggers up
-        target(*args, **kwargs)
+        _target()(*args, **kwargs)
     except Exception as error:
         with contextlib.suppress(OSError):  # nobody listens any more
             reports.send(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS])
@@ -126,12 +125,17 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
 
 
 def _copy_log(log: str) -> None:
+    """Write each record that is made into a file too; vLLM sets its loggers up anew when it starts."""
     handler = RotatingFileHandler(log, maxBytes=_LOG_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.setLevel(logging.INFO)
-    logger = logging.getLogger("vllm")
-    logger.setLevel(min(logger.level, logging.INFO))  # its own handler has a level of its own
-    logger.addHandler(handler)
+    make = logging.getLogRecordFactory()
+
+    def copying(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        handler.handle(record)
+        return record
+
+    logging.setLogRecordFactory(copying)
 
 
 def _target() -> Callable[..., None]:
