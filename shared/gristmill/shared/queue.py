@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 from redis.asyncio import Redis
@@ -21,8 +21,8 @@ from gristmill.shared.results import Result
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]
 
-REAP_LIMIT = 200
-"""Ids that one reap, crash or expire moves; keeps every script under 5 ms."""
+REAP_LIMIT = 100
+"""Ids that one reap, crash or expire moves; keeps each of these scripts under 5 ms."""
 
 VERBS = (
     "submit", "claim", "admit", "beat", "ack", "nack", "release", "reap", "cancel",
@@ -47,6 +47,13 @@ class Limits:
     result_ttl_ms: int = 24 * 3600 * 1000
     dead_letter_ttl_ms: int = 7 * 24 * 3600 * 1000
     lease_ms: int = 15_000
+
+
+class Delivery(NamedTuple):
+    """A request in flight, by what its fence is made of."""
+
+    id: str
+    delivery: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +285,12 @@ class Queue:
         reply = await self._run("nack", worker, self.limits.result_ttl_ms, *values)
         return str(reply[0].decode())
 
-    async def release(self, worker: str, claimed: Iterable[Claimed]) -> int:
+    async def in_flight(self, worker: str) -> list[Delivery]:
+        """Return what the queue believes that a worker holds."""
+        held: Any = await self.redis.hgetall(self.keys.inflight(worker))
+        return [Delivery(request_id.decode(), int(number)) for request_id, number in held.items()]
+
+    async def release(self, worker: str, claimed: Iterable[Claimed | Delivery]) -> int:
         """Hand requests back to the front of their lanes, uncounted; returns how many went."""
         values = [v for item in claimed for v in (item.id, item.delivery)]
         released: int = await self._run("release", worker, *values)

@@ -39,6 +39,7 @@ class Claimer:
         worker: The incarnation that claims.
         suspect_width: How many suspects may run beside normal work.
         is_paused: Whether to claim nothing for now.
+        is_in_doubt: Whether the queue seems to believe that this worker holds more than it does.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Claimer:
         self.worker = ""
         self.suspect_width = 1
         self.is_paused = False
+        self.is_in_doubt = False
 
     async def gather(self) -> list[Claimed]:
         """Claim until the policy closes the batch; empty when stopping.
@@ -67,6 +69,8 @@ class Claimer:
         gathered: list[Claimed] = []
         opened_at = time.monotonic()
         while not self._is_stopping():
+            if self.is_in_doubt:
+                await self.give_back_unknown(self.worker)
             room = batching.claim_size(self._policy, self._held.num_running, len(gathered))
             if room == 0 or self.is_paused:
                 await self.wait_for_change(None)
@@ -100,6 +104,22 @@ class Claimer:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end(*waits)
+
+    async def give_back_unknown(self, worker: str) -> None:
+        """Hand back what the queue believes that this worker holds, and it does not.
+
+        A Redis that lost its last writes (power failure, failover) has forgotten settlements; a claim
+        that was cancelled may have been granted. Call it while no claim is under way.
+        """
+        self.is_in_doubt = False
+        in_flight = await retrying(lambda: self._queue.in_flight(worker))
+        known = {(run.claimed.id, run.claimed.delivery) for run in self._held.runs}
+        unknown = [delivery for delivery in in_flight if delivery not in known]
+        for start in range(0, len(unknown), batching.MAX_CLAIM):
+            chunk = unknown[start : start + batching.MAX_CLAIM]
+            await retrying(lambda c=chunk: self._queue.release(worker, c))  # type: ignore[misc]  # bound now
+        if unknown:
+            log.warning("requests.unknown", worker=worker, num_released=len(unknown))
 
     async def _claim(self, room: int) -> Claim:
         nonce, worker = str(ULID()), self.worker

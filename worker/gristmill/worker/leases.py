@@ -27,11 +27,13 @@ class LeaseEvents:
     Attributes:
         aborted: Ids to abort: cancelled, expired, or finished by somebody else.
         lost: The lease is gone.
+        counted: How many requests the queue believes that this worker holds.
         seen: One view of the queue, after each beat.
     """
 
     aborted: Callable[[Sequence[str]], None]
     lost: Callable[[str], object]
+    counted: Callable[[int], None]
     seen: Callable[[Stats], None]
 
 
@@ -109,6 +111,7 @@ class LeaseKeeper:
             self._progress.heard_redis()
             if beat.abort:
                 self._tell(self._events.aborted, beat.abort)
+            self._tell(self._events.counted, beat.num_in_flight)
             self._tell(self._events.seen, stats)
 
     def _tell(self, callback: Callable[..., object], value: object) -> None:

@@ -245,6 +245,12 @@ class Worker:
         metrics.aborted.inc(len(runs))
         log.info("requests.aborted", ids=[run.claimed.id for run in runs])
 
+    def compare(self, num_in_flight: int) -> None:
+        """Look into it if the queue believes that this worker holds more than it does."""
+        if num_in_flight > len(self._held.runs):
+            self._claimer.is_in_doubt = True
+            self._held.changed.set()
+
     def see(self, stats: Stats) -> None:
         """Take in one view of the queue."""
         report_queue(stats)
@@ -328,5 +334,6 @@ class Worker:
         await self._release(runs)
         async with self._registering:  # from here on, a beat that finds no lease is no news
             worker, self._claimer.worker = self._claimer.worker, ""
-        await retrying(lambda: self._queue.bye(worker))
+        while not await retrying(lambda: self._queue.bye(worker)):
+            await self._claimer.give_back_unknown(worker)
         log.info("worker.stopped", worker=worker, num_released=len(runs))

@@ -70,7 +70,10 @@ async def work(
 
     worker = Worker(queue, supervisor, policy, settings, drain, register=register)
     events = LeaseEvents(
-        worker.abort, lambda name: asyncio.ensure_future(worker.lease_lost(name)), worker.see
+        aborted=worker.abort,
+        lost=lambda name: asyncio.ensure_future(worker.lease_lost(name)),
+        counted=worker.compare,
+        seen=worker.see,
     )
     leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_interval_s, progress, events)
     drain.on_start = lambda: progress.wait_for("what runs to end, then stopping")

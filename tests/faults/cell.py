@@ -1,0 +1,224 @@
+"""One cell: a Redis, the processes around it, each behind a proxy of its own, and the audit at the end."""
+
+import asyncio
+import contextlib
+import inspect
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from faults.processes import (
+    ProducerOrder,
+    Prompt,
+    WorkerOrder,
+    ended,
+    run_producer,
+    run_worker,
+    spawn,
+)
+from faults.proxy import Fate, Proxy, Trap
+from faults.redis_server import RedisServer
+from faults.schedule import LEASE_S, REDIS_FAULTS, Fault
+
+from gristmill.shared.connection import retrying
+from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.server import server_binary
+from gristmill.shared.tasks import end
+
+Step = Callable[[], object]
+
+REDIS = shutil.which("redis-server")
+BINARIES = [server_binary(), *([Path(REDIS)] if REDIS else [])]
+"""Valkey, and Redis where there is one."""
+
+QUEUE = "faults"
+RESTART_PAUSE_S = 0.1
+SOCKET_TIMEOUT_S = 1.0
+WORKER_SETTINGS: dict[str, Any] = {
+    "queue": QUEUE,
+    "health_port": 0,
+    "lease_s": LEASE_S,
+    "beat_s": LEASE_S / 4,
+    "poll_interval_s": 0.1,
+    "socket_timeout_s": SOCKET_TIMEOUT_S,
+    "backoff_base_s": 0.02,
+    "backoff_max_s": 0.1,
+    "drain_timeout_s": 0.3,
+}
+
+
+class Pod:
+    """A process that is started again whenever it ends, as kubelet does, until it is told to stop.
+
+    Args:
+        proxy: Its way to Redis.
+        start: Starts a life of it.
+        is_job: Whether an exit code of 0 is the end, as of a producer.
+
+    Attributes:
+        process: Its present life.
+        exit_codes: Of the lives that are over.
+        living: Done when no life follows.
+    """
+
+    def __init__(self, proxy: Proxy, start: Callable[[], BaseProcess], *, is_job: bool) -> None:
+        self.proxy = proxy
+        self._start, self._is_job, self._is_stopping = start, is_job, False
+        self.exit_codes: list[int] = []
+        self.process = start()
+        self.living = asyncio.create_task(self._live())
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the present life, if it lives."""
+        if self.process.pid and self.process.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+    async def stop(self) -> int:
+        """Drain it; returns the exit code of its last life."""
+        self._is_stopping = True
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        await self.living
+        return self.exit_codes[-1]
+
+    async def close(self) -> None:
+        """End it at once."""
+        await end(self.living)
+        self.signal(signal.SIGKILL)
+        await asyncio.to_thread(self.process.join)
+
+    async def _live(self) -> None:
+        while True:
+            code = await ended(self.process)
+            self.exit_codes.append(code)
+            if self._ends_with(code):
+                return
+            await asyncio.sleep(RESTART_PAUSE_S)
+            if self._ends_with(code):  # told to stop meanwhile
+                return
+            self.process = self._start()
+
+    def _ends_with(self, code: int) -> bool:
+        return self._is_stopping or (code == 0 and self._is_job)
+
+
+class Cell:
+    """Where schedules and directed tests run; open it with `open_cell`.
+
+    Attributes:
+        redis: The server.
+        queue: The queue, past all proxies.
+        folder: Logs and journals.
+        workers: Pods of workers.
+        producer: The pod of the producer, once there is one.
+    """
+
+    def __init__(self, redis: RedisServer, folder: Path, stack: AsyncExitStack) -> None:
+        self.redis, self.folder = redis, folder
+        self._stack = stack
+        self.queue = Queue(redis.admin, QUEUE, Limits(lease_ms=int(LEASE_S * 1000)))
+        self.workers: list[Pod] = []
+        self.producer: Pod | None = None
+        self.journal = folder / "journal"
+        self._one_at_a_time = asyncio.Lock()  # Redis has one trouble at a time
+
+    async def add_worker(self, *, clock_offset_s: float = 0.0, **settings: object) -> Pod:
+        """Start a worker."""
+        proxy = await self._stack.enter_async_context(Proxy(self.redis.port))
+        order = WorkerOrder(
+            WORKER_SETTINGS | {"redis_url": proxy.url} | settings,
+            self.folder / f"worker{len(self.workers)}",
+            clock_offset_s,
+        )
+        pod = Pod(proxy, partial(spawn, run_worker, order), is_job=False)
+        self._stack.push_async_callback(pod.close)
+        self.workers.append(pod)
+        return pod
+
+    async def add_producer(self, prompts: dict[str, Prompt]) -> Pod:
+        """Start a producer of these requests; its pod is done when it has seen all results."""
+        proxy = await self._stack.enter_async_context(Proxy(self.redis.port))
+        order = ProducerOrder(proxy.url, QUEUE, prompts, self.journal, self.folder / "producer")
+        self.producer = Pod(proxy, partial(spawn, run_producer, order), is_job=True)
+        self._stack.push_async_callback(self.producer.close)
+        return self.producer
+
+    async def until(self, counter: str, number: int) -> None:
+        """Wait until a counter of the queue has reached a number."""
+        while (await retrying(self.queue.stats)).counters.get(counter, 0) < number:
+            await asyncio.sleep(0.005)
+
+    async def inflict(self, fault: Fault) -> None:
+        """Let a fault happen at its moment, or lay a trap for it."""
+        await asyncio.sleep(fault.at_s)
+        pod = self.workers[fault.target] if fault.target >= 0 else self.producer
+        assert pod is not None
+        happen = self._happening(fault, pod)
+        if fault.point is None:
+            await happen()
+            return
+        point = fault.point
+        pod.proxy.traps.append(Trap(point.verb, point.phase, point.nth, happen))
+
+    def _happening(self, fault: Fault, pod: Pod) -> Callable[[], Awaitable[Fate]]:
+        redis, proxy = self.redis, pod.proxy
+        beginnings: dict[str, tuple[Step, Step]] = {
+            "kill -9": (lambda: pod.signal(signal.SIGKILL), _nothing),
+            "SIGTERM": (lambda: pod.signal(signal.SIGTERM), _nothing),
+            "SIGSTOP past the lease": (
+                lambda: pod.signal(signal.SIGSTOP),
+                lambda: pod.signal(signal.SIGCONT),
+            ),
+            "connection cut": (_nothing if fault.point else proxy.cut, _nothing),
+            "reply lost": (_nothing, _nothing),
+            "half-open connection": (proxy.flows.clear, proxy.flows.set),
+            "slow connection": (partial(proxy.slow_down, 0.05), partial(proxy.slow_down, 0.0)),
+            "Redis restart": (redis.kill, redis.start),
+            "Redis stalls": (redis.pause, redis.resume),
+            "CLIENT KILL": (redis.drop_connections, _nothing),
+            "SCRIPT FLUSH": (redis.forget_scripts, _nothing),
+            "maxmemory": (redis.fill, redis.empty),
+            "MISCONF": (redis.fail_snapshots, redis.mend_snapshots),
+            "READONLY": (redis.demote, redis.promote),
+        }
+        begin, mend = beginnings[fault.kind]
+        is_of_redis = fault.kind in REDIS_FAULTS
+        is_swallowed = fault.point and fault.kind in ("connection cut", "reply lost")
+
+        async def happen() -> Fate:
+            async with self._one_at_a_time if is_of_redis else contextlib.nullcontext():
+                await _done(begin())
+                if mend is not _nothing:
+                    await asyncio.sleep(fault.duration_s)
+                    await _done(mend())
+            return "swallow" if is_swallowed else "pass"
+
+        return happen
+
+
+@asynccontextmanager
+async def open_cell(
+    binary: Path, folder: Path, appendfsync: str = "everysec"
+) -> AsyncIterator[Cell]:
+    """Start a Redis and make a cell around it; everything is gone at the end of the block."""
+    redis = RedisServer(binary, folder, appendfsync)
+    async with AsyncExitStack() as stack:
+        await redis.start()
+        stack.push_async_callback(redis.close)
+        yield Cell(redis, folder, stack)
+
+
+def _nothing() -> None:
+    """The other half of what does not last."""
+
+
+async def _done(step: object) -> None:
+    if inspect.isawaitable(step):
+        await step

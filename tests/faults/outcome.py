@@ -1,0 +1,107 @@
+"""What must hold when a cell has come to rest, and what is counted of it."""
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+from faults.cell import Cell
+from faults.processes import FAILS_ONCE, IS_WRONG, KILLS_ENGINE, KILLS_WORKER, Journal, Prompt
+from queues import kinds_of_keys
+
+from gristmill.shared.audit import audit
+from gristmill.shared.results import Result
+
+CULPRITS = {KILLS_ENGINE, KILLS_WORKER}
+
+LASTING = {"result", "reply", "stats", "clock", "vtime", "dead", "deadinfo", "doorbell"}
+"""Kinds of keys that may be there when all requests have ended."""
+
+DRAIN_CODES = {0, 1}
+"""1: the engine had died three times in vain, everything was handed back."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the requests of a cell.
+
+    Attributes:
+        num_requests: Accepted.
+        num_lost: Accepted, and without a terminal record.
+        num_doubled: Seen twice by one client, or counted twice.
+        num_innocents: No culprits, and dead-lettered as `engine_killed`: lone suspects of two deaths.
+    """
+
+    num_requests: int
+    num_lost: int
+    num_doubled: int
+    num_innocents: int
+
+
+async def come_to_rest(cell: Cell, *, may_be_killed: bool = False) -> None:
+    """Drain every worker, then reap what the dead have left.
+
+    Args:
+        cell: Its producer is done.
+        may_be_killed: Whether a trap may still kill a worker that drains.
+    """
+    codes = await asyncio.gather(*(pod.stop() for pod in cell.workers))
+    assert set(codes) <= DRAIN_CODES | ({-signal.SIGKILL} if may_be_killed else set()), codes
+    while (await cell.queue.stats()).workers:
+        await cell.queue.reap()
+        await asyncio.sleep(0.02)
+
+
+async def audited(cell: Cell, prompts: dict[str, Prompt]) -> Outcome:
+    """Check every promise on a cell at rest, and count.
+
+    Args:
+        cell: Its producer is done, its workers are drained.
+        prompts: What was submitted.
+    """
+    journal = Journal.read(cell.journal)
+    assert journal.accepted == prompts.keys()
+    results = dict(zip(prompts, await cell.queue.results(list(prompts)), strict=True))
+    num_lost = sum(result is None for result in results.values())
+    num_doubled = sum(len(statuses) - 1 for statuses in journal.seen.values())
+    stats = await cell.queue.stats()
+    counters = stats.counters
+    num_ended = sum(counters.get(status, 0) for status in ("succeeded", "failed"))
+    num_doubled += max(0, num_ended - len(prompts))
+    innocents = [
+        request_id for request_id, result in results.items()
+        if result and result.error and prompts[request_id].kind not in CULPRITS
+    ]  # fmt: skip
+    assert (num_lost, num_doubled) == (0, 0)
+    assert num_ended == counters["submitted"] == len(prompts)
+    for request_id, result in results.items():
+        assert result is not None
+        if request_id not in innocents:
+            check_answer(prompts[request_id], result)
+        for (_, seen_id), statuses in journal.seen.items():
+            assert seen_id != request_id or statuses == [result.status]
+    assert [counters.get(name, 0) for name in ("queued", "in_flight", "bytes")] == [0, 0, 0]
+    assert (stats.num_delayed, stats.num_inbox, stats.workers) == (0, 0, {})
+    assert await kinds_of_keys(cell.queue) <= LASTING
+    assert await audit(cell.queue) == []
+    return Outcome(len(prompts), num_lost, num_doubled, len(innocents))
+
+
+def check_answer(prompt: Prompt, result: Result) -> None:
+    """Check that an answer is the one of its own prompt."""
+    if prompt.kind in CULPRITS:
+        assert (result.status, _code(result)) == ("failed", "engine_killed"), result
+    elif prompt.kind == IS_WRONG:
+        assert (result.status, result.status_code) == ("failed", 400), result
+    elif prompt.kind == FAILS_ONCE and result.status == "failed":
+        assert result.status_code == 500, result  # its second try was in another process
+    else:
+        assert result.status == "succeeded", result
+        assert result.body is not None
+        text = " ".join(islice(cycle(prompt.text.split()), prompt.max_tokens))
+        assert result.body["choices"][0]["text"] == text
+
+
+def _code(result: Result) -> Any:
+    return (result.error or {}).get("code")

@@ -1,0 +1,123 @@
+"""Random schedules: who works, what is asked, and what goes wrong when. Pure; a seed is a schedule."""
+
+import random
+from dataclasses import dataclass
+
+from faults.processes import FAILS_ONCE, IS_WRONG, KILLS_ENGINE, KILLS_WORKER, Prompt
+from faults.proxy import Phase
+
+LEASE_S = 0.6
+
+PROCESS_FAULTS = ("kill -9", "SIGTERM", "SIGSTOP past the lease")
+WIRE_FAULTS = ("connection cut", "reply lost", "half-open connection", "slow connection")
+REDIS_FAULTS = (
+    "Redis restart", "Redis stalls", "CLIENT KILL", "SCRIPT FLUSH", "maxmemory", "MISCONF", "READONLY",
+)  # fmt: skip
+WRONG_CLOCK, POISON = "wrong host clock", "poisonous requests"
+
+WORKER_POINTS: tuple[tuple[str, Phase], ...] = (
+    ("register", "answered"), ("claim", "asked"), ("claim", "answered"), ("ack", "asked"), ("ack", "answered"),
+    ("nack", "asked"), ("nack", "answered"), ("release", "asked"), ("release", "answered"), ("bye", "asked"),
+    ("bye", "answered"), ("beat", "answered"), ("reap", "answered"), ("expire", "answered"), ("crash", "answered"),
+)  # fmt: skip
+PRODUCER_POINTS: tuple[tuple[str, Phase], ...] = (
+    ("submit", "asked"), ("submit", "answered"), ("mget", "asked"), ("blpop", "answered"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """A moment in a conversation with Redis; see `Trap`."""
+
+    verb: str
+    phase: Phase
+    nth: int
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: One of the names above.
+        at_s: When, from the start; of a point, when the trap is laid.
+        duration_s: How long it lasts, where it lasts.
+        target: Which worker; -1 is the producer.
+        point: Where in the target's conversation, instead of at a moment.
+    """
+
+    kind: str
+    at_s: float
+    duration_s: float
+    target: int
+    point: Point | None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One run.
+
+    Attributes:
+        seed: What it was made from.
+        max_in_flight: Of each worker.
+        clock_offsets_s: Of each worker's host.
+        prompts: What the producer submits, by id.
+        faults: What goes wrong.
+    """
+
+    seed: int
+    max_in_flight: int
+    clock_offsets_s: tuple[float, ...]
+    prompts: dict[str, Prompt]
+    faults: tuple[Fault, ...]
+
+    @property
+    def kinds(self) -> set[str]:
+        """What goes wrong in it, by name."""
+        kinds = {fault.kind for fault in self.faults}
+        if any(self.clock_offsets_s):
+            kinds.add(WRONG_CLOCK)
+        if {prompt.kind for prompt in self.prompts.values()} & {KILLS_ENGINE, KILLS_WORKER}:
+            kinds.add(POISON)
+        return kinds
+
+
+def schedule_of(seed: int) -> Schedule:
+    """Return the schedule of a seed."""
+    chance = random.Random(seed)
+    num_workers = chance.randint(1, 3)
+    is_wrong = chance.random() < 0.2
+    offsets = tuple(chance.uniform(-7200, 7200) if is_wrong else 0.0 for _ in range(num_workers))
+    number = chance.randint(10, 60)
+    num_culprits = chance.choice((0, 0, 0, 1, 2))
+    prompts = {f"r{i}": _prompt(chance, i) for i in range(number)}
+    for place in chance.sample(range(number), num_culprits):
+        prompts[f"r{place}"] = Prompt(f"{chance.choice((KILLS_ENGINE, KILLS_WORKER))} {place}", 20)
+    faults = tuple(_fault(chance, num_workers) for _ in range(chance.randint(1, 4)))
+    return Schedule(seed, chance.choice((2, 8, 32)), offsets, prompts, faults)
+
+
+def _prompt(chance: random.Random, number: int) -> Prompt:
+    kind = chance.choices(("plain", FAILS_ONCE, IS_WRONG), weights=(90, 5, 5))[0]
+    fields = {}
+    if chance.random() < 0.1:
+        fields["delay_s"] = round(chance.random(), 2)
+    if chance.random() < 0.1:
+        fields["deadline_s"] = 600.0
+    return Prompt(f"{kind} {number}", chance.randint(1, 30), fields)
+
+
+def _fault(chance: random.Random, num_workers: int) -> Fault:
+    target = chance.randrange(-1, num_workers)
+    kinds = (*PROCESS_FAULTS, *WIRE_FAULTS, *REDIS_FAULTS)
+    weights = (6, 3, 3, 2, 4, 1, 1, 2, 2, 2, 1, 1, 1, 1)
+    kind = chance.choices(kinds, weights)[0]
+    if target < 0 and kind == "SIGTERM":
+        kind = "kill -9"  # a producer has no drain
+    point = None
+    if kind == "reply lost" or (kind not in REDIS_FAULTS and chance.random() < 0.6):
+        verb, phase = chance.choice(PRODUCER_POINTS if target < 0 else WORKER_POINTS)
+        is_lost = kind == "reply lost"
+        point = Point(verb, "answered" if is_lost else phase, chance.choice((1, 1, 2, 5)))
+    duration_s = chance.uniform(0.05, 0.5) if kind != "SIGSTOP past the lease" else LEASE_S * 2
+    return Fault(kind, chance.uniform(0, 0.8), duration_s, target, point)

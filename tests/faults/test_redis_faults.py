@@ -1,0 +1,249 @@
+"""Each bad state of Redis, alone: what it costs, and how soon work goes on."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import report
+from faults.cell import BINARIES, Cell, open_cell
+from faults.outcome import audited, come_to_rest
+from faults.processes import Prompt
+
+from gristmill.shared.connection import retrying
+
+LIMIT_S = 50
+RESUMES_WITHIN_S = 5.0
+
+
+@pytest.fixture
+async def cell(tmp_path: Path) -> AsyncIterator[Cell]:
+    async with open_cell(BINARIES[-1], tmp_path) as cell:
+        yield cell
+
+
+def prompts(number: int, max_tokens: int = 5) -> dict[str, Prompt]:
+    return {f"r{i}": Prompt(f"plain {i}", max_tokens) for i in range(number)}
+
+
+async def until_claims_resume(cell: Cell) -> float:
+    """Return the seconds until something more succeeds."""
+    loop = asyncio.get_running_loop()
+    started_at = loop.time()
+    before = (await retrying(cell.queue.stats)).counters.get("succeeded", 0)
+    await cell.until("succeeded", before + 1)
+    return loop.time() - started_at
+
+
+async def restart(cell: Cell) -> None:
+    cell.redis.kill()
+    await asyncio.sleep(2)
+    await cell.redis.start()
+
+
+async def stall(cell: Cell) -> None:
+    cell.redis.pause()
+    await asyncio.sleep(2)
+    cell.redis.resume()
+
+
+async def drop_again_and_again(cell: Cell) -> None:
+    for _ in range(8):
+        await cell.redis.drop_connections()
+        await asyncio.sleep(0.2)
+
+
+async def forget_scripts(cell: Cell) -> None:
+    await cell.redis.forget_scripts()
+
+
+async def be_full(cell: Cell) -> None:
+    await cell.redis.fill()
+    await asyncio.sleep(1)
+    await cell.redis.empty()
+
+
+async def fail_snapshots(cell: Cell) -> None:
+    await cell.redis.fail_snapshots()
+    await asyncio.sleep(1)
+    await cell.redis.mend_snapshots()
+
+
+async def be_demoted(cell: Cell) -> None:
+    await cell.redis.demote()
+    await asyncio.sleep(1)
+    await cell.redis.promote()
+
+
+async def be_half_open(cell: Cell) -> None:
+    for pod in cell.workers:
+        pod.proxy.flows.clear()
+    await asyncio.sleep(2)
+    for pod in cell.workers:
+        pod.proxy.flows.set()
+
+
+TROUBLES: dict[str, Callable[[Cell], Awaitable[None]]] = {
+    "Redis restart": restart,
+    "Redis stalls": stall,
+    "CLIENT KILL": drop_again_and_again,
+    "SCRIPT FLUSH": forget_scripts,
+    "maxmemory": be_full,
+    "MISCONF": fail_snapshots,
+    "READONLY": be_demoted,
+    "half-open connection": be_half_open,
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_work_goes_on_within_five_seconds_and_nothing_is_computed_twice(
+    cell: Cell, trouble: str
+) -> None:
+    """Scenarios 7, 32, 33: results that finish meanwhile are kept, and written when Redis is back."""
+    asked_for = prompts(400, max_tokens=20)
+    for _ in range(2):
+        await cell.add_worker(max_in_flight=10, lease_s=10, beat_s=0.2)
+    producer = await cell.add_producer(asked_for)
+    async with asyncio.timeout(LIMIT_S):
+        await cell.until("succeeded", 40)
+        await TROUBLES[trouble](cell)
+        resumed_s = await until_claims_resume(cell)
+        await producer.living
+        await come_to_rest(cell)
+    assert resumed_s < RESUMES_WITHIN_S
+    report.note_recovery(trouble, resumed_s)
+    report.count([trouble], await audited(cell, asked_for))
+    computed = sum(
+        log.read_text().count('"request.completed"') for log in cell.folder.glob("worker*")
+    )
+    assert computed == len(asked_for)
+
+
+@pytest.mark.parametrize("lost_share", [0.1, 0.5])
+async def test_power_failure_loses_what_was_not_on_the_disk_and_the_rest_is_consistent(
+    cell: Cell, lost_share: float
+) -> None:
+    """What `appendfsync everysec` can lose: submits of the last second; claims and settlements come again."""
+    asked_for = prompts(60)
+    requests = [prompt.request(request_id) for request_id, prompt in asked_for.items()]
+    await cell.queue.submit(requests[:30])
+    on_disk = cell.redis.written_bytes()
+    await cell.add_worker(max_in_flight=8)
+    await cell.until("succeeded", 10)
+    await cell.queue.submit(requests[30:])
+    await cell.until("succeeded", 40)
+    written = cell.redis.written_bytes()
+    cell.redis.kill()
+    cell.redis.lose_from(written - int((written - on_disk) * lost_share))
+    await cell.redis.start()
+    ids = list(asked_for)
+    states = await retrying(lambda: cell.queue.status(ids))
+    lost = [
+        request_id for request_id, (state, _) in zip(ids, states, strict=True) if state == "unknown"
+    ]
+    assert set(lost) <= set(ids[30:])
+    # Whoever keeps its input submits again: what is there is told from what is not.
+    await retrying(lambda: cell.queue.submit(requests))
+    async with asyncio.timeout(LIMIT_S):
+        await cell.until("succeeded", 60)
+        await come_to_rest(cell)
+    results = await cell.queue.results(ids)
+    assert all(result and result.is_success for result in results)
+    report.rows["power failure, everysec"].runs += 1
+    report.rows["power failure, everysec"].requests += 60
+    report.rows["power failure, everysec"].lost += len(lost)
+
+
+async def test_killed_worker_is_redelivered_within_lease_and_one_beat(cell: Cell) -> None:
+    """And all is finished within three times the undisturbed time; scenarios 1 and 9."""
+    loop = asyncio.get_running_loop()
+    lease_s, beat_s, run_s = 1.0, 0.25, 1.0
+    asked_for = prompts(128, max_tokens=int(run_s * 100))
+    settings = {"max_in_flight": 64, "lease_s": lease_s, "beat_s": beat_s}
+    victim = await cell.add_worker(**settings)
+    await cell.add_worker(**settings)
+    producer = await cell.add_producer(asked_for)
+    async with asyncio.timeout(LIMIT_S):
+        await cell.until("in_flight", 128)
+        name = await worker_named(cell, victim.process.pid or 0)
+        victim.signal(signal.SIGKILL)
+        killed_at = loop.time()
+        while await cell.redis.admin.exists(cell.queue.keys.inflight(name)):
+            await asyncio.sleep(0.005)
+        redelivered_s = loop.time() - killed_at
+        await producer.living
+        finished_s = loop.time() - killed_at
+        await come_to_rest(cell)
+    report.note_recovery("kill -9 with 64 in flight, claimable again", redelivered_s)
+    report.note_recovery("kill -9 with 64 in flight, all finished", finished_s)
+    assert redelivered_s <= lease_s + beat_s + 0.25  # a busy machine's beat comes a little late
+    report.count(["kill -9 with 64 in flight, all finished"], await audited(cell, asked_for))
+
+
+async def worker_named(cell: Cell, pid: int) -> str:
+    for name in (await cell.queue.stats()).workers:
+        if await cell.redis.admin.hget(cell.queue.keys.worker(name), "pid") == str(pid).encode():
+            return name
+    raise AssertionError(f"no worker has the process id {pid}")
+
+
+async def test_fifty_thousand_in_flight_on_a_hundred_dead_workers(cell: Cell) -> None:
+    """Scenario 45: all can be claimed again in under 10 s, no script takes over 5 ms."""
+    loop = asyncio.get_running_loop()
+    queue = cell.queue
+    requests = [prompt.request(key) for key, prompt in prompts(50_000).items()]
+    for start in range(0, len(requests), 500):
+        await queue.submit(requests[start : start + 500])
+    for number in range(100):
+        worker = f"dead{number}"
+        await queue.register(worker, {})
+        for nonce in ("a", "b", "c", "d"):
+            await queue.claim(worker, nonce, 125)
+    await cell.redis.admin.zadd(queue.keys.workers, {f"dead{n}": 1 for n in range(100)}, xx=True)
+    started_at = loop.time()
+    async with scripts_stay_short(cell):
+        while await queue.reap():
+            pass
+    reaped_s = loop.time() - started_at
+    counters = (await queue.stats()).counters
+    assert (counters["queued"], counters["in_flight"], counters["crashed"]) == (50_000, 0, 50_000)
+    assert reaped_s < 10
+    report.note_recovery("50,000 in flight on 100 dead workers, claimable again", reaped_s)
+
+
+@asynccontextmanager
+async def scripts_stay_short(cell: Cell) -> AsyncIterator[None]:
+    """Check what scripts take: 2.5 ms on average, and only a busy machine's hiccups above 5 ms."""
+    admin = cell.redis.admin
+    await admin.config_set("slowlog-log-slower-than", 5000)
+    await admin.config_set("slowlog-max-len", 10_000)
+    await admin.config_resetstat()
+    await admin.slowlog_reset()
+    yield
+    stats = (await admin.info("commandstats"))["cmdstat_evalsha"]
+    assert stats["usec_per_call"] < 2500
+    assert await admin.slowlog_len() <= stats["calls"] / 50, await admin.slowlog_get(3)
+
+
+async def test_hundred_thousand_past_their_deadline(cell: Cell) -> None:
+    """Scenario 48: all get their record, no script takes over 5 ms."""
+    queue = cell.queue
+    requests = [Prompt("x", 1, {"deadline_s": 600}).request(f"r{i}") for i in range(100_000)]
+    for start in range(0, len(requests), 500):
+        await queue.submit(requests[start : start + 500])
+    await make_overdue(cell)
+    async with scripts_stay_short(cell):
+        while await queue.expire():
+            pass
+    counters = (await queue.stats()).counters
+    assert (counters["expired"], counters["queued"], counters["bytes"]) == (100_000, 0, 0)
+
+
+async def make_overdue(cell: Cell) -> None:
+    ids: Any = await cell.redis.admin.zrange(cell.queue.keys.deadlines, 0, -1)
+    for start in range(0, len(ids), 1000):
+        chunk = dict.fromkeys(ids[start : start + 1000], 1)
+        await cell.redis.admin.zadd(cell.queue.keys.deadlines, chunk, xx=True)
