@@ -1,14 +1,16 @@
-"""Servers for every test: a true Valkey from its wheel and a true Redis from the PATH."""
+"""Servers for every test: a true Valkey from its wheel, a cluster of it, and a true Redis from the PATH."""
 
 import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
+from servers import running_cluster
 
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Limits, Queue
@@ -20,9 +22,10 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _server(kind: str) -> Path:
-    if kind == "valkey":
-        return server_binary()
+KINDS = ("valkey", "redis", "cluster")
+
+
+def _redis_server() -> Path:
     found = shutil.which("redis-server")
     if found is None:
         if os.environ.get("CI"):
@@ -31,18 +34,34 @@ def _server(kind: str) -> Path:
     return Path(found)
 
 
-@pytest.fixture(scope="session", params=["valkey", "redis"])
+@contextmanager
+def _running(kind: str) -> Iterator[str]:
+    if kind == "cluster":
+        with running_cluster() as url:
+            yield url
+    else:
+        with running_server(server_binary() if kind == "valkey" else _redis_server()) as url:
+            yield url
+
+
+@pytest.fixture(scope="session", params=KINDS)
 def any_redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server; a test that asks for it runs on each kind."""
-    with running_server(_server(request.param)) as url:
+    """The URL of a server or a cluster; a test that asks for it runs on each kind."""
+    with _running(request.param) as url:
         yield url
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=KINDS)
 def any_empty_redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server with nothing in it, for a test that scans it again and again."""
-    with running_server(_server(request.param)) as url:
+    """The URL of one with nothing in it, for a test that scans it again and again."""
+    with _running(request.param) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Path:
+    """The true Redis, which has TLS; the wheel's Valkey has none."""
+    return _redis_server()
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +72,7 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture
-async def redis(any_redis_url: str) -> AsyncIterator[Redis]:
+async def redis(any_redis_url: str) -> AsyncIterator[Redis | RedisCluster]:
     client = connect(any_redis_url)
     yield client
     await client.aclose()
@@ -65,6 +84,6 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def queue(redis: Redis, limits: Limits) -> Queue:
+def queue(redis: Redis | RedisCluster, limits: Limits) -> Queue:
     """A queue of its own for each test, on each kind of server."""
     return Queue(redis, f"test-{uuid4().hex[:12]}", limits)

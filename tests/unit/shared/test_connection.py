@@ -13,7 +13,6 @@ from gristmill.shared.connection import (
     connect,
     is_transient,
     notice_waits,
-    redacted,
     retrying,
 )
 from gristmill.shared.errors import SettingsError

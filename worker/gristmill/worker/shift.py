@@ -14,9 +14,10 @@ import structlog
 from redis.exceptions import RedisError
 from ulid import ULID
 
-from gristmill.shared.connection import connect, redacted, retrying
+from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_url import redacted
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.batching import BatchPolicy
