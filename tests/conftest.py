@@ -9,10 +9,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from redis.asyncio import Redis, RedisCluster
-from servers import running_cluster
+from servers import running_cluster, without_dangerous
 
-from gristmill.shared.connection import connect
+from gristmill.shared.connection import AnyRedis, connect
 from gristmill.shared.queue import Limits, Queue
 from gristmill.shared.server import running_server, server_binary
 
@@ -39,14 +38,20 @@ def _running(kind: str) -> Iterator[str]:
     if kind == "cluster":
         with running_cluster() as url:
             yield url
-    else:
-        with running_server(server_binary() if kind == "valkey" else _redis_server()) as url:
+    elif kind == "valkey":
+        with running_server(server_binary()) as url:
             yield url
+    else:
+        with running_server(_redis_server()) as url:
+            yield without_dangerous(url)
 
 
 @pytest.fixture(scope="session", params=KINDS)
 def any_redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server or a cluster; a test that asks for it runs on each kind."""
+    """The URL of a server or a cluster; a test that asks for it runs on each kind.
+
+    On Redis we come in as a user without `@dangerous`: what a test does beyond that, `ask_all` does.
+    """
     with _running(request.param) as url:
         yield url
 
@@ -68,11 +73,11 @@ def redis_server() -> Path:
 def redis_url() -> Iterator[str]:
     """The URL of one server, for tests in which its kind does not matter."""
     with running_server() as url:
-        yield url
+        yield without_dangerous(url)
 
 
 @pytest.fixture
-async def redis(any_redis_url: str) -> AsyncIterator[Redis | RedisCluster]:
+async def redis(any_redis_url: str) -> AsyncIterator[AnyRedis]:
     client = connect(any_redis_url)
     yield client
     await client.aclose()
@@ -84,6 +89,6 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def queue(redis: Redis | RedisCluster, limits: Limits) -> Queue:
+def queue(redis: AnyRedis, limits: Limits) -> Queue:
     """A queue of its own for each test, on each kind of server."""
     return Queue(redis, f"test-{uuid4().hex[:12]}", limits)

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import urlsplit
 
+from gristmill.shared.redis_url import parse
 from gristmill.shared.server import die_with_parent, free_port, running_server, server_binary
 
 NUM_SLOTS = 16_384
@@ -34,17 +34,38 @@ def ask(port: int, *words: str | int) -> str:
     return answer
 
 
+def ask_all(url: str, *words: str | int) -> None:
+    """Send one command to each server of a URL, as the user who may do everything."""
+    for _, port in parse(url).nodes:
+        ask(port, *words)
+
+
+def with_user(url: str, user: str, password: str) -> str:
+    """Return the URL under which a user comes in."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{user}:{password}@{rest.rpartition('@')[2]}"
+
+
+def without_dangerous(url: str) -> str:
+    """Return the URL of a user who has only our keys and nothing of `@dangerous`."""
+    ask_all(url, "ACL", "SETUSER", "tame", "on", ">tame", "~gm:*", "+@all", "-@dangerous")
+    return with_user(url, "tame", "tame")
+
+
 def port_of(url: str) -> int:
     """Return the port of a URL with one host."""
-    port = urlsplit(url).port
-    assert port
+    ((_, port),) = parse(url).nodes
     return port
+
+
+def process_id(port: int) -> int:
+    """Return the process of the server on a port."""
+    return int(ask(port, "INFO", "server").partition("process_id:")[2].partition("\r")[0])
 
 
 def kill(port: int) -> None:
     """`kill -9` the server on a port."""
-    information = ask(port, "INFO", "server")
-    os.kill(int(information.partition("process_id:")[2].partition("\r")[0]), signal.SIGKILL)
+    os.kill(process_id(port), signal.SIGKILL)
 
 
 def until(condition: "Sequence[tuple[int, tuple[str, ...], str]]") -> None:
@@ -57,25 +78,46 @@ def until(condition: "Sequence[tuple[int, tuple[str, ...], str]]") -> None:
 
 
 @contextmanager
-def running_cluster(binary: Path | None = None, num_primaries: int = 3) -> Iterator[str]:
-    """Run a cluster of primaries, the slots spread evenly, for the length of a block; yields its URL."""
+def running_cluster(
+    binary: Path | None = None, num_primaries: int = 3, tls: Sequence[str] = ()
+) -> Iterator[str]:
+    """Run a cluster of primaries, the slots spread evenly, for the length of a block; yields its URL.
+
+    Args:
+        binary: Which server; `server_binary()` unless given.
+        num_primaries: How many.
+        tls: Options of TLS but the port; the URL then is rediss+cluster://.
+    """
     with ExitStack() as stack:
-        ports: list[tuple[int, int]] = []
-        for _ in range(num_primaries):
-            bus_port = free_port()
-            options = (
-                "--appendonly", "no", "--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
-                "--cluster-port", str(bus_port),
-            )  # fmt: skip
-            ports.append((port_of(stack.enter_context(running_server(binary, options))), bus_port))
-        for number, (port, _) in enumerate(ports):
+        nodes = [_ClusterNode.start(stack, binary, tls) for _ in range(num_primaries)]
+        for number, node in enumerate(nodes):
             first, end = (NUM_SLOTS * n // num_primaries for n in (number, number + 1))
-            ask(port, "CLUSTER", "ADDSLOTSRANGE", first, end - 1)
-            ask(port, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            ask(ports[0][0], "CLUSTER", "MEET", "127.0.0.1", port, ports[number][1])
-        until([(port, ("CLUSTER", "INFO"), "cluster_state:ok") for port, _ in ports])
-        until([(port, ("CLUSTER", "INFO"), f"known_nodes:{num_primaries}") for port, _ in ports])
-        yield "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port, _ in ports)
+            ask(node.port, "CLUSTER", "ADDSLOTSRANGE", first, end - 1)
+            ask(node.port, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            met = node.tls_port or node.port
+            ask(nodes[0].port, "CLUSTER", "MEET", "127.0.0.1", met, node.bus_port)
+        for text in ("cluster_state:ok", f"known_nodes:{num_primaries}"):
+            until([(node.port, ("CLUSTER", "INFO"), text) for node in nodes])
+        scheme = "rediss+cluster" if tls else "redis+cluster"
+        yield f"{scheme}://" + ",".join(f"127.0.0.1:{node.tls_port or node.port}" for node in nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterNode:
+    port: int
+    bus_port: int
+    tls_port: int | None
+
+    @classmethod
+    def start(cls, stack: ExitStack, binary: Path | None, tls: Sequence[str]) -> "_ClusterNode":
+        bus_port, tls_port = free_port(), free_port() if tls else None
+        options = (
+            "--appendonly", "no", "--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+            "--cluster-port", str(bus_port), *(("--tls-port", str(tls_port), *tls) if tls else ()),
+        )  # fmt: skip
+        return cls(
+            port_of(stack.enter_context(running_server(binary, options))), bus_port, tls_port
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 from command_line import CommandLine, SettlingWorker, ended, interrupt
+from servers import ask, port_of
 
 from gristmill.shared.cli import gristmill
 from gristmill.shared.queue import Queue
@@ -214,14 +215,14 @@ def test_a_wrong_setting_is_named(shell: CommandLine) -> None:
 async def test_ctrl_c_ends_with_130(shell: CommandLine, queue: Queue) -> None:
     await submit(queue, "a")
     process = await shell.start("result", "a", "--wait")
-    while not await is_waiting(queue):  # another process
+    while not is_waiting(shell.redis_url):  # another process
         await asyncio.sleep(0.01)
     assert (await interrupt(process)).code == 130
 
 
-async def is_waiting(queue: Queue) -> bool:
+def is_waiting(url: str) -> bool:
     """Whether a client blocks on its reply list."""
-    return any(client["cmd"] == "blpop" for client in await queue.redis.client_list())
+    return "cmd=blpop" in ask(port_of(url), "CLIENT", "LIST")
 
 
 @pytest.mark.parametrize(

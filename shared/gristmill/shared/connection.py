@@ -42,6 +42,7 @@ from gristmill.shared.redis_url import RedisUrl, parse
 from gristmill.shared.topology import Cluster, SentinelPool
 
 T = TypeVar("T")
+AnyRedis = Redis | RedisCluster
 
 TRANSIENT = (
     ConnectionError, TimeoutError, BusyLoadingError, NoScriptError, ReadOnlyError, TryAgainError,
@@ -62,7 +63,7 @@ SENTINEL_TIMEOUT_S = 2.0
 """Longest wait for one sentinel; then the next is asked."""
 
 
-def connect(url: str, socket_timeout_s: float = 30.0) -> Redis | RedisCluster:
+def connect(url: str, socket_timeout_s: float = 30.0) -> AnyRedis:
     """Return a client for a URL; connects at the first use.
 
     Args:
@@ -88,7 +89,6 @@ def _socket_options(timeout_s: float) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(5.0, timeout_s),
-        "socket_keepalive": True,
         "health_check_interval": 0,
         "max_connections": MAX_CONNECTIONS,
         "decode_responses": False,
