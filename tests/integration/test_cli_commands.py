@@ -192,8 +192,8 @@ def test_an_unreachable_redis_ends_with_3_and_without_its_password(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://localhost", "scheme 'http'"),
-        ("localhost:6379", "scheme"),
+        ("http://localhost", "REDIS_URL has another scheme; write redis[s]://"),
+        ("localhost:6379", "REDIS_URL has another scheme"),
         ("redis://localhost:port", "REDIS_URL cannot be read"),
     ],
 )

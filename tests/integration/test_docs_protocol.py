@@ -70,6 +70,7 @@ def run_in_shell(script: str, url: str, queue: Queue) -> str:
 
 
 async def test_inbox_and_polling_examples_run(queue: Queue, any_redis_url: str) -> None:
+    await queue.stats()  # a cluster's client now knows which node holds the queue
     run_in_shell(INBOX, any_redis_url, queue)
     worker = await open_worker(queue)
     answer = await queue.claim(worker, "n", 1)
@@ -91,6 +92,7 @@ async def test_inbox_and_polling_examples_run(queue: Queue, any_redis_url: str) 
 
 
 async def test_submit_example_runs_and_may_be_sent_again(queue: Queue, any_redis_url: str) -> None:
+    await queue.stats()
     assert run_in_shell(SUBMIT, any_redis_url, queue).split() == ["OK", "accepted"]
     assert run_in_shell(SUBMIT, any_redis_url, queue).split() == ["OK", "queued"]
     (item,) = await claim(queue, await open_worker(queue))
