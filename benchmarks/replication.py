@@ -170,6 +170,16 @@ def print_losses(name: str, found: Sequence[Loss]) -> None:
     )
 
 
+def tabulate_losses(kills: int) -> None:
+    print("| what dies | acknowledged | submits/s | lost, each death | first write after |")
+    print("| --- | --- | --- | --- | --- |")
+    for protection, limits in (("", Limits()), (", MIN_REPLICAS=1", Limits(min_replicas=1))):
+        print_losses(f"the process{protection}", losses(kills, limits, 0))
+        for delay_ms in (1, 20):
+            name = f"the host, replica {delay_ms} ms away{protection}"
+            print_losses(name, losses(kills, limits, delay_ms))
+
+
 async def relay(port: int, target: int, delay_ms: int) -> None:
     """Hand bytes on after a time."""
 
@@ -198,13 +208,8 @@ def main() -> None:
         asyncio.run(relay(*options.relay))
         return
     set_on_retry_hooks([])
-    print("| what dies | acknowledged | submits/s | lost, each death | first write after |")
-    print("| --- | --- | --- | --- | --- |")
-    for protection, limits in (("", Limits()), (", MIN_REPLICAS=1", Limits(min_replicas=1))):
-        print_losses(f"the process{protection}", losses(options.kills, limits, 0))
-        for delay_ms in (1, 20):
-            name = f"the host, replica {delay_ms} ms away{protection}"
-            print_losses(name, losses(options.kills, limits, delay_ms))
+    if options.kills:
+        tabulate_losses(options.kills)
     rates = costs(options.requests, options.repeat)
     print("\n| protection | 500 a submit | | 1 a submit | |\n| --- | --- | --- | --- | --- |")
     for name in dict.fromkeys(name for name, _ in rates):

@@ -79,25 +79,31 @@ def until(condition: "Sequence[tuple[int, tuple[str, ...], str]]") -> None:
 
 @contextmanager
 def running_cluster(
-    binary: Path | None = None, num_primaries: int = 3, tls: Sequence[str] = ()
+    binary: Path | None = None, tls: Sequence[str] = (), has_replica: bool = False
 ) -> Iterator[str]:
-    """Run a cluster of primaries, the slots spread evenly, for the length of a block; yields its URL.
+    """Run a cluster of three primaries, the slots spread evenly, for the length of a block; yields its URL.
 
     Args:
         binary: Which server; `server_binary()` unless given.
-        num_primaries: How many.
         tls: Options of TLS but the port; the URL then is rediss+cluster://.
+        has_replica: Whether a fourth node follows the first, which is the first of the URL.
     """
     with ExitStack() as stack:
-        nodes = [_ClusterNode.start(stack, binary, tls) for _ in range(num_primaries)]
+        nodes = [_ClusterNode.start(stack, binary, tls) for _ in range(3 + has_replica)]
         for number, node in enumerate(nodes):
-            first, end = (NUM_SLOTS * n // num_primaries for n in (number, number + 1))
-            ask(node.port, "CLUSTER", "ADDSLOTSRANGE", first, end - 1)
+            if number < 3:
+                first, end = (NUM_SLOTS * n // 3 for n in (number, number + 1))
+                ask(node.port, "CLUSTER", "ADDSLOTSRANGE", first, end - 1)
             ask(node.port, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             met = node.tls_port or node.port
             ask(nodes[0].port, "CLUSTER", "MEET", "127.0.0.1", met, node.bus_port)
-        for text in ("cluster_state:ok", f"known_nodes:{num_primaries}"):
+        for text in ("cluster_state:ok", f"known_nodes:{len(nodes)}"):
             until([(node.port, ("CLUSTER", "INFO"), text) for node in nodes])
+        if has_replica:
+            first_id = ask(nodes[0].port, "CLUSTER", "MYID").split("\r\n")[1]
+            ask(nodes[3].port, "CLUSTER", "REPLICATE", first_id)
+            until([(nodes[3].port, ("INFO", "replication"), "master_link_status:up")])
+            until([(node.port, ("CLUSTER", "NODES"), f"slave {first_id}") for node in nodes])
         scheme = "rediss+cluster" if tls else "redis+cluster"
         yield f"{scheme}://" + ",".join(f"127.0.0.1:{node.tls_port or node.port}" for node in nodes)
 

@@ -1,6 +1,7 @@
 """The primary dies or is demoted in mid-run: clients and workers go on by themselves, nothing runs to two ends."""
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -10,15 +11,18 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from servers import SERVICE, Replicated, ask, kill, process_id, running_sentinels
+from redis.crc import key_slot
+from servers import SERVICE, Replicated, ask, kill, process_id, running_cluster, running_sentinels
 from workers import STUB, worker_process
 
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import NotReplicated, ResultExpired, SettingsError
+from gristmill.shared.keys import Keys
 from gristmill.shared.queue import Limits, Queue
 from gristmill.shared.records import Request, request_from_body
+from gristmill.shared.redis_url import parse
 from gristmill.shared.results import Result
 
 BOUND_S = 5.0
@@ -116,6 +120,28 @@ async def test_demoted_primary_answers_readonly_and_unblocked(tmp_path: Path) ->
             await client.wait(await client.submit(requests(1, 1)[0]), 20)
             assert time.monotonic() - started_s < BOUND_S
             assert await worker.terminate() == 0
+        await redis.aclose()
+
+
+async def test_primary_of_a_cluster_killed_in_mid_run(tmp_path: Path) -> None:
+    with running_cluster(has_replica=True) as url:
+        redis = connect(url)
+        first = parse(url).nodes[0][1]
+        names = (f"test-{number}" for number in itertools.count())
+        name = next(name for name in names if key_slot(Keys(name).prefix.encode()) < 5000)
+        queue = Queue(redis, name, Limits(lease_ms=3000))
+        async with (
+            worker_process(STUB, url, queue, tmp_path / "log") as worker,
+            Client(queue) as client,
+        ):
+            await client.submit_many(requests(0, 100))
+            await asyncio.to_thread(kill, first)
+            started_s = time.monotonic()
+            accepted = await client.submit_many(requests(100, 100))
+            assert time.monotonic() - started_s < 2 * BOUND_S, "the node timeout is 1 s"
+            assert len(await ended(client, accepted)) == 100
+            assert await worker.terminate() == 0
+            assert await audit(queue) == []
         await redis.aclose()
 
 

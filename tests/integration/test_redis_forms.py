@@ -1,5 +1,6 @@
 """Redis as people run it: each form of REDIS_URL carries a request through a worker process to its result."""
 
+import re
 import subprocess
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +15,7 @@ from gristmill.shared.connection import connect
 from gristmill.shared.queue import Limits, Queue
 from gristmill.shared.server import free_port, running_server
 
+OPERATIONS = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
 PASSWORD = "p@ss/w?rd#1"
 ENCODED = "p%40ss%2Fw%3Frd%231"
 
@@ -120,24 +122,15 @@ async def test_tls_to_a_cluster(redis_server: Path, certificates: Path, tmp_path
 
 
 async def test_sentinels_with_passwords_of_their_own(tmp_path: Path) -> None:
+    (rights,) = re.findall(r"^ACL SETUSER gristmill .*sentinel.*", OPERATIONS, re.MULTILINE)
     with running_sentinels(num_replicas=0, num_sentinels=1) as replicated:
-        ask(replicated.primary, "ACL", "SETUSER", "app", "on", f">{PASSWORD}", "~*", "+@all")
-        ask(
-            replicated.sentinels[0],
-            "ACL",
-            "SETUSER",
-            "app",
-            "on",
-            f">{PASSWORD}",
-            "-@all",
-            "+sentinel|masters",
-        )
+        ask(replicated.primary, "CONFIG", "SET", "requirepass", PASSWORD)
+        ask(replicated.sentinels[0], *rights.split())
         ask(replicated.sentinels[0], "ACL", "SETUSER", "default", "off")
-        url = with_user(replicated.url, "app", ENCODED)
-        await serve_one(
-            f"{url}/2?sentinel_username=app&sentinel_password={ENCODED}", tmp_path / "log"
-        )
-        for refused in (url, f"{url}?sentinel_username=app&sentinel_password=wrong"):
+        url = with_user(replicated.url, "default", ENCODED)
+        login = "sentinel_username=gristmill&sentinel_password"
+        await serve_one(f"{url}/2?{login}=password", tmp_path / "log")
+        for refused in (url, f"{url}?{login}=wrong"):
             redis = connect(refused)
             with pytest.raises(ConnectionError, match="No master found"):
                 await redis.ping()
