@@ -69,11 +69,15 @@ def redis_server() -> Path:
     return _redis_server()
 
 
-@pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """The URL of one server, for tests in which its kind does not matter."""
-    with running_server() as url:
-        yield without_dangerous(url)
+@pytest.fixture(scope="session", params=["server", "cluster"])
+def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of one server, without `@dangerous`, or of a cluster, where the kind of server does not matter."""
+    if request.param == "cluster":
+        with running_cluster() as url:
+            yield url
+    else:
+        with running_server() as url:
+            yield without_dangerous(url)
 
 
 @pytest.fixture

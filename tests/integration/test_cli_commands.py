@@ -12,11 +12,12 @@ import orjson
 import pytest
 from click.testing import CliRunner
 from command_line import CommandLine, SettlingWorker, ended, interrupt
-from servers import ask, port_of
+from servers import ask
 
 from gristmill.shared.cli import gristmill
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import request_from_body
+from gristmill.shared.redis_url import parse
 from gristmill.shared.server import free_port
 
 
@@ -222,7 +223,7 @@ async def test_ctrl_c_ends_with_130(shell: CommandLine, queue: Queue) -> None:
 
 def is_waiting(url: str) -> bool:
     """Whether a client blocks on its reply list."""
-    return "cmd=blpop" in ask(port_of(url), "CLIENT", "LIST")
+    return any("cmd=blpop" in ask(port, "CLIENT", "LIST") for _, port in parse(url).nodes)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
+    SlotNotCoveredError,
     TimeoutError,
     TryAgainError,
 )
@@ -46,7 +47,7 @@ AnyRedis = Redis | RedisCluster
 
 TRANSIENT = (
     ConnectionError, TimeoutError, BusyLoadingError, NoScriptError, ReadOnlyError, TryAgainError,
-    MasterDownError, ClusterDownError, OutOfMemoryError, OSError, NotReplicated,
+    MasterDownError, ClusterDownError, SlotNotCoveredError, OutOfMemoryError, OSError, NotReplicated,
 )  # fmt: skip
 """What passes when Redis, the way to it, its primary or a replica comes back, or memory is freed."""
 

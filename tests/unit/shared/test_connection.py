@@ -9,6 +9,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
+    SlotNotCoveredError,
     TimeoutError,
 )
 from stamina.instrumentation import set_on_retry_hooks
@@ -56,7 +57,7 @@ async def test_cluster_client_neither_retries_nor_decodes(url: str) -> None:
     [
         (ConnectionError(), True), (TimeoutError(), True), (ReadOnlyError(), True),
         (OutOfMemoryError(), True), (OSError(), True), (MasterNotFoundError(), True),
-        (ClusterDownError("CLUSTERDOWN"), True), (NotReplicated(), True), (QueueFull("", 1, 1), False),
+        (ClusterDownError("CLUSTERDOWN"), True), (SlotNotCoveredError(), True), (NotReplicated(), True), (QueueFull("", 1, 1), False),
         (AuthenticationError(), False), (ResponseError(), False), (ValueError(), False),
     ],
 )  # fmt: skip
