@@ -32,6 +32,7 @@ from gristmill.worker.engine import EngineInfo, InProcessEngine
 from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.shift import work
+from gristmill.worker.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,9 @@ async def queued(engine: InProcessEngine, info: EngineInfo, load: Load, url: str
     settings = WorkerSettings(redis_url=SecretStr(url), queue=name)
     drain = Drain(60)
     started_s = time.perf_counter()
-    working = asyncio.create_task(work(settings, engine, info, drain, Progress(600, 60)))
+    progress = Progress(600, 60, 60)
+    supervisor = Supervisor(engine, settings, drain, progress)
+    working = asyncio.create_task(work(settings, supervisor, info, drain, progress))
     while (await queue.stats()).counters.get("succeeded", 0) < len(requests):
         if working.done():
             working.result()

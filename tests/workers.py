@@ -15,13 +15,15 @@ from typing import Any
 
 import orjson
 
+from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.server import die_with_parent, free_port
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine
 from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.shift import Ended, work
+from gristmill.worker.shift import work
+from gristmill.worker.supervisor import Supervisor
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
 TRUE = (sys.executable, "-m", "gristmill.worker")
@@ -42,12 +44,12 @@ def settings_for(redis_url: str, queue: Queue, **fields: Any) -> WorkerSettings:
 class LocalWorker:
     """A worker in this process, without signals and probes."""
 
-    task: "asyncio.Task[Ended]"
+    task: "asyncio.Task[EngineDied | None]"
     drain: Drain
     progress: Progress
 
-    async def stop(self) -> Ended:
-        """Drain; returns how it ended."""
+    async def stop(self) -> EngineDied | None:
+        """Drain; returns the death for which it gave up, if it did."""
         self.drain.start("test")
         return await self.task
 
@@ -56,8 +58,11 @@ class LocalWorker:
 async def local_worker(settings: WorkerSettings, engine: Engine) -> AsyncIterator[LocalWorker]:
     """Run a worker in this process for the length of a block; drained at its end."""
     drain = Drain(settings.drain_timeout_s)
-    progress = Progress(settings.stall_timeout_s, 60)
-    task = asyncio.create_task(work(settings, engine, await engine.start(), drain, progress))
+    progress = Progress(settings.stall_timeout_s, 60, 60)
+    supervisor = Supervisor(engine, settings, drain, progress)
+    task = asyncio.create_task(
+        work(settings, supervisor, await supervisor.start(), drain, progress)
+    )
     worker = LocalWorker(task, drain, progress)
     try:
         yield worker

@@ -137,9 +137,11 @@ async def test_cancelling_a_post_frees_the_engine(engine: InProcessEngine, endpo
 
 async def test_lower_priority_number_runs_first(engine: InProcessEngine) -> None:
     finished: list[str] = []
+    warm = chat("warm", input="warm", max_output_tokens=1)  # its first use imports for long
+    assert (await engine.post("/v1/responses", warm)).status == 200
 
     async def post(name: str, endpoint: str, priority: int) -> None:
-        body = chat(name, ignore_eos=True, max_tokens=64, input=name, max_output_tokens=64)
+        body = chat(name, ignore_eos=True, max_tokens=200, input=name, max_output_tokens=200)
         response = await engine.post(endpoint, body, priority=priority)
         assert response.status == 200
         finished.append(name)

@@ -1,6 +1,7 @@
 """The pure parts: bodies, refusals, progress, the choice of an engine, and what importing costs."""
 
 import json
+import random
 import subprocess
 import sys
 
@@ -15,12 +16,15 @@ from gristmill.worker.engine import (
     EngineStats,
     InProcessEngine,
     RemoteEngine,
+    RunLimits,
     engine_from,
 )
+from gristmill.worker.engine.arguments import without_secrets
 from gristmill.worker.engine.asgi import Application
 from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.progress import Progress
 from gristmill.worker.engine.refusals import refusal
+from gristmill.worker.engine.runaway import is_repetition
 
 CHAT = "/v1/chat/completions"
 
@@ -66,25 +70,66 @@ def test_one_aborted_choice_counts_for_all() -> None:
     assert response_of(200, body).finish_reason == "abort"
 
 
-def test_progress_stalls_only_when_something_runs_and_no_step_is_taken() -> None:
+def test_progress_stalls_only_when_something_is_held_and_no_token_comes() -> None:
     progress = Progress()
-    busy = EngineStats(running=1, steps=5)
+    busy = EngineStats(waiting=1, output_tokens=5)
     assert not progress.is_stalled(busy, 10, now=100)
     assert not progress.is_stalled(busy, 10, now=110)
     assert progress.is_stalled(busy, 10, now=111)
-    assert not progress.is_stalled(EngineStats(running=1, steps=6), 10, now=112)
-    assert not progress.is_stalled(EngineStats(running=0, steps=6), 10, now=200)
+    assert progress.is_stalled(EngineStats(running=1, output_tokens=5, steps=9), 10, now=111)
+    assert not progress.is_stalled(EngineStats(running=1, output_tokens=6), 10, now=112)
+    assert not progress.is_stalled(EngineStats(prompt_tokens=1, output_tokens=6), 10, now=200)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "answer"),
+    [
+        ([7] * 64, True),
+        ([1, 2, 3] * 40, True),
+        ([*range(50), *[4, 5] * 32], True),  # only the end counts
+        ([7] * 63, False),  # too short to tell
+        ([*[7] * 63, 8], False),
+        (list(range(8)) * 8, True),  # the longest pattern: an eighth of the span
+        (list(range(9)) * 8, False),
+        ([256, 1] * 31 + [256, 2], False),
+        ([1, 256] * 32, True),
+        ([0, 1 << 40] * 32, True),
+        (list(range(64)), False),
+    ],
+)
+def test_repetition_is_one_pattern_to_the_end(token_ids: list[int], answer: bool) -> None:
+    assert is_repetition(token_ids, 64) is answer
+
+
+def test_repetition_is_seen_whatever_the_pattern() -> None:
+    chance = random.Random(5)
+    for _ in range(500):
+        pattern = [chance.randrange(3) for _ in range(chance.randrange(1, 9))]
+        start = [chance.randrange(3) for _ in range(chance.randrange(20))]
+        assert is_repetition(start + (pattern * 64)[:64], 64)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["--model", "x", "--api-key", "k1", "k2", "--port", "1"], "--model x --api-key *** *** --port 1"),
+        (["--api_key=k1", "--hf-token=t", "--port", "1"], "--api_key=*** --hf-token=*** --port 1"),
+        (["x", "--hf-token", "t"], "x --hf-token ***"),
+    ],
+)  # fmt: skip
+def test_arguments_are_shown_without_secrets(argv: list[str], shown: str) -> None:
+    assert " ".join(without_secrets(argv)) == shown
 
 
 def test_engine_is_chosen_by_url_or_arguments() -> None:
-    assert isinstance(engine_from("http://localhost:8000", []), RemoteEngine)
-    assert isinstance(engine_from(None, ["--model", "x"]), InProcessEngine)
+    assert isinstance(engine_from("http://localhost:8000", [], RunLimits()), RemoteEngine)
+    assert isinstance(engine_from(None, ["--model", "x"], RunLimits()), InProcessEngine)
 
 
 @pytest.mark.parametrize(("url", "argv"), [(None, []), ("http://localhost:8000", ["--model", "x"])])
 def test_no_engine_or_two_are_refused(url: str | None, argv: list[str]) -> None:
     with pytest.raises(SettingsError, match="VLLM_URL"):
-        engine_from(url, argv)
+        engine_from(url, argv, RunLimits())
 
 
 async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:

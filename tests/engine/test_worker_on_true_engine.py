@@ -188,6 +188,30 @@ async def test_killed_worker_with_32_in_flight_loses_nothing(
     assert await audit(queue) == []
 
 
+async def test_prompt_of_20_mb_costs_nobody_a_lease(
+    redis_url: str, queue: Queue, client: Client, worker_argv: list[str], tmp_path: Path
+) -> None:
+    """It holds the worker's loop for seconds; beats and probes have a thread of their own."""
+    huge = chat(1000, messages=[{"role": "user", "content": "word " * (4 * 2**20)}])
+    requests = [completion(i, 100) for i in range(32)]
+    async with AsyncExitStack() as stack:
+        (worker,) = await start_workers(stack, 1, redis_url, queue, tmp_path, worker_argv)
+        ids = await client.submit_many([*requests[:16], huge, *requests[16:]])
+        collecting = asyncio.create_task(collect(client, ids))
+        while not collecting.done():
+            assert (await asyncio.to_thread(worker.probe, "/healthz"))[0] == 200
+            await asyncio.sleep(0.05)
+        results = await collecting
+        assert worker.events("lease.lost") == worker.events("lease.withheld") == []
+        assert await worker.terminate() == 0
+    assert results.pop(huge.id).status_code == 400
+    assert {(r.status, r.attempt) for r in results.values()} == {("succeeded", 1)}
+
+
+async def collect(client: Client, ids: list[str]) -> dict[str, Result]:
+    return {result.id: result async for result in client.as_completed(ids)}
+
+
 async def test_killed_engine_is_rebuilt_and_costs_no_request(
     redis_url: str, queue: Queue, client: Client, worker_argv: list[str], tmp_path: Path
 ) -> None:

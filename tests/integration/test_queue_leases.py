@@ -191,7 +191,7 @@ async def test_lone_suspect_at_a_death_is_dead_lettered_with_evidence(queue: Que
     await queue.submit(some_requests(3))
     worker = await open_worker(queue, "w2")
     suspect, *others = await claim(queue, worker)
-    assert await queue.crash(worker, {"exit_code": -9}) == 4
+    assert await queue.crash(worker, {"exit_code": -9}) == (4, [suspect.id])
     (letter,) = await queue.dead_letters()
     assert (letter.id, letter.reason, letter.crashes) == (suspect.id, "engine_killed", 2)
     assert letter.evidence == {"exit_code": -9}
@@ -202,9 +202,21 @@ async def test_lone_suspect_at_a_death_is_dead_lettered_with_evidence(queue: Que
     assert await queue.results([item.id for item in others]) == [None] * 3
 
 
+async def test_evidence_of_a_whole_workers_death_says_what_it_was(queue: Queue) -> None:
+    await _suspects(queue, "w", 1)
+    await queue.register("w", {"device": 'H100 "80"', "engine_args": "--model x"})
+    await die(queue, "w")
+    (letter,) = await queue.dead_letters()
+    evidence = letter.evidence
+    assert (letter.reason, evidence["worker"], evidence["cause"]) == (
+        "engine_killed", "w", "lease expired",
+    )  # fmt: skip
+    assert (evidence["device"], evidence["engine_args"]) == ('H100 "80"', "--model x")
+
+
 async def test_death_with_several_suspects_proves_nothing(queue: Queue) -> None:
     await _suspects(queue, "w", 2)
-    assert await queue.crash("w", {}) == 2
+    assert await queue.crash("w", {}) == (2, [])
     assert await queue.dead_letters() == []
     assert await audit(queue) == []
 
@@ -215,7 +227,7 @@ async def test_suspect_of_two_deaths_is_claimed_only_when_it_runs_alone(queue: Q
     assert await claim(queue, "w", max_suspects=8, has_suspects=True) == []
     (alone,) = await claim(queue, "w", max_suspects=8)
     assert alone.crashes == 2
-    assert await queue.crash("w", {}) == 1
+    assert await queue.crash("w", {}) == (1, [alone.id])
     assert [letter.id for letter in await queue.dead_letters()] == [alone.id]
 
 
@@ -276,7 +288,7 @@ async def test_release_makes_nobody_suspect(queue: Queue) -> None:
 
 async def test_crash_keeps_the_lease(queue: Queue) -> None:
     await claimed_by(queue, "w", 3)
-    assert [await queue.crash("w", {}) for _ in range(2)] == [3, 0]
+    assert [(await queue.crash("w", {}))[0] for _ in range(2)] == [3, 0]
     assert (await queue.beat("w")).num_in_flight == 0
 
 
@@ -301,7 +313,7 @@ async def test_engine_death_with_more_in_flight_than_one_call_moves(queue: Queue
     for _ in range(3):
         await claim(queue, "w")
     moved = []
-    while number := await queue.crash("w", {}):
+    while number := (await queue.crash("w", {}))[0]:
         moved.append(number)
     assert moved == [200, 184]
     assert {c.crashes for c in await claim(queue, "w", max_suspects=128)} == {1}

@@ -106,7 +106,7 @@ async def test_zombie_can_neither_fail_nor_retry_nor_release(
     assert await fail(queue, "zombie", [old]) == [0]
     assert await queue.nack("zombie", old, 0, ERROR) == "stale"
     assert await queue.release("zombie", [old]) == 0
-    assert await queue.crash("zombie", {}) == 0
+    assert await queue.crash("zombie", {}) == (0, [])
     assert await queue.status([old.id]) == state
     assert await audit(queue) == []
 

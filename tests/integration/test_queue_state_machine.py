@@ -525,7 +525,7 @@ class QueueMachine(RuleBasedStateMachine):
     @step(when=lambda self: self.workers, choice=pick, repeat=repeats)
     def crash(self, choice: int, repeat: str) -> None:
         name = self.one_of(choice, self.workers)
-        moved = self.call(repeat, lambda: self.queue.crash(name, {"exit_code": -9}), 0)
+        moved, _ = self.call(repeat, lambda: self.queue.crash(name, {"exit_code": -9}), (0, []))
         assert moved == self.give_up(name)
 
     @step(when=lambda self: self.workers, choice=pick)

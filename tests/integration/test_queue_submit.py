@@ -161,7 +161,7 @@ async def test_malformed_submit_of_another_producer_changes_nothing(
 
 PRODUCER = """
 import asyncio, sys
-from gristmill.shared.connection import AnyRedis, connect
+from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request
 

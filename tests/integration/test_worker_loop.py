@@ -17,10 +17,8 @@ from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.shared.queue import Limits, Queue
 from gristmill.shared.records import COMPLETIONS, Request, request_from_body
 from gristmill.shared.results import Result
-from gristmill.worker.__main__ import work_through_deaths
-from gristmill.worker.drain import Drain
-from gristmill.worker.engine import Response, StubEngine
-from gristmill.worker.progress import Progress
+from gristmill.worker.engine import EngineInfo, Response, StubEngine
+from gristmill.worker.supervisor import MAX_DEATHS
 
 
 @pytest.fixture
@@ -269,7 +267,7 @@ async def test_drain_at_any_instant_gives_everything_back_at_once(
         )
         async with local_worker(settings, engine) as worker:
             await asyncio.sleep(chance.random() * 0.03)
-            assert (await worker.stop()).death is None
+            assert await worker.stop() is None
         stats = await queue.stats()
         assert stats.counters.get("in_flight", 0) == 0
         assert stats.workers == {}
@@ -286,7 +284,7 @@ async def test_drain_finishes_what_fits(queue: Queue, client: Client, redis_url:
     await queue.submit(requests)
     async with local_worker(settings_for(redis_url, queue, drain_timeout_s=30), engine) as worker:
         await until_running(engine, 8)
-        assert (await worker.stop()).death is None
+        assert await worker.stop() is None
     assert (await queue.stats()).counters["succeeded"] == 8
     assert not worker.progress.is_claiming
 
@@ -299,14 +297,45 @@ async def test_engine_death_makes_suspects_not_losses(
     await queue.submit(requests)
     async with local_worker(settings_for(redis_url, queue), engine) as worker:
         await until_running(engine, 32)
+        (lease,) = (await queue.stats()).workers
+        engine._token_delay_s = 0
         engine.die()
-        assert (await worker.task).death is not None
-    stats = await queue.stats()
-    assert stats.depth_by_lane["suspect"] == 32
-    assert stats.counters["in_flight"] == 0
-    async with local_worker(settings_for(redis_url, queue), StubEngine()):
         results = await collect(client, [request.id for request in requests])
+        assert list((await queue.stats()).workers) == [lease]
+        assert not worker.task.done()
     assert {(result.status, result.attempt) for result in results.values()} == {("succeeded", 1)}
+    assert (await queue.stats()).counters["crashed"] == 32
+
+
+async def test_engine_that_comes_back_slowly_holds_up_nobody_elses_requests(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    """What was in flight is claimed by another worker while the engine is built anew."""
+    engine = SlowToStart(token_delay_s=1)
+    requests = prompts(16, max_tokens=1000)
+    await queue.submit(requests)
+    async with local_worker(settings_for(redis_url, queue), engine) as slow:
+        await until_running(engine, 16)
+        engine.die()
+        async with local_worker(settings_for(redis_url, queue), StubEngine()):
+            results = await collect(client, [request.id for request in requests])
+        assert slow.progress.unready_reason() == "waiting for the engine to start anew"
+        assert slow.progress.is_alive()
+        assert await slow.stop() is None
+    assert {result.status for result in results.values()} == {"succeeded"}
+    assert (await queue.stats()).workers == {}
+
+
+class SlowToStart(StubEngine):
+    """Starts once; after that, never."""
+
+    has_started = False
+
+    async def start(self) -> EngineInfo:
+        if self.has_started:
+            await asyncio.Event().wait()
+        self.has_started = True
+        return await super().start()
 
 
 async def test_lost_lease_starts_over_under_a_new_name(
@@ -359,18 +388,16 @@ async def test_poison_is_dead_lettered_with_evidence_and_the_worker_lives(
 ) -> None:
     poison, innocent = a_prompt("poison"), prompts(20)
     await queue.submit([*innocent[:10], poison, *innocent[10:]])
-    drain, settings = Drain(5), settings_for(redis_url, queue, max_in_flight=8)
-    working = asyncio.create_task(
-        work_through_deaths(settings, MortalEngine(), drain, Progress(60, 60))
-    )
-    results = await collect(client, [request.id for request in (*innocent, poison)])
-    drain.start("test")
-    assert await working == 0
+    settings = settings_for(redis_url, queue, max_in_flight=8, backoff_base_s=0.01)
+    async with local_worker(settings, MortalEngine()) as worker:
+        results = await collect(client, [request.id for request in (*innocent, poison)])
+        assert await worker.stop() is None
     assert {results[request.id].status for request in innocent} == {"succeeded"}
     assert results[poison.id].failure.startswith("engine_killed: the engine died 2 times")
     (letter,) = await queue.dead_letters()
     assert (letter.id, letter.reason) == (poison.id, "engine_killed")
     assert letter.evidence["error"] == "the stub engine was told to die"
+    assert letter.evidence["engine_args"] == ["stub"]
     assert await audit(queue) == []
 
 
@@ -378,12 +405,75 @@ async def test_engine_that_dies_again_and_again_for_nothing_ends_the_worker(
     queue: Queue, redis_url: str
 ) -> None:
     await queue.submit([a_prompt(f"poison{i}") for i in range(20)])
-    settings = settings_for(redis_url, queue)
-    code = await work_through_deaths(settings, MortalEngine(), Drain(5), Progress(60, 60))
-    assert code == 1
+    settings = settings_for(redis_url, queue, backoff_base_s=0.01)
+    async with local_worker(settings, MortalEngine()) as worker:
+        death = await worker.task
+    assert str(death) == "the stub engine was told to die"
     stats = await queue.stats()
+    assert stats.counters["failed"] == MAX_DEATHS - 1
     assert (stats.counters["in_flight"], stats.workers) == (0, {})
     assert await audit(queue) == []
+
+
+async def test_answer_that_is_too_large_fails_and_says_so(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    settings = settings_for(redis_url, queue, max_result_bytes=1024)
+    async with local_worker(settings, StubEngine()):
+        large, small = await client.submit_many([a_prompt("word", 1000), a_prompt("word", 10)])
+        result = await client.wait(large)
+        assert (await client.wait(small)).is_success
+    assert (result.status, result.status_code, result.attempt) == ("failed", 413, 1)
+    assert "the limit is 1,024 (MAX_RESULT_BYTES)" in result.failure
+
+
+class Reluctant(StubEngine):
+    """Fails its second start."""
+
+    num_starts = 0
+
+    async def start(self) -> EngineInfo:
+        self.num_starts += 1
+        if self.num_starts == 2:
+            raise EngineDied("no memory yet")
+        return await super().start()
+
+
+async def test_rebuild_that_fails_is_tried_again(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    engine = Reluctant(token_delay_s=0.01)
+    settings = settings_for(redis_url, queue, backoff_base_s=0.01)
+    async with local_worker(settings, engine) as worker:
+        ids = await client.submit_many(prompts(4))
+        await until_running(engine, 4)
+        engine.die()
+        assert len(await collect(client, ids)) == 4
+        assert await worker.stop() is None
+    assert engine.num_starts == 3
+
+
+async def test_deaths_with_settled_requests_in_between_are_forgiven(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    engine = StubEngine()
+    async with local_worker(settings_for(redis_url, queue), engine) as worker:
+        for _ in range(2 * MAX_DEATHS):
+            assert (await client.wait(await client.submit(a_prompt("x")))).is_success
+            engine.die()
+        assert (await client.wait(await client.submit(a_prompt("x")))).is_success
+        assert await worker.stop() is None
+
+
+async def test_start_that_takes_too_long_is_a_death_that_names_the_setting(
+    queue: Queue, redis_url: str
+) -> None:
+    engine = SlowToStart()
+    await engine.start()
+    settings = settings_for(redis_url, queue, start_timeout_s=0.05)
+    with pytest.raises(EngineDied, match=r"within 0.05 s \(GRISTMILL_START_TIMEOUT_S\)"):
+        async with local_worker(settings, engine):
+            pass
 
 
 async def test_a_fault_of_ours_fails_that_request_alone(

@@ -161,6 +161,24 @@ async def test_redis_that_stops_answering_costs_nothing(
         assert len(completed) == len(set(completed)) == 60
 
 
+@pytest.mark.parametrize("sink", ["full disk", "nobody reads"])
+async def test_log_that_cannot_be_written_stops_nobody(
+    queue: Queue, client: Client, own_redis_url: str, tmp_path: Path, sink: str
+) -> None:
+    log, reader = Path("/dev/full"), None
+    if sink == "nobody reads":
+        log = tmp_path / "pipe"
+        os.mkfifo(log)
+        reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    ids = await client.submit_many(prompts(3000, max_tokens=1))
+    async with worker_process(STUB, own_redis_url, queue, log, **beats()) as worker:
+        await check_all_succeeded_once(queue, client, ids)
+        assert worker.probe("/healthz")[0] == 200
+        assert await worker.terminate() == 0
+    if reader:
+        os.close(reader)
+
+
 async def test_connections_cut_again_and_again_cost_nothing(
     queue: Queue, client: Client, own_redis_url: str, tmp_path: Path
 ) -> None:

@@ -1,9 +1,21 @@
 """structlog, set up once by an entry point: JSON lines on stdout, or colours on a terminal."""
 
+import atexit
 import logging
+import os
+import queue
 import sys
+import threading
+from typing import TextIO, cast
 
+import orjson
 import structlog
+
+MAX_LINES = 10_000
+"""Lines that wait for a slow sink; what comes beyond them is dropped and counted."""
+
+EXIT_S = 2.0
+"""How long the end of the process waits for the last lines."""
 
 
 def configure_logging(level: str = "INFO") -> None:
@@ -25,6 +37,62 @@ def configure_logging(level: str = "INFO") -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
+        logger_factory=structlog.WriteLoggerFactory(
+            cast("TextIO", LineWriter(sys.stdout.fileno()))
+        ),
         cache_logger_on_first_use=True,
     )
+
+
+class LineWriter:
+    """A text file whose writes never wait and never fail: a thread carries them to the sink.
+
+    A log collector that stalls, or a disk that is full, must not stop whoever logs.
+
+    Args:
+        sink: File descriptor where the lines end up.
+    """
+
+    def __init__(self, sink: int) -> None:
+        self._sink = sink
+        self._lines: queue.Queue[str] = queue.Queue(MAX_LINES)
+        self._num_dropped = 0
+        threading.Thread(target=self._carry, name="gristmill-log", daemon=True).start()
+        atexit.register(self.drain)
+
+    def write(self, text: str) -> None:
+        """Take one line, its end included."""
+        try:
+            self._lines.put_nowait(text)
+        except queue.Full:
+            self._num_dropped += 1
+
+    def flush(self) -> None:
+        """Do nothing: each line is on its way."""
+
+    def drain(self) -> None:
+        """Wait until everything is written, `EXIT_S` at most."""
+        lines = self._lines
+        with lines.all_tasks_done:
+            lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, EXIT_S)
+
+    def _carry(self) -> None:
+        while True:
+            text = self._lines.get()
+            num_dropped, self._num_dropped = self._num_dropped, 0
+            if num_dropped:
+                text = (
+                    orjson.dumps({"event": "log.dropped", "num_lines": num_dropped}).decode()
+                    + "\n"
+                    + text
+                )
+            try:
+                _write_all(self._sink, text.encode(errors="replace"))
+            except OSError:  # full or broken: the next line tries again
+                self._num_dropped += num_dropped + 1
+            self._lines.task_done()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

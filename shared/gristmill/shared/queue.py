@@ -128,6 +128,8 @@ class Stats:
         num_delayed: Requests that wait for a retry or a start time; part of `queued`.
         num_inbox: Elements that no worker has taken yet; not part of `queued`.
         num_dead: Dead letters.
+        used_memory: Bytes that the server uses; 0 if this user may not ask (INFO).
+        max_memory: Its `maxmemory`; 0 for no limit, or if this user may not ask.
         workers: Worker -> ms until its lease ends.
     """
 
@@ -137,14 +139,23 @@ class Stats:
     num_delayed: int
     num_inbox: int
     num_dead: int
+    used_memory: int
+    max_memory: int
     workers: Mapping[str, int]
+
+
+ADDING_VERBS = {"submit", "requeue"}
+"""What a Redis at its `maxmemory` refuses. Every other verb may go on: it ends requests, which frees
+memory, or moves what is there."""
 
 
 @cache
 def script_source(verb: str) -> str:
-    """Return the Lua text of a verb: the shared transitions, then its own file."""
+    """Return the Lua text of a verb: its flags, the shared transitions, then its own file."""
     lua = files("gristmill.shared") / "lua"
-    return (lua / "transitions.lua").read_text() + "\n" + (lua / f"{verb}.lua").read_text()
+    flags = "#!lua" if verb in ADDING_VERBS else "#!lua flags=allow-oom"
+    texts = (flags, (lua / "transitions.lua").read_text(), (lua / f"{verb}.lua").read_text())
+    return "\n".join(texts)
 
 
 class Queue:
@@ -331,12 +342,16 @@ class Queue:
         reply = await self._run("reap", REAP_LIMIT, self.limits.result_ttl_ms)
         return {reply[i].decode(): reply[i + 1] for i in range(0, len(reply), 2)}
 
-    async def crash(self, worker: str, evidence: Mapping[str, Any]) -> int:
-        """Make what a dead engine held suspect; returns ids moved, call again until 0."""
-        moved: int = await self._run(
+    async def crash(self, worker: str, evidence: Mapping[str, Any]) -> tuple[int, list[str]]:
+        """Make what a dead engine held suspect; call again until nothing moves.
+
+        Returns:
+            How many ids it moved, and which of them are dead letters now.
+        """
+        moved, *killed = await self._run(
             "crash", worker, REAP_LIMIT, self.limits.result_ttl_ms, orjson.dumps(evidence)
         )
-        return moved
+        return moved, [request_id.decode() for request_id in killed]
 
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         """End requests; a code for each: queued or running (cancelled now), done, unknown."""
@@ -363,9 +378,9 @@ class Queue:
 
     async def stats(self) -> Stats:
         """Return one consistent view of the queue."""
-        now_ms, counters, lanes, num_delayed, num_inbox, num_dead, workers = await self._run(
-            "stats"
-        )
+        reply = await self._run("stats")
+        now_ms, counters, lanes, workers = reply[:4]
+        num_delayed, num_inbox, num_dead, used_memory, max_memory = reply[4:]
         return Stats(
             now_ms=now_ms,
             counters={k: int(v) for k, v in _pairs(counters)},
@@ -373,6 +388,8 @@ class Queue:
             num_delayed=num_delayed,
             num_inbox=num_inbox,
             num_dead=num_dead,
+            used_memory=used_memory,
+            max_memory=max_memory,
             workers={k: int(v) - now_ms for k, v in _pairs(workers)},
         )
 

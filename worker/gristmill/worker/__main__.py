@@ -1,4 +1,4 @@
-"""A worker process from start to exit: signals, probes, the engine's lives, exit codes.
+"""A worker process from start to exit: signals, probes, exit codes.
 
 `gristmill worker` and `python -m gristmill.worker` both come here.
 """
@@ -20,23 +20,24 @@ from gristmill.shared.redis_url import redacted
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
 from gristmill.worker.drain import Drain
-from gristmill.worker.engine import Engine, engine_from
+from gristmill.worker.engine import Engine, RunLimits, engine_from
 from gristmill.worker.health import HealthServer
 from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.shift import work
+from gristmill.worker.supervisor import Supervisor
 
 log = structlog.get_logger()
 
 EXIT_OK, EXIT_ENGINE, EXIT_SETTINGS = 0, 1, 2
 
-MAX_DEATHS = 3
-"""Deaths of the engine with nothing settled in between after which the process ends."""
-
 LOOP_TICK_S = 1.0
 REDIS_NOTICE_S = 10.0
 REDIS_SILENCE_BEATS = 5
 """Beats without an answer after which Redis counts as away."""
+
+ENGINE_SILENCE_S = 10.0
+"""Time without an answer of the engine after which the worker is not ready."""
 
 
 def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
@@ -55,7 +56,8 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
     )
     key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
     try:
-        engine = engine_from(settings.vllm_url, engine_argv, api_key=key)
+        limits = RunLimits(settings.max_request_s, settings.max_repeated_tokens)
+        engine = engine_from(settings.vllm_url, engine_argv, limits, api_key=key)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, engine))
     except SettingsError as error:
@@ -75,42 +77,27 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
     """
     drain = Drain(settings.drain_timeout_s)
     drain.install()
-    progress = Progress(settings.stall_timeout_s, settings.beat_interval_s * REDIS_SILENCE_BEATS)
+    progress = Progress(
+        settings.stall_timeout_s, settings.beat_interval_s * REDIS_SILENCE_BEATS, ENGINE_SILENCE_S
+    )
+    supervisor = Supervisor(engine, settings, drain, progress)
     health = _open_health(settings, progress)
     ticking = asyncio.create_task(_tick(progress))
     log.info("worker.starting", version=version("gristmill"), health_port=health.port)
     try:
-        return await work_through_deaths(settings, engine, drain, progress)
-    except EngineDied as death:
-        log.error("engine.not_started", error=str(death))  # noqa: TRY400  # its message carries the reason
+        info = await drain.unless_started(supervisor.start())
+        if info is None:
+            return EXIT_OK
+        death = await work(settings, supervisor, info, drain, progress)
+    except EngineDied as error:
+        log.error("engine.not_started", error=str(error))  # noqa: TRY400  # its message carries the reason
         return EXIT_ENGINE
+    else:
+        return EXIT_OK if death is None else EXIT_ENGINE
     finally:
         await engine.close()
         await end(ticking)
         health.close()
-
-
-async def work_through_deaths(
-    settings: WorkerSettings, engine: Engine, drain: Drain, progress: Progress
-) -> int:
-    """Work until drained; an engine that dies is built anew, unless it dies again and again for nothing."""
-    num_deaths = 0
-    info = await drain.unless_started(engine.start())
-    while info is not None:
-        ended = await work(settings, engine, info, drain, progress)
-        if ended.death is None:
-            return EXIT_OK
-        num_deaths = 1 if ended.num_settled else num_deaths + 1
-        log.error(
-            "engine.died",
-            error=str(ended.death),
-            num_deaths=num_deaths,
-            num_settled=ended.num_settled,
-        )
-        if num_deaths == MAX_DEATHS:
-            return EXIT_ENGINE
-        info = await drain.unless_started(engine.start())
-    return EXIT_OK
 
 
 def _tell_wait(url: str, error: Exception) -> None:

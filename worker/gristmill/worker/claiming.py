@@ -38,6 +38,7 @@ class Claimer:
     Attributes:
         worker: The incarnation that claims.
         suspect_width: How many suspects may run beside normal work.
+        is_paused: Whether to claim nothing for now.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Claimer:
         self._is_stopping = is_stopping
         self.worker = ""
         self.suspect_width = 1
+        self.is_paused = False
 
     async def gather(self) -> list[Claimed]:
         """Claim until the policy closes the batch; empty when stopping.
@@ -66,7 +68,7 @@ class Claimer:
         opened_at = time.monotonic()
         while not self._is_stopping():
             room = batching.claim_size(self._policy, self._held.num_running, len(gathered))
-            if room == 0:
+            if room == 0 or self.is_paused:
                 await self.wait_for_change(None)
                 continue
             claim = await self._claim(room)

@@ -1,30 +1,36 @@
 """The worker's loop: claim -> admit -> run -> settle. There is no barrier unless the policy has one.
 
-`__main__.py` wires it. What is claimed starts on the engine at once; each answer goes to the settler
-when it ends. `held.py` knows what is where.
+`shift.py` wires it. What is claimed starts on the engine at once; each answer goes to the settler
+when it ends. `held.py` knows what is where. The loop outlives the engine: at a death it reports what
+was in flight, under the same lease, and goes on when the engine is back.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+import socket
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
+from ulid import ULID
 
 from gristmill.shared.connection import retrying
 from gristmill.shared.errors import EngineDied, EngineUnavailable, LeaseLost
-from gristmill.shared.queue import Queue, Settlement
+from gristmill.shared.queue import Queue, Settlement, Stats
 from gristmill.shared.records import Claimed
 from gristmill.shared.results import response_outcome
 from gristmill.shared.tasks import end
 from gristmill.worker import batching, metrics
 from gristmill.worker.claiming import Claimer
 from gristmill.worker.drain import Drain
-from gristmill.worker.engine.interface import Engine, Response
+from gristmill.worker.engine.interface import Response
+from gristmill.worker.engine.refusals import bounded
 from gristmill.worker.held import Held, Run
-from gristmill.worker.reports import report_request
+from gristmill.worker.memory import should_pause_claims
+from gristmill.worker.reports import report_queue, report_request
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.settler import Settler
+from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.verdicts import Nack, backoff_s, verdict
 
 log = structlog.get_logger()
@@ -41,34 +47,35 @@ ENGINE_PRIORITY = {"high": -1, "normal": 0, "low": 1}
 """vLLM's: lower runs sooner."""
 
 
+def new_worker_name() -> str:
+    """Return the name of a new incarnation; no other ever has it."""
+    return f"{socket.gethostname()[:48]}-{ULID()}"
+
+
 class Worker:
     """Feeds one engine from one queue.
 
     Args:
         queue: Where requests come from.
-        engine: A started engine.
+        supervisor: Of a started engine.
         policy: When to claim and how much.
         settings: Backoff and limits.
         drain: Tells when to stop.
-        register: Opens a lease and returns the name of the new incarnation.
-
-    Attributes:
-        engine_death: Done once the engine is dead.
-        num_settled: Requests whose records are written.
+        register: Opens a lease under a name; True once it is open.
     """
 
     def __init__(
         self,
         queue: Queue,
-        engine: Engine,
+        supervisor: Supervisor,
         policy: batching.BatchPolicy,
         settings: WorkerSettings,
         drain: Drain,
         *,
-        register: Callable[[], Awaitable[str]],
+        register: Callable[[str], Coroutine[Any, Any, bool]],
     ) -> None:
         self._queue = queue
-        self._engine = engine
+        self._supervisor = supervisor
         self._policy = policy
         self._settings = settings
         self._drain = drain
@@ -79,28 +86,57 @@ class Worker:
         # The one that has just ended still counts as running.
         self._settler = Settler(queue, self._settled, lambda: self._held.num_running > 1)
         self._num_failures = 0
-        self.num_settled = 0
-        self.engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
+        self._num_settled = 0
+        self._engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
+        self._evidence: dict[str, Any] | None = None  # of a death that is not reported yet
 
-    async def run(self) -> None:
-        """Claim and run until told to drain or until the engine dies, then stop cleanly."""
-        self._claimer.worker = await self._register()
+    async def run(self) -> EngineDied | None:
+        """Claim and run until told to drain, through the deaths of the engine; then stop cleanly.
+
+        Returns:
+            The death after which the engine was given up, or None after a drain.
+        """
         settling = asyncio.create_task(self._settler.run())
+        self._claimer.worker = new_worker_name()
+        death = None
+        try:
+            if await self._drain.unless_started(self._register(self._claimer.worker)):
+                death = await self._live(settling)
+            while death and await self._survive(death):
+                death = await self._live(settling)
+        finally:
+            await self._stop()
+            await end(settling)
+        return None if self._drain.is_draining else death
+
+    async def _live(self, settling: "asyncio.Task[None]") -> EngineDied | None:
+        """Feed the engine until the drain begins or the engine dies, and let what can end do so."""
+        self._engine_death = asyncio.get_running_loop().create_future()
+        watching = asyncio.create_task(self._watch())
         feeding = asyncio.create_task(self._feed())
         draining = asyncio.create_task(self._drain.started.wait())
-        ends: list[asyncio.Future[Any]] = [feeding, settling, draining, self.engine_death]
+        ends: list[asyncio.Future[Any]] = [feeding, settling, draining, self._engine_death]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             self._held.changed.set()
-            await self._stop(feeding)
+            if not self._engine_death.done():
+                await self._drain.until_over(self._held.idle)
+            # A claim under way may still bring requests.
+            await asyncio.wait([feeding], timeout=STOP_STEP_S)
         finally:
-            await end(feeding, settling, draining)
+            await end(feeding, draining, watching)
+        if tasks := self._held.cancel(self._held.runs):
+            await asyncio.wait(tasks, timeout=STOP_STEP_S)
         for task in (feeding, settling):
-            if not task.cancelled():
+            if task.done() and not task.cancelled():
                 task.result()
+        return self._engine_death.result() if self._engine_death.done() else None
 
     def _is_stopping(self) -> bool:
-        return self._drain.is_draining or self.engine_death.done()
+        return self._drain.is_draining or self._engine_death.done()
+
+    async def _watch(self) -> None:
+        self.engine_died(await self._supervisor.watch())
 
     async def _feed(self) -> None:
         while not self._is_stopping():
@@ -127,7 +163,8 @@ class Worker:
         record = run.claimed.record
         priority = ENGINE_PRIORITY[record.priority]
         try:
-            response = await self._engine.post(record.endpoint, record.body, priority=priority)
+            engine = self._supervisor.engine
+            response = await engine.post(record.endpoint, record.body, priority=priority)
         except EngineDied as death:
             self.engine_died(death)
         except EngineUnavailable as error:
@@ -154,6 +191,7 @@ class Worker:
         await self._release([run])
 
     async def _settle(self, run: Run, response: Response) -> None:
+        response = bounded(response, self._settings.max_result_bytes)
         decision = verdict(run.claimed, response)
         if isinstance(decision, Nack):
             await self._nack(run, decision)
@@ -181,7 +219,7 @@ class Worker:
 
     def _settled(self, settlements: Sequence[Settlement]) -> None:
         self._held.forget(settlements)
-        self.num_settled += len(settlements)
+        self._num_settled += len(settlements)
         metrics.settling.set(self._settler.num_pending)
 
     async def _release(self, runs: Sequence[Run]) -> None:
@@ -207,6 +245,21 @@ class Worker:
         metrics.aborted.inc(len(runs))
         log.info("requests.aborted", ids=[run.claimed.id for run in runs])
 
+    def see(self, stats: Stats) -> None:
+        """Take in one view of the queue."""
+        report_queue(stats)
+        is_paused = should_pause_claims(stats)
+        if is_paused != self._claimer.is_paused:
+            log.warning(
+                "claims.paused" if is_paused else "claims.resumed",
+                used_memory=stats.used_memory,
+                max_memory=stats.max_memory,
+                remedy="read results and let them expire sooner, or raise maxmemory",
+            )
+            metrics.claims_paused.set(is_paused)
+            self._claimer.is_paused = is_paused
+            self._held.changed.set()
+
     async def lease_lost(self, worker: str) -> None:
         """Start over under a new name: everything held has been given to others."""
         async with self._registering:
@@ -216,23 +269,47 @@ class Worker:
             log.error("lease.lost", worker=worker, num_held=len(runs))
             metrics.leases_lost.inc()
             self.abort([run.claimed.id for run in runs])
-            self._claimer.worker = await self._register()
+            name = new_worker_name()
+            await self._register(name)
+            self._claimer.worker = name
 
     def engine_died(self, death: EngineDied) -> None:
         """Note the engine's death; the first report counts."""
-        if not self.engine_death.done():
-            self.engine_death.set_result(death)
+        if not self._engine_death.done():
+            self._engine_death.set_result(death)
 
-    # -- stop --------------------------------------------------------------------------------------
+    # -- the engine's death and the worker's end -----------------------------------------------------
 
-    async def _stop(self, feeding: "asyncio.Task[None]") -> None:
-        """Finish what fits into the grace period, hand back the rest, close the lease."""
-        if not self.engine_death.done():
-            await self._drain.until_over(self._held.idle)
-        # A claim under way may still bring requests.
-        await asyncio.wait([feeding], timeout=STOP_STEP_S)
-        if tasks := self._held.cancel(self._held.runs):
-            await asyncio.wait(tasks, timeout=STOP_STEP_S)
+    async def _survive(self, death: EngineDied) -> bool:
+        """Give up what was in flight while the engine is built anew; True if it lives again."""
+        self._claimer.suspect_width = 1
+        self._evidence = {
+            "error": str(death)[:MAX_REASON_CHARS],
+            "worker": self._claimer.worker,
+            "num_in_flight": sum(run.task is not None for run in self._held.runs),
+            **self._supervisor.engine.evidence(),
+        }
+        is_alive, _ = await asyncio.gather(
+            self._supervisor.revive(death, self._num_settled),
+            self._drain.unless_started(self._give_up(self._evidence)),
+        )
+        return is_alive
+
+    async def _give_up(self, evidence: dict[str, Any]) -> None:
+        """Report the engine's death: what was in flight becomes suspect, what waited is handed back."""
+        await self._settler.flushed()
+        runs = self._held.runs
+        await self._release([run for run in runs if run.task is None])
+        worker, moved = self._claimer.worker, -1
+        while moved:
+            moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
+            for request_id in killed:
+                log.error("request.dead_lettered", id=request_id, reason="engine_killed")
+        self._held.forget([run.claimed for run in runs])
+        self._evidence = None
+
+    async def _stop(self) -> None:
+        """Hand back what is left and close the lease."""
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._let_go()
@@ -245,19 +322,11 @@ class Worker:
 
     async def _let_go(self) -> None:
         await self._settler.flushed()
-        if self.engine_death.done():
-            await self._give_up(self.engine_death.result())
+        if self._evidence:
+            await self._give_up(self._evidence)
         runs = self._held.runs
         await self._release(runs)
         async with self._registering:  # from here on, a beat that finds no lease is no news
             worker, self._claimer.worker = self._claimer.worker, ""
         await retrying(lambda: self._queue.bye(worker))
         log.info("worker.stopped", worker=worker, num_released=len(runs))
-
-    async def _give_up(self, death: EngineDied) -> None:
-        """Report the engine's death: what was in flight becomes suspect."""
-        worker, runs = self._claimer.worker, self._held.runs
-        evidence = {"error": str(death), "worker": worker, "num_in_flight": len(runs)}
-        while await retrying(lambda: self._queue.crash(worker, evidence)):
-            pass
-        self._held.forget([run.claimed for run in runs])

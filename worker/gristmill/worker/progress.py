@@ -12,13 +12,18 @@ class Progress:
     Args:
         stall_timeout_s: Silence of the loop after which it counts as dead.
         redis_timeout_s: Age of the last finished round trip after which Redis counts as away.
+        engine_timeout_s: Age of the engine's last sign of life after which it counts as silent.
     """
 
-    def __init__(self, stall_timeout_s: float, redis_timeout_s: float) -> None:
+    def __init__(
+        self, stall_timeout_s: float, redis_timeout_s: float, engine_timeout_s: float
+    ) -> None:
         self._stall_timeout_s = stall_timeout_s
         self._redis_timeout_s = redis_timeout_s
         self._loop_at = time.monotonic()
         self._redis_at = time.monotonic()
+        self._engine_timeout_s = engine_timeout_s
+        self._engine_at = time.monotonic()
         self.waits_for: str | None = "the engine to start"
 
     def loop_ran(self) -> None:
@@ -28,6 +33,10 @@ class Progress:
     def heard_redis(self) -> None:
         """Note a finished round trip to Redis."""
         self._redis_at = time.monotonic()
+
+    def heard_engine(self) -> None:
+        """Note a sign of life of the engine."""
+        self._engine_at = time.monotonic()
 
     def wait_for(self, what: str | None) -> None:
         """Note what keeps the worker from claiming; None if nothing does."""
@@ -58,4 +67,7 @@ class Progress:
         silence_s = time.monotonic() - self._redis_at
         if silence_s > self._redis_timeout_s:
             return f"no answer of Redis for {silence_s:.0f} s"
+        silence_s = time.monotonic() - self._engine_at
+        if silence_s > self._engine_timeout_s:
+            return f"no answer of the engine for {silence_s:.0f} s"
         return None

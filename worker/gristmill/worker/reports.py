@@ -27,6 +27,8 @@ def report_request(run: Run, response: Response, status: str) -> None:
     metrics.e2e.observe(e2e_s)
     if response.ttft_s is not None:
         metrics.ttft.observe(response.ttft_s)
+    if response.cut:
+        metrics.cut.labels(response.cut).inc()
     record = run.claimed.record
     log.info(
         "request.completed",
@@ -43,6 +45,7 @@ def report_request(run: Run, response: Response, status: str) -> None:
         output_tokens=response.output_tokens,
         cached_tokens=response.cached_tokens,
         finish_reason=response.finish_reason,
+        cut=response.cut,
         attempt=run.claimed.attempt,
         worker=run.worker,
     )

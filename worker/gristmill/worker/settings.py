@@ -69,10 +69,32 @@ class WorkerSettings(QueueSettings):
     drain_timeout_s: Annotated[
         float, Field(ge=0, le=86_400, description="time to finish after SIGTERM")
     ] = 60.0
+    start_timeout_s: Annotated[
+        float, Field(gt=0, description="longest start of the engine, and longest rebuild")
+    ] = 1800.0
     stall_timeout_s: Annotated[
         float,
-        Field(ge=1, description="after which a loop or an engine without progress counts as dead"),
+        Field(
+            ge=1,
+            description="without a turn of the loop, or a token of an engine that holds requests, it is dead",
+        ),
     ] = 120.0
+    max_request_s: Annotated[
+        float, Field(gt=0, description="longest run of one request; then it ends with what it has")
+    ] = 3600.0
+    max_repeated_tokens: Annotated[
+        int,
+        Field(ge=0, description="output tokens that may repeat one pattern; 0 for any number"),
+    ] = 1024
+    max_result_bytes: Annotated[
+        int,
+        Field(
+            ge=1024,
+            le=256 * 2**20,
+            validation_alias=alias("MAX_RESULT_BYTES"),
+            description="bytes of one answer",
+        ),
+    ] = 32 * 2**20
     backoff_base_s: Annotated[
         float, Field(gt=0, description="first bound of the wait before a retry")
     ] = 1.0

@@ -1,24 +1,20 @@
-"""One shift: what a worker does between one start of its engine and that engine's end.
+"""One shift: what a worker does from the start of its engine to the last request handed back.
 
-`__main__.py` opens a shift after each start. Here lease, loop and watch are put together; each has a
-file of its own.
+`__main__.py` opens it. Here lease, loop and supervision are put together; each has a file of its own.
 """
 
 import asyncio
 import os
 import socket
-from dataclasses import dataclass
 from importlib.metadata import version
 
 import structlog
 from redis.exceptions import RedisError
-from ulid import ULID
 
 from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import redacted
-from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.batching import BatchPolicy
 from gristmill.worker.drain import Drain
@@ -26,41 +22,30 @@ from gristmill.worker.engine import Engine, EngineInfo
 from gristmill.worker.leases import LeaseEvents, LeaseKeeper
 from gristmill.worker.loop import Worker
 from gristmill.worker.progress import Progress
-from gristmill.worker.reports import report_queue
 from gristmill.worker.settings import WorkerSettings
+from gristmill.worker.supervisor import Supervisor
 
 log = structlog.get_logger()
 
-ENGINE_CHECK_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Why a worker stopped, everything handed back.
-
-    Attributes:
-        death: What killed the engine, or None after a drain.
-        num_settled: Requests that it had settled.
-    """
-
-    death: EngineDied | None
-    num_settled: int
-
 
 async def work(
-    settings: WorkerSettings, engine: Engine, info: EngineInfo, drain: Drain, progress: Progress
-) -> Ended:
+    settings: WorkerSettings,
+    supervisor: Supervisor,
+    info: EngineInfo,
+    drain: Drain,
+    progress: Progress,
+) -> EngineDied | None:
     """Claim and run on a started engine until drained; everything of `serve` but signals and probes.
 
     Args:
         settings: Of this worker.
-        engine: Started.
+        supervisor: Of the engine, which is started.
         info: What its start returned.
         drain: Tells when to stop.
         progress: Written here, read by the probes.
 
     Returns:
-        Why it ended.
+        The death after which the engine was given up, or None after a drain; everything is handed back.
     """
     policy = BatchPolicy(
         settings.batch_policy,
@@ -70,10 +55,9 @@ async def work(
     )
     _report_engine(info, policy)
     queue = open_queue(settings)
-    facts = _worker_facts(info, policy)
+    facts = _worker_facts(info, policy) | {"engine_args": _engine_args(supervisor.engine)}
 
-    async def register() -> str:
-        name = f"{socket.gethostname()[:48]}-{ULID()}"
+    async def register(name: str) -> bool:
         await retrying(lambda: queue.register(name, facts))
         leases.follow(name)
         progress.heard_redis()
@@ -83,28 +67,25 @@ async def work(
             queue=settings.queue,
             max_in_flight=policy.max_in_flight,
         )
-        return name
+        return True
 
-    worker = Worker(queue, engine, policy, settings, drain, register=register)
+    worker = Worker(queue, supervisor, policy, settings, drain, register=register)
     events = LeaseEvents(
-        worker.abort, lambda name: asyncio.ensure_future(worker.lease_lost(name)), report_queue
+        worker.abort, lambda name: asyncio.ensure_future(worker.lease_lost(name)), worker.see
     )
     leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_interval_s, progress, events)
-    watching = asyncio.create_task(_watch(engine, worker, settings.stall_timeout_s))
     drain.on_start = lambda: progress.wait_for("what runs to end, then stopping")
     progress.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
     try:
         if await drain.unless_started(_greet(queue, settings)):
             progress.wait_for(None)
             leases.start()
-            await worker.run()
+            return await worker.run()
+        return None
     finally:
-        progress.wait_for("the engine to start" if worker.engine_death.done() else "the end")
-        await end(watching)
+        progress.wait_for("the end")
         await leases.stop()
         await queue.redis.aclose()
-    death = worker.engine_death.result() if worker.engine_death.done() else None
-    return Ended(death, worker.num_settled)
 
 
 def _report_engine(info: EngineInfo, policy: BatchPolicy) -> None:
@@ -137,6 +118,11 @@ async def _greet(queue: Queue, settings: WorkerSettings) -> bool:
     return True
 
 
+def _engine_args(engine: Engine) -> str:
+    """What an engine was told, for the dead letter of a request that kills the whole worker."""
+    return " ".join(engine.evidence().get("engine_args", ()))
+
+
 def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]:
     return {
         "version": version("gristmill"),
@@ -154,14 +140,3 @@ def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
-
-
-async def _watch(engine: Engine, worker: Worker, timeout_s: float) -> None:
-    """Look at the engine's own pulse; its death ends the worker."""
-    while True:
-        await asyncio.sleep(ENGINE_CHECK_S)
-        try:
-            await engine.check(timeout_s)
-        except EngineDied as death:
-            worker.engine_died(death)
-            return

@@ -2,13 +2,14 @@
 --
 -- KEYS[1]  prefix
 -- ARGV     worker, limit (ids a call), result_ttl_ms, evidence (JSON)
--- Returns  how many ids it moved; call again until 0. The lease stays.
+-- Returns  {how many ids it moved, id... of those that are dead letters now}; call again until it moves
+--          none. The lease stays.
 -- Keeps    2, 5
 
 local time_ms = now_ms()
-local moved = give_up(ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[3], time_ms)
+local moved, killed = give_up(ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[3], time_ms)
 if moved > 0 then
   ring_doorbell()
 end
 flush(ARGV[3], time_ms)
-return moved
+return { moved, unpack(killed) }

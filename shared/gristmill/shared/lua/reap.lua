@@ -13,6 +13,15 @@ if time_ms < grace_until_ms then
 end
 local reply = {}
 
+-- What an engine_killed dead letter says: who ran it, and on what.
+local function evidence_of(worker)
+  local facts, named = call("HGETALL", prefix .. "worker:" .. worker), { worker = worker, cause = "lease expired" }
+  for i = 1, #facts, 2 do
+    named[facts[i]] = facts[i + 1]
+  end
+  return cjson.encode(named)
+end
+
 -- What it took from the inbox and never admitted returns to the front, oldest first.
 local function return_inbox(worker)
   local inbox_key = prefix .. "inbox:" .. worker
@@ -26,7 +35,7 @@ end
 
 for _, worker in ipairs(call("ZRANGE", prefix .. "workers", 0, time_ms, "BYSCORE", "LIMIT", 0, 10)) do
   return_inbox(worker)
-  local moved = give_up(worker, limit, '{"worker":"' .. worker .. '","cause":"lease expired"}', ARGV[2], time_ms)
+  local moved = give_up(worker, limit, evidence_of(worker), ARGV[2], time_ms)
   limit = limit - moved
   reply[#reply + 1], reply[#reply + 2] = worker, moved
   if call("EXISTS", prefix .. "inflight:" .. worker) == 0 then

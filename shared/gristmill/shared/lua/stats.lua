@@ -1,8 +1,14 @@
 -- stats: one consistent view of the queue. Reads only.
 --
 -- KEYS[1]  prefix
--- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, num_delayed, num_inbox,
---           num_dead, {worker, lease_expiry_ms, ...}}
+-- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
+--           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask)}
+
+local info = redis.pcall("INFO", "memory")
+
+local function memory(field)
+  return type(info) == "string" and tonumber(string.match(info, field .. ":(%d+)")) or 0
+end
 
 local lanes = {}
 for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
@@ -16,8 +22,10 @@ return {
   now_ms(),
   call("HGETALL", prefix .. "stats"),
   lanes,
+  call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"),
   call("ZCARD", prefix .. "delayed"),
   call("LLEN", prefix .. "inbox"),
   call("ZCARD", prefix .. "dead"),
-  call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"),
+  memory("used_memory"),
+  memory("maxmemory"),
 }

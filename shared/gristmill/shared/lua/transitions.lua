@@ -199,12 +199,13 @@ local function dead_letter(id, reason, evidence, attempt, crashes, record, time_
   end
 end
 
--- Give back what a dead engine or worker held. At most `limit` ids; returns how many it moved.
+-- Give back what a dead engine or worker held. At most `limit` ids; returns how many it moved, and the
+-- ids that it dead-lettered.
 -- Suspects go first and never leave one alone behind, so that no verdict rests on a part of what was
 -- in flight.
 local function give_up(worker, limit, evidence, ttl_ms, time_ms)
   local held = call("HGETALL", prefix .. "inflight:" .. worker)
-  local suspects, others = {}, {}
+  local suspects, others, killed = {}, {}, {}
   for i = 1, #held, 2 do
     local _, uncounted, crashes = attempts_of(held[i])
     local into = crashes > 0 and suspects or others
@@ -230,6 +231,7 @@ local function give_up(worker, limit, evidence, ttl_ms, time_ms)
           "the engine died " .. crashes .. " times while this request ran, the last time as its only suspect")
         if finish(id, record, header, "failed", outcome, ttl_ms, time_ms) then
           dead_letter(id, "engine_killed", evidence, deliveries - uncounted, crashes, record, time_ms)
+          killed[#killed + 1] = id
         end
       else
         set_attempts(id, deliveries, uncounted + 1, crashes)
@@ -239,7 +241,7 @@ local function give_up(worker, limit, evidence, ttl_ms, time_ms)
       end
     end
   end
-  return moved
+  return moved, killed
 end
 
 -- A pause of all beats longer than a lease means that Redis, not the workers, was away: give every

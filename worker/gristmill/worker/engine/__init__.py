@@ -5,7 +5,7 @@ One interface, three ways behind it: `InProcessEngine` (AsyncLLM in this process
 """
 
 from gristmill.worker.engine.in_process import InProcessEngine
-from gristmill.worker.engine.interface import Engine, EngineInfo, EngineStats, Response
+from gristmill.worker.engine.interface import Engine, EngineInfo, EngineStats, Response, RunLimits
 from gristmill.worker.engine.opening import engine_from
 from gristmill.worker.engine.remote import RemoteEngine
 from gristmill.worker.engine.stub import StubEngine
@@ -17,6 +17,7 @@ __all__ = [
     "InProcessEngine",
     "RemoteEngine",
     "Response",
+    "RunLimits",
     "StubEngine",
     "engine_from",
 ]

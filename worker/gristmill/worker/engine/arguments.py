@@ -20,6 +20,10 @@ MAX_CPU_KV_CACHE_BYTES = 4 * 2**30
 vLLM's own default there is a share of NUMA node 0, whose size says little about the machine.
 """
 
+HIDDEN = "***"
+
+_SECRET_FLAGS = {"--api-key", "--hf-token"}
+
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -36,6 +40,20 @@ def prepare_environment() -> None:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the arguments for people to look at, keys and tokens hidden."""
+    shown: list[str] = []
+    is_secret = False
+    for argument in argv:
+        name, has_value, _ = argument.partition("=")
+        if argument.startswith("--"):
+            is_secret = name.replace("_", "-") in _SECRET_FLAGS
+            shown.append(f"{name}={HIDDEN}" if is_secret and has_value else argument)
+        else:
+            shown.append(HIDDEN if is_secret else argument)
+    return shown
 
 
 def serve_arguments(argv: Sequence[str]) -> Namespace:

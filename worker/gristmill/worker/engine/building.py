@@ -7,21 +7,22 @@ done there.
 import gc
 import os
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from gristmill.shared.errors import EngineDied
-from gristmill.worker.engine import arguments, core_process, trace
+from gristmill.worker.engine import arguments, compat, core_process, trace
 from gristmill.worker.engine.core_process import CoreReports
 from gristmill.worker.engine.devices import Devices, find_devices
 from gristmill.worker.engine.interface import EngineInfo
+from gristmill.worker.engine.trace import Generation
 
 SHUTDOWN_S = 10.0
 """How long EngineCore may take to end once told; then it and its workers are killed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Core:
     """A running AsyncLLM and what belongs to it."""
 
@@ -30,16 +31,20 @@ class Core:
     devices: Devices
     reports: CoreReports
     counters: list[Any]
+    generations: Set[Generation]
+    is_dead: bool = False
 
     def death(self, what: str) -> EngineDied:
-        """Return the error to raise, with the reason that EngineCore gave, if it gave one."""
-        reason = self.reports.reason()
+        """Return the error to raise, with the reason that EngineCore gave, or its exit codes."""
+        self.is_dead = True
+        reason = self.reports.reason() or compat.exit_codes(self.engine)
         return EngineDied(f"{what}: {reason}" if reason else what)
 
     def shut_down(self) -> None:
         """End EngineCore and its workers. Blocks, `SHUTDOWN_S` at most; safe to call twice."""
+        if self.is_dead:  # hung, perhaps: nothing to wait for
+            self.reports.kill()
         self.engine.shutdown(timeout=SHUTDOWN_S)
-        self.reports.close()
         gc.unfreeze()
 
 
@@ -126,8 +131,7 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
             )
         except Exception as error:
             raise EngineDied(f"the engine did not start: {reports.reason() or error}") from error
-    trace.watch(engine)
-    return Core(engine, args, devices, reports, counters)
+    return Core(engine, args, devices, reports, counters, trace.watch(engine))
 
 
 def _kv_cache_tokens(cache_config: Any) -> int:

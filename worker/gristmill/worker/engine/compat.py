@@ -70,6 +70,16 @@ def handlers(state: Any) -> dict[str, Callable[..., Any]]:
     return {endpoint: handler for endpoint, handler in found.items() if handler is not None}
 
 
+def exit_codes(engine: Any) -> str:
+    """Return how the engine's processes ended, such as `EngineCore ended with -9`; "" if none has.
+
+    A negative code is the signal that killed it. Engines that Ray runs have no such processes.
+    """
+    manager = engine.engine_core.resources.engine_manager
+    finished: dict[str, int] = getattr(manager, "finished_procs", dict)()
+    return ", ".join(f"{name} ended with {code}" for name, code in finished.items())
+
+
 def parse_serve_arguments(argv: Sequence[str]) -> Namespace:
     """Parse what follows `vllm serve`, with two defaults of our own.
 

@@ -3,23 +3,32 @@
 A Ctrl-C reaches the whole process group, and `kill -- -group` or a supervisor does the same with
 SIGTERM. EngineCore would end, hand out what it had so far as normal answers, and leave a drain
 nothing to drain. So it runs in a session of its own, watches its parent instead (a worker that is
-killed must not leave a model in memory), and says why it died, which vLLM only logs.
+killed must not leave a model in memory), says why it died, which vLLM only logs, and keeps the end
+of its log in a file, for the death in which it can say nothing any more.
 
 `EngineCoreProc.run_engine_core` is the target of that process in vLLM 0.24 to 0.33
 (v1/engine/utils.py).
 """
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from logging.handlers import RotatingFileHandler
 from multiprocessing import connection
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
+LOG_TAIL_LINES = 40
+_LOG_BYTES = 64 * 2**10
 _MAX_REASON_CHARS = 2000
 
 # Set only while `isolated` is open; a forked child inherits it, a spawned one finds None.
@@ -31,31 +40,47 @@ class CoreReports:
 
     def __init__(self) -> None:
         self._reader, self.writer = multiprocessing.Pipe(duplex=False)
-        self._pids: list[int] = []
+        self._processes: list[psutil.Process] = []
         self._reasons: list[str] = []
+        self._folder = TemporaryDirectory(prefix="gristmill-engine-", ignore_cleanup_errors=True)
+        self.log = Path(self._folder.name) / "log"
 
     def reason(self) -> str | None:
         """Return why the first of them failed, or None if none said so (a kill says nothing)."""
         self._read()
         return self._reasons[0] if self._reasons else None
 
+    def log_tail(self) -> list[str]:
+        """Return the last lines of their log, oldest first."""
+        try:
+            text = self.log.read_text(errors="replace")
+        except OSError:  # nothing was logged, or the disk is full
+            return []
+        return text.splitlines()[-LOG_TAIL_LINES:]
+
     def kill(self) -> None:
-        """End those that were started, at once: a start that nobody waits for any more."""
+        """End those that were started, at once: dead, hung, or a start that nobody waits for."""
         self._read()
-        while self._pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pids.pop(), signal.SIGKILL)
+        while self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._processes.pop().kill()
 
     def close(self) -> None:
-        """Stop listening; safe to call twice."""
-        self._read()
+        """Stop listening, and forget the log."""
         self._reader.close()
+        self._folder.cleanup()
 
     def _read(self) -> None:
         with contextlib.suppress(EOFError, OSError):  # nobody left to report, or closed
             while self._reader.poll():
-                report = self._reader.recv()
-                (self._pids if isinstance(report, int) else self._reasons).append(report)
+                self._take(self._reader.recv())
+
+    def _take(self, report: int | str) -> None:
+        if isinstance(report, str):
+            self._reasons.append(report)
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._processes.append(psutil.Process(report))
 
 
 @contextlib.contextmanager
@@ -69,7 +94,7 @@ def isolated(reports: CoreReports) -> Iterator[None]:
 
     global _vllm_target  # noqa: PLW0603  (how a forked child gets the function it must call)
     _vllm_target = EngineCoreProc.run_engine_core
-    EngineCoreProc.run_engine_core = partial(run, reports.writer)
+    EngineCoreProc.run_engine_core = partial(run, reports.writer, str(reports.log))
     try:
         yield
     finally:
@@ -78,23 +103,39 @@ def isolated(reports: CoreReports) -> Iterator[None]:
         reports.writer.close()
 
 
-def run(reports: Connection, *args: Any, **kwargs: Any) -> None:
+def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
     """Run EngineCore in this process; the target of the child, never called in the worker.
 
     Args:
         reports: Takes the process id now, and the reason if it fails.
+        log: Takes a copy of the log, the last `_LOG_BYTES` of it or twice that.
         *args: vLLM's.
         **kwargs: vLLM's.
     """
     os.setsid()
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
     reports.send(os.getpid())
+    _copy_log(log)
     try:
         _target()(*args, **kwargs)
     except Exception as error:
         with contextlib.suppress(OSError):  # nobody listens any more
             reports.send(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS])
         raise
+
+
+def _copy_log(log: str) -> None:
+    """Write each record that is made into a file too; vLLM sets its loggers up anew when it starts."""
+    handler = RotatingFileHandler(log, maxBytes=_LOG_BYTES, backupCount=1)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    make = logging.getLogRecordFactory()
+
+    def copying(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        handler.handle(record)
+        return record
+
+    logging.setLogRecordFactory(copying)
 
 
 def _target() -> Callable[..., None]:

@@ -8,22 +8,25 @@ in one thread, in order, so a close during a start waits for it and then undoes 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import structlog
 
 from gristmill.shared.errors import EngineDied, EngineUnavailable
-from gristmill.worker.engine import building, compat, endpoints
+from gristmill.shared.tasks import end
+from gristmill.worker.engine import arguments, building, compat, endpoints
 from gristmill.worker.engine.asgi import Application
 from gristmill.worker.engine.bodies import ABORTED
 from gristmill.worker.engine.building import Core
 from gristmill.worker.engine.core_process import CoreReports
-from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response
+from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
 from gristmill.worker.engine.progress import Progress
-from gristmill.worker.engine.refusals import refusal
+from gristmill.worker.engine.refusals import refusal, too_long
+from gristmill.worker.engine.runaway import guard
 from gristmill.worker.engine.serving import ServingObjects
 from gristmill.worker.engine.trace import Trace, traced
 
@@ -32,6 +35,9 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S = 0.1
+CUT_S = 10.0
+"""Past its time limit, how long the runaway guard may take to cut a request and get its text."""
+
 ABORT_CHECK_S = 5.0
 """How long the engine may take to show that it lives, after an answer that it cut short."""
 
@@ -39,15 +45,17 @@ ABORT_CHECK_S = 5.0
 class InProcessEngine:
     """vLLM in this process; see `Engine` for the contract."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], limits: RunLimits | None = None) -> None:
         """Keep the arguments; nothing is parsed or loaded before `start`.
 
         Args:
             argv: The very arguments of `vllm serve`, such as `["--model", "X"]`.
+            limits: When the runaway guard cuts a request.
         """
         self._argv = tuple(argv)
+        self._limits = limits or RunLimits()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        self._reports = CoreReports()
+        self._reports: CoreReports | None = None
         self._core: Core | None = None  # written in the thread only
         self._running: _Running | None = None
 
@@ -75,10 +83,17 @@ class InProcessEngine:
         refused = refusal(endpoint, body, running.info.endpoints)
         if refused is not None:
             return refused
-        with traced() as trace:
-            response = await running.serving.post(endpoint, body, priority)
-            if response is None:
-                response = await running.application.post(endpoint, body, priority)
+        limit_s = self._limits.max_request_s
+        try:
+            with traced() as trace:
+                async with asyncio.timeout(limit_s + CUT_S) as scope:
+                    response = await running.post(endpoint, body, priority)
+        except EngineDied as error:
+            raise running.core.death(str(error)) from error
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            return replace(too_long(limit_s), cut="max_request_s")
         return await self._judged(response, trace)
 
     async def check(self, timeout_s: float) -> None:
@@ -96,7 +111,15 @@ class InProcessEngine:
         except Exception as error:
             raise running.core.death(f"the engine is dead ({type(error).__name__})") from error
         if running.progress.is_stalled(self.stats(), timeout_s):
-            raise running.core.death(f"the engine took no step in {timeout_s} s of running")
+            raise running.core.death(f"the engine yielded no token in {timeout_s} s")
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return arguments, counters and the end of the log; see `Engine.evidence`."""
+        return {
+            "engine_args": arguments.without_secrets(self._argv),
+            "engine_stats": asdict(self.stats()),
+            "engine_log": self._reports.log_tail() if self._reports else [],
+        }
 
     def stats(self) -> EngineStats:
         """Return the counters since the last start; zeros before it."""
@@ -108,10 +131,12 @@ class InProcessEngine:
 
     async def close(self) -> None:
         """Shut down in the thread, behind a build that may still run; safe to call twice."""
+        if self._running:
+            await end(self._running.guarding)
         self._running = None
         shutdown = asyncio.ensure_future(self._in_thread(self._shut_down))
         while not shutdown.done():
-            if self._core is None:
+            if self._core is None and self._reports is not None:
                 self._reports.kill()  # a build: it fails as soon as its process is gone
             await asyncio.wait([shutdown], timeout=POLL_S)
         shutdown.result()
@@ -123,7 +148,9 @@ class InProcessEngine:
     def _shut_down(self) -> None:
         if self._core is not None:
             self._core.shut_down()
-        self._core = None
+        if self._reports is not None:
+            self._reports.close()
+        self._core = self._reports = None
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         """Run a step in the engine's thread; a cancelled caller waits no longer, the step goes on."""
@@ -140,7 +167,8 @@ class InProcessEngine:
         paths = endpoints.served((getattr(route, "path", "") for route in app.routes), app.state)
         info = building.info_of(core, [card.id for card in models.data], paths)
         application = Application(app, building.api_keys(core.args))
-        return _Running(core, info, ServingObjects(app.state), application)
+        guarding = asyncio.create_task(guard(core.engine, core.generations, self._limits))
+        return _Running(core, info, ServingObjects(app.state), application, guarding)
 
     async def _warm_up(self, info: EngineInfo) -> None:
         """Answer one tiny request, so that the first real one does not pay for it."""
@@ -187,8 +215,21 @@ class _Running:
     """What exists between a start and a close."""
 
     def __init__(
-        self, core: Core, info: EngineInfo, serving: ServingObjects, application: Application
+        self,
+        core: Core,
+        info: EngineInfo,
+        serving: ServingObjects,
+        application: Application,
+        guarding: "asyncio.Task[None]",
     ) -> None:
         self.core, self.info = core, info
-        self.serving, self.application = serving, application
+        self.guarding = guarding
         self.progress = Progress()
+        self._serving, self._application = serving, application
+
+    async def post(self, endpoint: str, body: bytes, priority: int) -> Response:
+        """Answer through the serving objects where they fit, else through the application."""
+        response = await self._serving.post(endpoint, body, priority)
+        if response is None:
+            response = await self._application.post(endpoint, body, priority)
+        return response

@@ -1,14 +1,28 @@
 """What a worker may ask of an engine, whichever way the engine is reached.
 
-The loop calls `post` for each request, the watchdog `check` and `stats`, the wiring `start` and
+The loop calls `post` for each request, the watchdog `check`, the supervisor `start`, `evidence` and
 `close`. Every answer that belongs to the request itself is a `Response`, errors included; only
 what is no fault of the request is raised, as `EngineUnavailable` or `EngineDied`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 Transport = Literal["in_process", "remote", "stub"]
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """What ends a request that would run on and on.
+
+    Attributes:
+        max_request_s: Seconds from the arrival at the engine to the answer.
+        max_repeated_tokens: Output tokens that may be one pattern again and again; 0 for any number.
+    """
+
+    max_request_s: float = 3600.0
+    max_repeated_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class Response:
         output_tokens: Tokens generated, 0 where the body names none.
         cached_tokens: Prompt tokens found in the prefix cache, 0 where unknown.
         finish_reason: Of the first choice; None for an embedding or an error.
+        cut: Which of the `RunLimits` ended it, `max_request_s` or `max_repeated_tokens`; None for none.
     """
 
     status: int
@@ -69,6 +84,7 @@ class Response:
     output_tokens: int = 0
     cached_tokens: int = 0
     finish_reason: str | None = None
+    cut: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +98,7 @@ class EngineStats:
         prompt_tokens: Prompt tokens prefilled.
         output_tokens: Tokens generated.
         preemptions: Times a running request was pushed back for want of KV cache.
-        steps: Engine steps; while `running` is not 0 this must advance.
+        steps: Engine steps.
         prefix_cache_hits: Prompt tokens found in the prefix cache.
         prefix_cache_queries: Prompt tokens looked up in it.
     """
@@ -135,7 +151,13 @@ class Engine(Protocol):
             timeout_s: How long it may take to answer; above the longest step (30 to 60 on a GPU).
 
         Raises:
-            EngineDied: It is dead, did not answer in time, or runs something without a step.
+            EngineDied: It is dead, did not answer in time, or yields no token for what it holds.
+        """
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return what a death leaves to look at; JSON, without prompts and secrets.
+
+        Call it after the death and before `close` or the next `start`.
         """
 
     def stats(self) -> EngineStats:

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 
 from gristmill.shared.errors import SettingsError
 from gristmill.worker.engine.in_process import InProcessEngine
-from gristmill.worker.engine.interface import Engine
+from gristmill.worker.engine.interface import Engine, RunLimits
 from gristmill.worker.engine.remote import RemoteEngine
 
 
-def engine_from(vllm_url: str | None, argv: Sequence[str], *, api_key: str | None = None) -> Engine:
+def engine_from(
+    vllm_url: str | None, argv: Sequence[str], limits: RunLimits, *, api_key: str | None = None
+) -> Engine:
     """Return the engine that the settings ask for, not started.
 
     Args:
         vllm_url: The base URL of a running server (VLLM_URL), or None for one in this process.
         argv: vLLM's arguments, what follows `--` on the command line.
+        limits: When a request is cut.
         api_key: Sent to the server as a bearer token.
 
     Raises:
@@ -25,9 +28,9 @@ def engine_from(vllm_url: str | None, argv: Sequence[str], *, api_key: str | Non
             f"process are given too ({' '.join(argv)}); take one of them away"
         )
     if vllm_url:
-        return RemoteEngine(vllm_url, api_key)
+        return RemoteEngine(vllm_url, api_key, limits=limits)
     if not argv:
         raise SettingsError(
             "no engine: give vLLM's arguments after --, such as --model, or set VLLM_URL"
         )
-    return InProcessEngine(argv)
+    return InProcessEngine(argv, limits)

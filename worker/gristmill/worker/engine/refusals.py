@@ -52,6 +52,31 @@ def stream_refusal() -> Response:
     return error_response(HTTPStatus.BAD_REQUEST, message, "BadRequestError", "stream")
 
 
+def too_long(limit_s: float) -> Response:
+    """Return the error body for a request that ran into its time limit and has no partial text."""
+    message = (
+        f"the request ran for {limit_s:g} s, the longest this worker allows (GRISTMILL_MAX_REQUEST_S); "
+        "lower max_tokens, or raise the limit"
+    )
+    return error_response(HTTPStatus.REQUEST_TIMEOUT, message, "TimeoutError")
+
+
+def bounded(response: Response, max_bytes: int) -> Response:
+    """Return the response, or the error body that stands in for one that is too large.
+
+    Args:
+        response: Of the engine.
+        max_bytes: What its body may have.
+    """
+    if len(response.body) <= max_bytes:
+        return response
+    message = (
+        f"the answer has {len(response.body):,} bytes, the limit is {max_bytes:,} (MAX_RESULT_BYTES); "
+        "lower max_tokens, n or logprobs, or raise the limit"
+    )
+    return error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooLargeError")
+
+
 def _not_served(endpoint: str, endpoints: Sequence[str]) -> Response:
     message = f"endpoint {endpoint} is not served by this model; it serves {', '.join(endpoints)}"
     return error_response(HTTPStatus.NOT_FOUND, message, "NotFoundError", "endpoint")

@@ -7,17 +7,19 @@ one that went away while it held a request is `EngineDied`, because that request
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 import structlog
+from yarl import URL
 
 from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
-from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response
-from gristmill.worker.engine.refusals import refusal, stream_refusal
+from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
+from gristmill.worker.engine.refusals import refusal, stream_refusal, too_long
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +45,7 @@ class RemoteEngine:
         url: str,
         api_key: str | None = None,
         *,
+        limits: RunLimits | None = None,
         max_num_seqs: int = 256,
         max_connections: int = 0,
         start_timeout_s: float = 600.0,
@@ -52,6 +55,7 @@ class RemoteEngine:
         Args:
             url: Base URL, without `/v1`.
             api_key: Sent as a bearer token.
+            limits: When a request is cut; only its time can be seen from here.
             max_num_seqs: Sequences that the server runs at once; it does not say.
             max_connections: Connections at the same time; 0 for no limit.
             start_timeout_s: How long `start` waits for the server to be healthy.
@@ -60,6 +64,7 @@ class RemoteEngine:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._max_num_seqs, self._max_connections = max_num_seqs, max_connections
         self._start_timeout_s = start_timeout_s
+        self._limits = limits or RunLimits()
         self._session: aiohttp.ClientSession | None = None
         self._endpoints: tuple[str, ...] = ()
 
@@ -82,8 +87,14 @@ class RemoteEngine:
         refused = refusal(endpoint, body, self._endpoints)
         if refused is not None:
             return refused
+        limit_s = self._limits.max_request_s
         try:
-            response = await self._posted(endpoint, with_priority(body, priority))
+            async with asyncio.timeout(limit_s) as scope:
+                response = await self._posted(endpoint, with_priority(body, priority))
+        except TimeoutError as error:
+            if scope.expired():
+                return replace(too_long(limit_s), cut="max_request_s")
+            raise EngineUnavailable(f"{self._url} did not answer: {error}") from error
         except aiohttp.ClientConnectorError as error:
             raise EngineUnavailable(f"{self._url} is unreachable: {error}") from error
         except (aiohttp.ClientError, ConnectionError) as error:
@@ -100,6 +111,10 @@ class RemoteEngine:
             raise EngineDied(f"{self._url}/health did not answer: {text}") from error
         if status != HTTPStatus.OK:
             raise EngineDied(f"{self._url}/health answered {status}")
+
+    def evidence(self) -> Mapping[str, Any]:
+        """Return the address, without user and password: the rest is in the server's own log."""
+        return {"vllm_url": str(URL(self._url).origin())}
 
     def stats(self) -> EngineStats:
         """Return zeros: the server's own /metrics has these numbers."""

@@ -59,6 +59,10 @@ class StubEngine:
         if self._death.is_set():
             raise EngineDied("the stub engine was told to die")
 
+    def evidence(self) -> dict[str, Any]:
+        """Return what it was told; see `Engine.evidence`."""
+        return {"engine_args": ["stub"]}
+
     def stats(self) -> EngineStats:
         """Return what it counted; a step is an answer."""
         return EngineStats(

@@ -1,0 +1,109 @@
+"""A Redis that fills up: submits wait, what runs still ends, and claims pause before results find no room."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from uuid import uuid4
+
+import pytest
+from prometheus_client import REGISTRY
+from queues import claimed_by, outcome, some_requests, succeed
+from redis.exceptions import OutOfMemoryError
+from workers import local_worker, settings_for
+
+from gristmill.producer import Client
+from gristmill.shared.audit import audit
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Limits, Queue, Settlement, Stats
+from gristmill.shared.server import running_server
+from gristmill.worker.engine import StubEngine
+from gristmill.worker.memory import should_pause_claims
+
+
+@pytest.fixture
+def own_redis_url() -> Iterator[str]:
+    with running_server() as url:
+        yield url
+
+
+@pytest.fixture
+async def queue(own_redis_url: str) -> AsyncIterator[Queue]:
+    redis = connect(own_redis_url)
+    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
+    await redis.aclose()
+
+
+@pytest.fixture
+async def client(queue: Queue, own_redis_url: str) -> AsyncIterator[Client]:
+    async with Client(Queue(connect(own_redis_url), queue.keys.queue, queue.limits)) as client:
+        yield client
+
+
+async def fill(queue: Queue, share: float) -> None:
+    """Set `maxmemory` so that this share of it is used."""
+    used = (await queue.stats()).used_memory
+    await queue.redis.config_set("maxmemory", int(used / share))
+
+
+async def test_full_redis_refuses_submits_and_lets_what_runs_end(queue: Queue) -> None:
+    items = await claimed_by(queue, "w", 8)
+    await fill(queue, 2)
+    with pytest.raises(OutOfMemoryError):
+        await queue.submit(some_requests(1))
+    await queue.beat("w")
+    assert await succeed(queue, "w", items[:4]) == [1] * 4
+    assert await queue.nack("w", items[4], 0, {"code": "x", "message": "y"}) == "retried"
+    assert await queue.release("w", items[5:6]) == 1
+    assert await queue.crash("w", {}) == (2, [])
+    failed = Settlement("r", 1, "failed", outcome(items[0]))
+    assert await queue.ack("w", [failed]) == [0]
+    (again,) = (await queue.claim("w", "nonce", 1)).claimed
+    assert again.crashes == 1
+    assert await queue.cancel([items[4].id]) == ["queued"]
+    assert await audit(queue) == []
+
+
+async def test_claims_pause_before_redis_is_full_and_resume(
+    queue: Queue, client: Client, own_redis_url: str
+) -> None:
+    settings = settings_for(own_redis_url, queue, beat_s=0.05)
+    await queue.redis.set("somebody else's", bytes(64 * 2**20))
+    await fill(queue, 0.93)
+    async with local_worker(settings, StubEngine()):
+        while REGISTRY.get_sample_value("gristmill_claims_paused") != 1:
+            await asyncio.sleep(0.01)
+        ids = await client.submit_many(some_requests(10))
+        for _ in range(2):  # beats that change nothing
+            await next_beat(queue)
+        assert (await queue.stats()).counters["queued"] == 10
+        await queue.redis.delete("somebody else's")
+        results = [result async for result in client.as_completed(ids)]
+    assert len(results) == 10
+    assert REGISTRY.get_sample_value("gristmill_claims_paused") == 0
+
+
+async def next_beat(queue: Queue) -> None:
+    clock = f"{queue.keys.prefix}clock"
+    last = await queue.redis.hget(clock, "last_beat_ms")
+    while await queue.redis.hget(clock, "last_beat_ms") == last:
+        await asyncio.sleep(0.01)
+
+
+def a_view(used: int, limit: int, record_bytes: int) -> Stats:
+    return Stats(0, {"bytes": record_bytes}, {}, 0, 0, 0, used, limit, {})
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "record_bytes", "answer"),
+    [
+        (95, 0, 0, False),  # no limit, or one that we may not see
+        (0, 0, 0, False),
+        (89, 100, 0, False),
+        (90, 100, 0, True),
+        (90, 100, 45, True),
+        (90, 100, 46, False),  # ending requests is what frees memory
+    ],
+)
+def test_claims_pause_when_results_fill_the_memory(
+    used: int, limit: int, record_bytes: int, answer: bool
+) -> None:
+    assert should_pause_claims(a_view(used, limit, record_bytes)) is answer

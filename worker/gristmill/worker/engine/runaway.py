@@ -1,0 +1,85 @@
+"""The runaway guard: ends what runs too long, or only repeats itself, with the text it has so far.
+
+It looks at all that runs once a second, which costs the engine nothing; vLLM's own repetition
+detection compares at every token, in the engine's loop.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from gristmill.worker.engine.interface import RunLimits
+from gristmill.worker.engine.trace import Generation
+
+log = structlog.get_logger(__name__)
+
+CHECK_S = 1.0
+
+MIN_REPEATS = 8
+"""How often a pattern must fill the span; so it is at most an eighth of it long."""
+
+
+async def guard(engine: Any, generations: Iterable[Generation], limits: RunLimits) -> None:
+    """Cut what goes past the limits, until cancelled; its caller gets the text so far.
+
+    Args:
+        engine: The AsyncLLM that generates.
+        generations: What it generates at the moment, kept by `trace.watch`.
+        limits: When to cut.
+    """
+    while True:
+        await asyncio.sleep(CHECK_S)
+        for generation in list(generations):
+            generation.cut = generation.cut or _limit_passed(engine, generation, limits)
+            if generation.cut:
+                log.warning("request.cut", engine_id=generation.request_id, limit=generation.cut)
+                await engine.abort(generation.request_id)
+
+
+def is_repetition(token_ids: Sequence[int], span: int) -> bool:
+    """Tell whether the last `span` tokens are one pattern, again and again.
+
+    Args:
+        token_ids: All output tokens so far.
+        span: How many of them to look at.
+    """
+    if len(token_ids) < span:
+        return False
+    tail = array("q", token_ids[-span:])
+    data, width = tail.tobytes(), tail.itemsize
+    longest = span // MIN_REPEATS
+    # A tail that repeats after p tokens finds its own beginning at p.
+    beginning = data[: (span - longest) * width]
+    at = data.find(beginning, width)
+    while at >= 0:
+        if at % width == 0 and data[at:] == data[: len(data) - at]:
+            return True
+        at = data.find(beginning, at + 1)
+    return False
+
+
+def _limit_passed(engine: Any, generation: Generation, limits: RunLimits) -> str | None:
+    if time.monotonic() - generation.started_at > limits.max_request_s:
+        return "max_request_s"
+    span = limits.max_repeated_tokens
+    # Whoever asks to ignore the end asks for length, not for sense: a load test.
+    if span and not generation.ignores_end:
+        states = _states(engine, generation.request_id)
+        if any(is_repetition(state.detokenizer.output_token_ids, span) for state in states):
+            return "max_repeated_tokens"
+    return None
+
+
+def _states(engine: Any, request_id: str) -> list[Any]:
+    """Return what vLLM keeps of a running request: one state for each of its `n` sequences.
+
+    `OutputProcessor.external_req_ids` and `request_states` are the same in vLLM 0.24 to 0.33.
+    """
+    processor = engine.output_processor
+    ids = processor.external_req_ids.get(request_id, ())
+    states = (processor.request_states.get(internal_id) for internal_id in ids)
+    return [state for state in states if state is not None and state.detokenizer is not None]

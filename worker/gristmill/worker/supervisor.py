@@ -1,0 +1,127 @@
+"""The lives of one engine: started, watched while it runs, built anew when it dies.
+
+The worker survives its engine: lease and process stay, so a death costs the time of one start and
+nothing else. An engine that dies again and again for nothing ends the worker.
+"""
+
+import asyncio
+
+import structlog
+
+from gristmill.shared.errors import EngineDied
+from gristmill.worker import metrics
+from gristmill.worker.drain import Drain
+from gristmill.worker.engine import Engine, EngineInfo
+from gristmill.worker.progress import Progress
+from gristmill.worker.settings import WorkerSettings
+from gristmill.worker.verdicts import backoff_s
+
+log = structlog.get_logger()
+
+CHECK_S = 2.0
+"""Pause between two looks at the engine's pulse."""
+
+MAX_DEATHS = 3
+"""Deaths with nothing settled in between after which the worker ends."""
+
+
+class Supervisor:
+    """Keeps one engine alive.
+
+    Args:
+        engine: Not started.
+        settings: Timeouts and backoff.
+        drain: Ends every wait.
+        progress: Told what the worker waits for, and of the engine's signs of life.
+    """
+
+    def __init__(
+        self, engine: Engine, settings: WorkerSettings, drain: Drain, progress: Progress
+    ) -> None:
+        self.engine = engine
+        self._settings = settings
+        self._drain = drain
+        self._progress = progress
+        self._num_deaths = 0
+        self._num_settled = 0
+
+    async def start(self) -> EngineInfo:
+        """Start the engine within the time for it.
+
+        Raises:
+            SettingsError: Its arguments are wrong.
+            EngineDied: It did not come up, or not in time.
+        """
+        limit_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as scope:
+                info = await self.engine.start()
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            message = (
+                f"the engine did not start within {limit_s:g} s (GRISTMILL_START_TIMEOUT_S); "
+                "raise it if the model takes longer to load"
+            )
+            raise EngineDied(message) from error
+        self._progress.heard_engine()
+        return info
+
+    async def watch(self) -> EngineDied:
+        """Ask for signs of life until there are none; returns the death.
+
+        An engine that holds requests and yields no token for the stall timeout counts as dead.
+        """
+        while True:
+            await asyncio.sleep(CHECK_S)
+            try:
+                await self.engine.check(self._settings.stall_timeout_s)
+            except EngineDied as death:
+                return death
+            self._progress.heard_engine()
+
+    async def revive(self, death: EngineDied, num_settled: int) -> bool:
+        """Build the engine anew, with growing pauses.
+
+        Args:
+            death: What happened.
+            num_settled: Requests settled so far; more than at the last death is progress.
+
+        Returns:
+            Whether it lives; False once draining, or when it died `MAX_DEATHS` times for nothing.
+        """
+        if num_settled > self._num_settled:
+            self._num_deaths, self._num_settled = 0, num_settled
+        self._progress.wait_for("the engine to start anew")
+        while not self._drain.is_draining:
+            self._num_deaths += 1
+            metrics.engine_deaths.inc()
+            is_last = self._num_deaths >= MAX_DEATHS
+            pause_s = 0.0 if is_last else self._pause_s()
+            log.error(
+                "engine.died",
+                error=str(death),
+                num_deaths=self._num_deaths,
+                num_settled=num_settled,
+                pause_s=round(pause_s, 3),
+            )
+            if is_last:
+                return False
+            try:
+                if await self._drain.unless_started(self._restart(pause_s)):
+                    self._progress.wait_for(None)
+                    return True
+            except EngineDied as error:
+                death = error
+        return False
+
+    def _pause_s(self) -> float:
+        """The first rebuild comes at once: a death is rarely the engine's own fault."""
+        if self._num_deaths == 1:
+            return 0.0
+        settings = self._settings
+        return backoff_s(self._num_deaths, settings.backoff_base_s, settings.backoff_max_s)
+
+    async def _restart(self, pause_s: float) -> EngineInfo:
+        await asyncio.sleep(pause_s)
+        return await self.start()
