@@ -1,16 +1,17 @@
-"""Servers for every test: a true Valkey from its wheel and a true Redis from the PATH."""
+"""Servers for every test: a true Valkey from its wheel, a cluster of it, and a true Redis from the PATH."""
 
 import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from redis.asyncio import Redis
+from servers import running_cluster, without_dangerous
 
-from gristmill.shared.connection import connect
+from gristmill.shared.connection import AnyRedis, connect
 from gristmill.shared.queue import Limits, Queue
 from gristmill.shared.server import running_server, server_binary
 
@@ -20,9 +21,10 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _server(kind: str) -> Path:
-    if kind == "valkey":
-        return server_binary()
+KINDS = ("valkey", "redis", "cluster")
+
+
+def _redis_server() -> Path:
     found = shutil.which("redis-server")
     if found is None:
         if os.environ.get("CI"):
@@ -31,29 +33,55 @@ def _server(kind: str) -> Path:
     return Path(found)
 
 
-@pytest.fixture(scope="session", params=["valkey", "redis"])
+@contextmanager
+def _running(kind: str) -> Iterator[str]:
+    if kind == "cluster":
+        with running_cluster() as url:
+            yield url
+    elif kind == "valkey":
+        with running_server(server_binary()) as url:
+            yield url
+    else:
+        with running_server(_redis_server()) as url:
+            yield without_dangerous(url)
+
+
+@pytest.fixture(scope="session", params=KINDS)
 def any_redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server; a test that asks for it runs on each kind."""
-    with running_server(_server(request.param)) as url:
+    """The URL of a server or a cluster; a test that asks for it runs on each kind.
+
+    On Redis we come in as a user without `@dangerous`: what a test does beyond that, `ask_all` does.
+    """
+    with _running(request.param) as url:
         yield url
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture(params=KINDS)
 def any_empty_redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server with nothing in it, for a test that scans it again and again."""
-    with running_server(_server(request.param)) as url:
+    """The URL of one with nothing in it, for a test that scans it again and again."""
+    with _running(request.param) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    """The URL of one server, for tests in which its kind does not matter."""
-    with running_server() as url:
-        yield url
+def redis_server() -> Path:
+    """The true Redis, which has TLS; the wheel's Valkey has none."""
+    return _redis_server()
+
+
+@pytest.fixture(scope="session", params=["server", "cluster"])
+def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of one server, without `@dangerous`, or of a cluster, where the kind of server does not matter."""
+    if request.param == "cluster":
+        with running_cluster() as url:
+            yield url
+    else:
+        with running_server() as url:
+            yield without_dangerous(url)
 
 
 @pytest.fixture
-async def redis(any_redis_url: str) -> AsyncIterator[Redis]:
+async def redis(any_redis_url: str) -> AsyncIterator[AnyRedis]:
     client = connect(any_redis_url)
     yield client
     await client.aclose()
@@ -65,6 +93,6 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def queue(redis: Redis, limits: Limits) -> Queue:
+def queue(redis: AnyRedis, limits: Limits) -> Queue:
     """A queue of its own for each test, on each kind of server."""
     return Queue(redis, f"test-{uuid4().hex[:12]}", limits)

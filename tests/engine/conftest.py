@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from models import tiny_model
 
+from gristmill.shared.server import running_server
 from gristmill.worker.engine import EngineInfo, InProcessEngine, RemoteEngine
 
 # One compute thread: two of them on two busy cores spin for each other and take ten times as long.
@@ -49,6 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(180))
             for line in VLLM_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(line))
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The URL of one server; the engines do not see what stands behind it."""
+    with running_server() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

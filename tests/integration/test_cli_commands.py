@@ -12,10 +12,12 @@ import orjson
 import pytest
 from click.testing import CliRunner
 from command_line import CommandLine, SettlingWorker, ended, interrupt
+from servers import ask
 
 from gristmill.shared.cli import gristmill
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import request_from_body
+from gristmill.shared.redis_url import parse
 from gristmill.shared.server import free_port
 
 
@@ -191,8 +193,8 @@ def test_an_unreachable_redis_ends_with_3_and_without_its_password(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://localhost", "scheme 'http'"),
-        ("localhost:6379", "scheme"),
+        ("http://localhost", "REDIS_URL has another scheme; write redis[s]://"),
+        ("localhost:6379", "REDIS_URL has another scheme"),
         ("redis://localhost:port", "REDIS_URL cannot be read"),
     ],
 )
@@ -214,14 +216,14 @@ def test_a_wrong_setting_is_named(shell: CommandLine) -> None:
 async def test_ctrl_c_ends_with_130(shell: CommandLine, queue: Queue) -> None:
     await submit(queue, "a")
     process = await shell.start("result", "a", "--wait")
-    while not await is_waiting(queue):  # another process
+    while not is_waiting(shell.redis_url):  # another process
         await asyncio.sleep(0.01)
     assert (await interrupt(process)).code == 130
 
 
-async def is_waiting(queue: Queue) -> bool:
+def is_waiting(url: str) -> bool:
     """Whether a client blocks on its reply list."""
-    return any(client["cmd"] == "blpop" for client in await queue.redis.client_list())
+    return any("cmd=blpop" in ask(port, "CLIENT", "LIST") for _, port in parse(url).nodes)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -21,19 +20,24 @@ from queues import (
     some_requests,
     succeed,
 )
-from redis.asyncio import Redis
+from redis.asyncio import RedisCluster
 from redis.exceptions import NoPermissionError
+from servers import ask_all, with_user
+from workers import STUB, worker_process
 
+from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue import VERBS, Limits, Queue, script_source
 from gristmill.shared.records import Record
+from gristmill.shared.redis_url import parse
 from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings
 
 ROOT = Path(__file__).resolve().parents[2]
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 TEXT = (ROOT / "docs" / "protocol.md").read_text()
 
 
@@ -45,12 +49,15 @@ INBOX, POLL, SUBMIT = blocks("sh")
 
 
 def run_in_shell(script: str, url: str, queue: Queue) -> str:
-    """Run an example as it stands, against our server and a queue of our own."""
+    """Run an example as it stands, against our server (of a cluster the one that holds the queue)."""
     if not shutil.which("redis-cli"):
         pytest.fail("CI must have redis-cli") if os.environ.get("CI") else pytest.skip(
             "no redis-cli"
         )
-    port = urlsplit(url).port
+    redis = queue.redis
+    ((_, port), *_) = parse(url).nodes
+    if isinstance(redis, RedisCluster):
+        port = getattr(redis.get_node_from_key(queue.keys.prefix), "port", port)
     prelude = f'set -eo pipefail; redis-cli() {{ command redis-cli -e -p {port} "$@"; }}\n'
     text = prelude + script.replace("gm:{default}:", queue.keys.prefix)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -63,6 +70,7 @@ def run_in_shell(script: str, url: str, queue: Queue) -> str:
 
 
 async def test_inbox_and_polling_examples_run(queue: Queue, any_redis_url: str) -> None:
+    await queue.stats()  # a cluster's client now knows which node holds the queue
     run_in_shell(INBOX, any_redis_url, queue)
     worker = await open_worker(queue)
     answer = await queue.claim(worker, "n", 1)
@@ -84,6 +92,7 @@ async def test_inbox_and_polling_examples_run(queue: Queue, any_redis_url: str) 
 
 
 async def test_submit_example_runs_and_may_be_sent_again(queue: Queue, any_redis_url: str) -> None:
+    await queue.stats()
     assert run_in_shell(SUBMIT, any_redis_url, queue).split() == ["OK", "accepted"]
     assert run_in_shell(SUBMIT, any_redis_url, queue).split() == ["OK", "queued"]
     (item,) = await claim(queue, await open_worker(queue))
@@ -144,25 +153,41 @@ def test_limits_are_those_of_the_settings() -> None:
 # -- rights -----------------------------------------------------------------------------------------
 
 
-async def least_right_queue(redis: Redis, url: str, name: str) -> Queue:
-    (rights,) = [block for block in blocks("text") if block.startswith("ACL")]
-    admin: Any = redis
-    await admin.execute_command(*rights.split())
-    user = connect(url.replace("redis://", "redis://gristmill:password@"))
-    return Queue(user, name, Limits(lease_ms=10_000))
+def as_least_user(url: str) -> str:
+    """Return the URL of the user of docs/operations.md, made with the line that stands there."""
+    (rights,) = re.findall(r"^ACL SETUSER gristmill .*~gm:.*", OPERATIONS, re.MULTILINE)
+    ask_all(url, *rights.split())
+    return with_user(url, "gristmill", "password")
 
 
 async def test_user_with_least_rights_runs_every_operation(
-    queue: Queue, redis: Redis, any_redis_url: str
+    queue: Queue, any_redis_url: str
 ) -> None:
-    user = await least_right_queue(redis, any_redis_url, queue.keys.queue)
+    redis = connect(as_least_user(any_redis_url))
+    user = Queue(redis, queue.keys.queue, Limits(lease_ms=10_000))
     await _use_every_operation(user)
     assert await audit(user) == []
-    client: Any = user.redis
+    client: Any = redis
+    where = {"target_nodes": client.get_random_node()} if isinstance(redis, RedisCluster) else {}
     for forbidden in ("KEYS *", "FLUSHALL", "CONFIG GET save", "SCRIPT FLUSH", "SET other 1"):
         with pytest.raises(NoPermissionError):
-            await client.execute_command(*forbidden.split())
-    await user.redis.aclose()
+            await client.execute_command(*forbidden.split(), **where)
+    await redis.aclose()
+
+
+async def test_worker_with_least_rights_serves_and_ends(
+    queue: Queue, any_redis_url: str, tmp_path: Path
+) -> None:
+    url = as_least_user(any_redis_url)
+    async with (
+        worker_process(STUB, url, queue, tmp_path / "log") as worker,
+        Client(Queue(connect(url), queue.keys.queue)) as client,
+    ):
+        result = await client.wait(await client.submit({"prompt": "x"}), 20)
+        assert result.is_success
+        assert await worker.terminate() == 0
+    assert worker.events("beat.failed") == []
+    assert await audit(queue) == []
 
 
 async def _use_every_operation(queue: Queue) -> None:

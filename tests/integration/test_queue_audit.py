@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from queues import a_request, claim, claimed_by, die, open_worker, some_requests, succeed
+from servers import ask_all, with_user
 
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
@@ -88,12 +89,9 @@ async def test_audit_of_a_queue_that_never_was_is_clean(queue: Queue) -> None:
 
 async def test_audit_reads_only(queue: Queue, any_redis_url: str) -> None:
     await claimed_by(queue, "w", 3)
-    await queue.redis.acl_setuser(
-        "reader", enabled=True, nopass=True, keys=["gm:*"],
-        categories=["+@read", "+@transaction", "+@connection"],
-    )  # fmt: skip
-    url = any_redis_url.replace("redis://", "redis://reader:x@")
-    reader = Queue(connect(url), queue.keys.queue)
+    rights = "on nopass ~gm:* +@read +@connection +cluster|slots +evalsha +script|load"
+    ask_all(any_redis_url, "ACL", "SETUSER", "reader", *rights.split())
+    reader = Queue(connect(with_user(any_redis_url, "reader", "x")), queue.keys.queue)
     assert await audit(reader) == []
     await reader.redis.aclose()
 

@@ -1,9 +1,9 @@
 """Dead letters: kept with their bytes for a while, requeued once as a new request."""
 
 from queues import BODY, ERROR, a_request, claim, claimed_by, counters, open_worker, succeed
-from redis.asyncio import Redis
 
 from gristmill.shared.audit import audit
+from gristmill.shared.connection import AnyRedis
 from gristmill.shared.queue import Limits, Queue
 
 MAX_DEAD_LETTERS = 100_000
@@ -56,7 +56,7 @@ async def test_requeue_happens_once_under_one_new_id(queue: Queue) -> None:
     assert (await counters(queue))["requeued"] == 1
 
 
-async def test_dead_letter_goes_when_its_retention_ends(redis: Redis, queue: Queue) -> None:
+async def test_dead_letter_goes_when_its_retention_ends(redis: AnyRedis, queue: Queue) -> None:
     await die_of(queue, "young", "old")
     await redis.zadd(queue.keys.dead, {"old": 1})
     await queue.expire()

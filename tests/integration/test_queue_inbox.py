@@ -10,9 +10,9 @@ from queues import (
     some_requests,
     succeed,
 )
-from redis.asyncio import Redis
 
 from gristmill.shared.audit import audit
+from gristmill.shared.connection import AnyRedis
 from gristmill.shared.queue import Limits, Queue
 
 GARBAGE = b'1|\x00\xff{"prompt": \n'
@@ -50,7 +50,7 @@ async def test_element_is_admitted_exactly_once(queue: Queue) -> None:
 
 
 async def test_element_stays_in_the_inbox_while_the_queue_is_at_its_caps(
-    redis: Redis, queue: Queue
+    redis: AnyRedis, queue: Queue
 ) -> None:
     small = Queue(redis, queue.keys.queue, Limits(max_depth=2))
     await small.submit(some_requests(2))

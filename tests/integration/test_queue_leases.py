@@ -18,15 +18,15 @@ from queues import (
     some_requests,
     succeed,
 )
-from redis.asyncio import Redis
 
 from gristmill.shared.audit import audit
+from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.queue import REAP_LIMIT, Limits, Queue
 from gristmill.shared.records import Claimed
 
 
-async def test_beats_keep_ownership_through_many_lease_times(redis: Redis, queue: Queue) -> None:
+async def test_beats_keep_ownership_through_many_lease_times(redis: AnyRedis, queue: Queue) -> None:
     """However often the lease would have ended, a beat in time keeps what the worker holds."""
     (item,) = await claimed_by(queue, "w")
     other = await open_worker(queue, "other")
@@ -138,7 +138,7 @@ async def test_beats_in_time_open_no_grace(queue: Queue) -> None:
 
 @pytest.mark.timeout(180)
 async def test_fifty_thousand_in_flight_on_a_hundred_dead_workers_are_all_requeued(
-    redis: Redis, queue: Queue
+    redis: AnyRedis, queue: Queue
 ) -> None:
     queue = Queue(redis, queue.keys.queue, Limits())
     for _ in range(100):

@@ -18,7 +18,7 @@ from queues import (
     some_requests,
     succeed,
 )
-from redis.asyncio import Redis
+from servers import ask_all
 
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect, retrying
@@ -101,7 +101,7 @@ async def test_worker_that_says_it_again_only_renews_its_lease(queue: Queue, nam
 
 @pytest.mark.parametrize("name", ["submit", "claim", "ack", "nack", "release", "cancel"])
 async def test_reply_lost_to_a_stall_is_made_up_for_by_a_repeat(
-    queue: Queue, any_redis_url: str, redis: Redis, name: str
+    queue: Queue, any_redis_url: str, name: str
 ) -> None:
     """The server stalls longer than the client waits, then runs both the call and its repeat."""
     case, _ = CASES[name]
@@ -109,7 +109,7 @@ async def test_reply_lost_to_a_stall_is_made_up_for_by_a_repeat(
     held = await a_busy_queue(queue)
     counted = await counters(queue)
     await hasty.stats()
-    await redis.client_pause(300, all=False)
+    ask_all(any_redis_url, "CLIENT", "PAUSE", 300, "WRITE")
     await retrying(case(hasty, held))
     moved = {n: v - counted.get(n, 0) for n, v in (await counters(queue)).items()}
     expected = {
@@ -122,9 +122,11 @@ async def test_reply_lost_to_a_stall_is_made_up_for_by_a_repeat(
     await hasty.redis.aclose()
 
 
-async def test_scripts_come_back_after_the_server_forgot_them(queue: Queue, redis: Redis) -> None:
+async def test_scripts_come_back_after_the_server_forgot_them(
+    queue: Queue, any_redis_url: str
+) -> None:
     await queue.submit(some_requests(1))
-    await redis.script_flush()
+    ask_all(any_redis_url, "SCRIPT", "FLUSH")
     assert len(await claim(queue, await open_worker(queue))) == 1
 
 

@@ -19,10 +19,10 @@ from queues import (
     some_requests,
     succeed,
 )
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from gristmill.shared.audit import audit
+from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import QueueFull
 from gristmill.shared.queue import Limits, Queue
 
@@ -71,7 +71,9 @@ async def test_id_whose_result_expired_runs_again(queue: Queue) -> None:
     assert [item.id for item in await claim(queue, worker)] == ["again"]
 
 
-async def test_full_queue_refuses_all_and_says_how_deep_it_is(redis: Redis, queue: Queue) -> None:
+async def test_full_queue_refuses_all_and_says_how_deep_it_is(
+    redis: AnyRedis, queue: Queue
+) -> None:
     small = Queue(redis, queue.keys.queue, Limits(max_depth=3))
     await small.submit(some_requests(2))
     with pytest.raises(QueueFull, match=r"2 of 3 requests.*GRISTMILL_MAX_DEPTH") as caught:
@@ -80,20 +82,22 @@ async def test_full_queue_refuses_all_and_says_how_deep_it_is(redis: Redis, queu
     assert (await counters(small))["submitted"] == 2
 
 
-async def test_depth_counts_what_is_in_flight(redis: Redis, queue: Queue) -> None:
+async def test_depth_counts_what_is_in_flight(redis: AnyRedis, queue: Queue) -> None:
     small = Queue(redis, queue.keys.queue, Limits(max_depth=2))
     await claimed_by(small, "w", 2)
     with pytest.raises(QueueFull):
         await small.submit([a_request()])
 
 
-async def test_cap_on_bytes_refuses(redis: Redis, queue: Queue) -> None:
+async def test_cap_on_bytes_refuses(redis: AnyRedis, queue: Queue) -> None:
     small = Queue(redis, queue.keys.queue, Limits(max_bytes=1000))
     with pytest.raises(QueueFull, match="GRISTMILL_MAX_BYTES"):
         await small.submit([a_request(body=b'{"prompt":"%s"}' % (b"x" * 2000))])
 
 
-async def test_submit_sent_again_to_a_full_queue_is_not_refused(redis: Redis, queue: Queue) -> None:
+async def test_submit_sent_again_to_a_full_queue_is_not_refused(
+    redis: AnyRedis, queue: Queue
+) -> None:
     small = Queue(redis, queue.keys.queue, Limits(max_depth=3))
     requests = some_requests(3)
     await small.submit(requests)

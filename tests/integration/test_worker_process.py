@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from servers import port_of, process_id
 from workers import STUB, WorkerProcess, worker_process
 
 from gristmill.producer import Client
@@ -143,7 +144,7 @@ async def test_redis_that_stops_answering_costs_nothing(
     queue: Queue, client: Client, own_redis_url: str, tmp_path: Path
 ) -> None:
     """Scenarios 7, 33 and 40: results are kept and written later; nothing is computed twice."""
-    server = await server_process(own_redis_url)
+    server = server_process(own_redis_url)
     ids = await client.submit_many(prompts(60, max_tokens=10))
     environment = beats(
         STUB_TOKEN_DELAY_S="0.03", MAX_IN_FLIGHT="20", GRISTMILL_SOCKET_TIMEOUT_S="2"
@@ -227,12 +228,9 @@ async def test_idle_worker_of_three_leaves_the_others_alone(
         assert len((await queue.stats()).workers) == 2
 
 
-async def server_process(url: str) -> "Process":
+def server_process(url: str) -> "Process":
     """Return something that can signal the server behind a URL."""
-    redis = connect(url)
-    pid = int((await redis.info("server"))["process_id"])
-    await redis.aclose()
-    return Process(pid)
+    return Process(process_id(port_of(url)))
 
 
 class Process:

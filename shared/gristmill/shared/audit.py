@@ -4,7 +4,7 @@
 workers. What it walks over moves meanwhile, hence two rules:
 
 - A key or id that looks wrong during the walk is looked at a second time, all of its places in one
-  MULTI/EXEC. Only what is still wrong in that one instant is reported.
+  script. Only what is still wrong in that one instant is reported.
 - Counters of the walk are compared only if `stats` is the same before and after it; otherwise the
   walk is repeated, at most three times. On a queue that never rests `queued` and `bytes` stay
   unchecked. `in_flight` and the sum of all fates are read in one instant, always.

@@ -166,7 +166,7 @@ def redis_errors(url: str) -> Iterator[None]:
     """
     from redis import exceptions
 
-    from gristmill.shared.connection import redacted
+    from gristmill.shared.redis_url import redacted
 
     try:
         yield

@@ -1,17 +1,24 @@
-"""The Redis client of the hot path, and the one retry above it.
+"""The Redis client of the hot path, for one server, Sentinel or a cluster, and the one retry above it.
 
 redis-py's defaults retry writes and lose pops (see docs/decisions/0003-redis-client.md), so the client
 neither retries nor decodes, and `retrying` repeats whole operations, which are safe to send twice.
 """
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import stamina
-from redis.asyncio import Redis
+from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import AbstractConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.backoff import NoBackoff
 from redis.connection import HiredisRespSerializer
 from redis.exceptions import (
@@ -25,20 +32,24 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
+    SlotNotCoveredError,
     TimeoutError,
     TryAgainError,
 )
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
-from gristmill.shared.errors import SettingsError
+from gristmill.shared.errors import NotReplicated, SettingsError
+from gristmill.shared.redis_url import RedisUrl, parse
+from gristmill.shared.topology import Cluster, SentinelPool
 
 T = TypeVar("T")
+AnyRedis = Redis | RedisCluster
 
 TRANSIENT = (
     ConnectionError, TimeoutError, BusyLoadingError, NoScriptError, ReadOnlyError, TryAgainError,
-    MasterDownError, ClusterDownError, OutOfMemoryError, OSError,
+    MasterDownError, ClusterDownError, SlotNotCoveredError, OutOfMemoryError, OSError, NotReplicated,
 )  # fmt: skip
-"""What passes when Redis, or the way to it, comes back, or memory is freed."""
+"""What passes when Redis, the way to it, its primary or a replica comes back, or memory is freed."""
 
 _TRANSIENT_CODES = {"NOREPLICAS", "MISCONF", "BUSY", "UNBLOCKED", "NOSCRIPT"}
 """Answers without a class of their own: too few replicas, a full disk, a long script, a failover."""
@@ -49,44 +60,79 @@ _FINAL = (AuthenticationError, AuthorizationError)
 MAX_CONNECTIONS = 10_000
 """As many as a server accepts by default; redis-py's 100 fail the 101st call that waits."""
 
-_SCHEMES = ("redis", "rediss", "unix")
+SENTINEL_TIMEOUT_S = 2.0
+"""Longest wait for one sentinel; then the next is asked."""
 
 
-def connect(url: str, socket_timeout_s: float = 30.0) -> "Redis":
+def connect(url: str, socket_timeout_s: float = 30.0) -> AnyRedis:
     """Return a client for a URL; connects at the first use.
 
     Args:
-        url: redis://, rediss:// or unix://.
+        url: Any form of `redis_url.parse`.
         socket_timeout_s: Longest wait for an answer; above any blocking time.
 
     Raises:
-        SettingsError: The URL cannot be read; its password is not repeated.
+        SettingsError: The URL cannot be read, or names a file that is not there; no secret is repeated.
     """
-    try:
-        scheme = urlsplit(url).scheme
-        if scheme not in _SCHEMES:
-            raise SettingsError(
-                f"REDIS_URL has the scheme {scheme!r}; use redis://, rediss:// or unix://"
-            )
-        redis = Redis.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=socket_timeout_s,
-            socket_connect_timeout=min(5.0, socket_timeout_s),
-            socket_keepalive=True,
-            health_check_interval=0,
-            max_connections=MAX_CONNECTIONS,
-            decode_responses=False,
-        )
-    except ValueError:  # its text may quote a part of the password
-        message = (
-            "REDIS_URL cannot be read; write redis://user:password@host:port/db and percent-encode"
-            " what is special in the password"
-        )
-        raise SettingsError(message) from None
-    pool = redis.connection_pool
-    pool.connection_class = type("PackedConnection", (_PackedByHiredis, pool.connection_class), {})
-    return redis
+    target = parse(url)
+    for name, path in target.tls_files.items():
+        if not Path(path).is_file():
+            raise SettingsError(f"REDIS_URL: the file that {name} names is not there: {path}")
+    options = {**_socket_options(socket_timeout_s), **target.login}
+    if target.kind == "cluster":
+        return _cluster(target, options)
+    pool = _sentinel_pool(target, options) if target.kind == "sentinel" else _pool(target, options)
+    return Redis.from_pool(pool)
+
+
+def _socket_options(timeout_s: float) -> dict[str, Any]:
+    return {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": min(5.0, timeout_s),
+        "health_check_interval": 0,
+        "max_connections": MAX_CONNECTIONS,
+        "decode_responses": False,
+    }
+
+
+def _pool(target: RedisUrl, options: Mapping[str, Any]) -> ConnectionPool:
+    if target.kind == "socket":
+        kind: type[AbstractConnection] = UnixDomainSocketConnection
+        place: dict[str, Any] = {"path": target.path}
+    else:
+        kind = Connection if target.tls is None else SSLConnection
+        ((host, port),) = target.nodes
+        place = {"host": host, "port": port, **(target.tls or {})}
+    return ConnectionPool(_packed(kind), db=target.db, **place, **options)
+
+
+def _sentinel_pool(target: RedisUrl, options: Mapping[str, Any]) -> SentinelPool:
+    tls = {} if target.tls is None else {"ssl": True, **target.tls}
+    asking = _socket_options(min(SENTINEL_TIMEOUT_S, options["socket_timeout"]))
+    asking = {**asking, **target.sentinel_login, **tls}
+    sentinel = Sentinel(target.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]  # redis-py's
+    kind = SentinelManagedConnection if target.tls is None else SentinelManagedSSLConnection
+    return SentinelPool(
+        target.service,
+        sentinel,
+        connection_class=_packed(kind),
+        db=target.db,
+        **(target.tls or {}),
+        **options,
+    )
+
+
+def _cluster(target: RedisUrl, options: Mapping[str, Any]) -> Cluster:
+    nodes = [ClusterNode(host, port) for host, port in target.nodes]
+    client = Cluster(
+        startup_nodes=nodes, ssl=target.tls is not None, **(target.tls or {}), **options
+    )
+    packed = _packed(client.connection_kwargs["connection_class"])
+    client.connection_kwargs["connection_class"] = packed  # of the nodes that it will learn
+    for node in client.startup_nodes:
+        node.connection_class = packed  # type: ignore[assignment]  # a mixin before a Connection
+    return client
 
 
 class _PackedByHiredis:
@@ -98,13 +144,8 @@ class _PackedByHiredis:
     pack_command = HiredisRespSerializer.pack
 
 
-def redacted(url: str) -> str:
-    """Return a URL without user, password and options, for messages and logs."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "<unreadable URL>"
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+def _packed(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    return type("PackedConnection", (_PackedByHiredis, kind), {})
 
 
 def is_transient(error: Exception) -> bool:

@@ -31,6 +31,10 @@ class QueueFull(GristmillError):
         self.queued_bytes = queued_bytes
 
 
+class NotReplicated(GristmillError):
+    """The primary has the requests, but too few replicas do yet; submit them again, which is safe."""
+
+
 class ResultExpired(GristmillError):
     """Neither a request nor a result exists under this id: never submitted, or its TTL ended."""
 

@@ -11,9 +11,9 @@ from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
 import orjson
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
-from gristmill.shared.errors import LeaseLost, QueueFull
+from gristmill.shared.errors import LeaseLost, NotReplicated, QueueFull, SettingsError
 from gristmill.shared.keys import Keys
 from gristmill.shared.records import Claimed, Record, Request
 from gristmill.shared.results import Result
@@ -24,9 +24,12 @@ State = Literal["queued", "delayed", "running", "done", "unknown"]
 REAP_LIMIT = 100
 """Ids that one reap, crash or expire moves; keeps each of these scripts under 5 ms."""
 
+REPLICATION_WAIT_MS = 1000
+"""Longest wait of a submit for its replicas; a healthy one has it within a millisecond."""
+
 VERBS = (
     "submit", "claim", "admit", "beat", "ack", "nack", "release", "reap", "cancel",
-    "expire", "seal", "register", "bye", "crash", "requeue", "status", "stats",
+    "expire", "seal", "register", "bye", "crash", "requeue", "purge", "status", "stats",
 )  # fmt: skip
 
 
@@ -40,6 +43,7 @@ class Limits:
         result_ttl_ms: How long a terminal record is kept.
         dead_letter_ttl_ms: How long a dead letter is kept.
         lease_ms: How long a worker may be silent before its requests are given away.
+        min_replicas: Replicas that must have a submit before it counts; not on a cluster.
     """
 
     max_depth: int = 1_000_000
@@ -47,6 +51,7 @@ class Limits:
     result_ttl_ms: int = 24 * 3600 * 1000
     dead_letter_ttl_ms: int = 7 * 24 * 3600 * 1000
     lease_ms: int = 15_000
+    min_replicas: int = 0
 
 
 class Delivery(NamedTuple):
@@ -169,7 +174,9 @@ class Queue:
         limits: What bounds it.
     """
 
-    def __init__(self, redis: "Redis", name: str = "default", limits: Limits | None = None) -> None:
+    def __init__(
+        self, redis: Redis | RedisCluster, name: str = "default", limits: Limits | None = None
+    ) -> None:
         self.redis = redis
         self.keys = Keys(name)
         self.limits = limits or Limits()
@@ -187,9 +194,14 @@ class Queue:
 
         Raises:
             QueueFull: The new ones do not fit under the caps.
+            NotReplicated: They are in the queue, but on fewer than `min_replicas`; submit them again.
         """
         values = [value for request in requests for value in request.submit_values()]
-        reply = await self._run("submit", self.limits.max_depth, self.limits.max_bytes, *values)
+        args = (self.limits.max_depth, self.limits.max_bytes, *values)
+        if self.limits.min_replicas:
+            reply = await self._submit_replicated(args)
+        else:
+            reply = await self._run("submit", *args)
         if reply[0] == b"FULL":
             depth, queued_bytes = reply[1], reply[2]
             message = (
@@ -199,6 +211,26 @@ class Queue:
             )
             raise QueueFull(message, depth, queued_bytes)
         return [code.decode() for code in reply[1:]]
+
+    async def _submit_replicated(self, args: Sequence[str | float | bytes]) -> Any:
+        """Run `submit`, then wait for replicas; WAIT counts what its own connection has written."""
+        if isinstance(self.redis, RedisCluster):
+            raise SettingsError("min_replicas needs one primary, not a cluster")
+        wanted = self.limits.min_replicas
+        async with self.redis.client() as connection:
+            script = self._scripts["submit"]
+            reply = await script(keys=[self.keys.prefix], args=args, client=connection)
+            if (
+                b"accepted" not in reply
+            ):  # a repeat wrote nothing, and what it repeats is older than this
+                await connection.hincrby(self.keys.stats, "submitted", 0)
+            reached = await connection.wait(wanted, REPLICATION_WAIT_MS)
+        if reached < wanted:
+            raise NotReplicated(
+                f"{reached} of {wanted} replicas have what was submitted to queue {self.keys.queue} after"
+                f" {REPLICATION_WAIT_MS} ms; submit it again when they are back, or lower GRISTMILL_MIN_REPLICAS"
+            )
+        return reply
 
     async def claim(
         self,
@@ -407,10 +439,7 @@ class Queue:
         """Delete dead letters; returns how many there were. Their results stay."""
         if not dead_ids:
             return 0
-        async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.zrem(self.keys.dead, *dead_ids)
-            pipe.hdel(self.keys.deadinfo, *dead_ids)
-            removed: int = (await pipe.execute())[0]
+        removed: int = await self._run("purge", *dead_ids)
         return removed
 
 

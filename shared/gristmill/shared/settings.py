@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.queue import Limits
+from gristmill.shared.redis_url import parse
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -29,7 +30,7 @@ class QueueSettings(BaseSettings):
         SecretStr,
         Field(
             validation_alias=alias("REDIS_URL"),
-            description="redis://, rediss:// (TLS) or unix:// URL of a Redis >= 7.0 or Valkey",
+            description="URL of a Redis >= 7.0 or Valkey, of its sentinels or of a cluster; forms in docs/operations.md",
         ),
     ] = SecretStr("redis://localhost:6379/0")
     queue: Annotated[str, Field(description="name of the queue")] = "default"
@@ -58,6 +59,21 @@ class QueueSettings(BaseSettings):
         Field(ge=0.1, le=600, description="silence after which a worker's requests are given away"),
     ] = 15.0
 
+    min_replicas: Annotated[
+        int,
+        Field(ge=0, le=16, description="replicas that must have a request before it is accepted"),
+    ] = 0
+
+    @model_validator(mode="after")
+    def _check_url(self) -> Self:
+        if parse(self.redis_url.get_secret_value()).kind == "cluster" and self.min_replicas:
+            message = (
+                "min_replicas needs one primary, and REDIS_URL names a cluster; set GRISTMILL_MIN_REPLICAS=0 and"
+                " min-replicas-to-write on the nodes of the cluster"
+            )
+            raise ValueError(message)
+        return self
+
     @model_validator(mode="after")
     def _check_blocking_time(self) -> Self:
         if self.poll_interval_s >= self.socket_timeout_s:
@@ -77,6 +93,7 @@ class QueueSettings(BaseSettings):
             result_ttl_ms=self.result_ttl_s * 1000,
             dead_letter_ttl_ms=self.dead_letter_ttl_s * 1000,
             lease_ms=int(self.lease_s * 1000),
+            min_replicas=self.min_replicas,
         )
 
 

@@ -5,6 +5,8 @@ Memory grows with the number of ids, about 300 bytes each; records are never rea
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from gristmill.shared.queue import Queue
@@ -67,11 +69,20 @@ class Walk:
 
 
 async def at_once(queue: Queue, *commands: Sequence[Any]) -> list[Any]:
-    """Return the replies of commands that see one instant (MULTI/EXEC)."""
-    async with queue.redis.pipeline(transaction=True) as pipe:
-        for command in commands:
-            pipe.execute_command(*command)
-        return await pipe.execute()
+    """Return the replies of commands that see one instant.
+
+    In a script and not in MULTI/EXEC: redis-py's asyncio cluster client starts a thread and an event loop for
+    each command of a transaction.
+    """
+    words = [word for command in commands for word in (len(command), *command)]
+    script = queue.redis.register_script(_look_source())
+    replies: list[Any] = await script(keys=[queue.keys.prefix], args=words)
+    return replies
+
+
+@cache
+def _look_source() -> str:
+    return (files("gristmill.shared") / "lua" / "look.lua").read_text()
 
 
 async def walk_over(queue: Queue) -> Walk:
@@ -181,6 +192,6 @@ async def _stats(queue: Queue) -> dict[str, int]:
     return integers((await at_once(queue, ("HGETALL", queue.keys.stats)))[0])
 
 
-def integers(fields: Mapping[bytes, bytes]) -> dict[str, int]:
-    """Return the fields of a HASH of counters."""
-    return {name.decode(): int(value) for name, value in fields.items()}
+def integers(flat: Sequence[bytes]) -> dict[str, int]:
+    """Return the fields of a HASH of counters, as HGETALL says them to a script."""
+    return {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}

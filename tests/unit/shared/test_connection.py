@@ -1,10 +1,15 @@
+from typing import Any
+
 import pytest
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
     AuthenticationError,
+    ClusterDownError,
     ConnectionError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
+    SlotNotCoveredError,
     TimeoutError,
 )
 from stamina.instrumentation import set_on_retry_hooks
@@ -13,59 +18,46 @@ from gristmill.shared.connection import (
     connect,
     is_transient,
     notice_waits,
-    redacted,
     retrying,
 )
-from gristmill.shared.errors import SettingsError
+from gristmill.shared.errors import NotReplicated, QueueFull
+
+PACKED_PING = [b"*1\r\n$4\r\nPING\r\n"]
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://h:1/2", "rediss://u:p@h", "unix:///tmp/s?db=1", "redis://[::1]:6379"]
-)
+    "url",
+    ["redis://h:1/2", "rediss://u:p@h", "unix:///tmp/s?db=1", "redis://[::1]:6379",
+     "redis+sentinel://h/main", "rediss+sentinel://a,b/main"],
+)  # fmt: skip
 async def test_client_neither_retries_nor_decodes(url: str) -> None:
-    client = connect(url, 12.0)
+    client: Any = connect(url, 12.0)
     options = client.connection_pool.connection_kwargs
     assert options["retry"].get_retries() == 0
     assert (options["socket_timeout"], options["decode_responses"]) == (12.0, False)
     assert client.connection_pool.max_connections > 1000
+    assert client.connection_pool.make_connection().pack_command("PING") == PACKED_PING
     await client.aclose()
 
 
-@pytest.mark.parametrize("url", ["http://h", "localhost:6379", "", "amqp://u:secret@h"])
-def test_other_schemes_are_refused_by_name(url: str) -> None:
-    with pytest.raises(SettingsError, match="use redis://, rediss:// or unix://") as caught:
-        connect(url)
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "url", ["redis://u:sec/ret@h", "redis://:secret@h:port", "redis://[secret"]
-)
-def test_unreadable_url_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        connect(url)
-    assert "sec" not in str(caught.value).replace("percent-encode", "").replace("special", "")
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://u:p@h:1/2", "redis://h:1/2"),
-        ("redis://h", "redis://h"),
-        ("redis://u:p@ss@h", "redis://h"),
-        ("redis://h/0?password=p", "redis://h/0"),
-        ("redis://[x", "<unreadable URL>"),
-    ],
-)
-def test_redacted_url_has_no_secret(url: str, shown: str) -> None:
-    assert redacted(url) == shown
+@pytest.mark.parametrize("url", ["redis+cluster://a,b", "rediss+cluster://u:p@h"])
+async def test_cluster_client_neither_retries_nor_decodes(url: str) -> None:
+    client: Any = connect(url, 12.0)
+    for node in client.startup_nodes:
+        connection = node.acquire_connection()
+        assert connection.retry.get_retries() == client.retry.get_retries() == 0
+        assert (connection.socket_timeout, connection.encoder.decode_responses) == (12.0, False)
+        assert node.max_connections > 1000
+        assert connection.pack_command("PING") == PACKED_PING
+    await client.aclose()
 
 
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
         (ConnectionError(), True), (TimeoutError(), True), (ReadOnlyError(), True),
-        (OutOfMemoryError(), True), (OSError(), True),
+        (OutOfMemoryError(), True), (OSError(), True), (MasterNotFoundError(), True),
+        (ClusterDownError("CLUSTERDOWN"), True), (SlotNotCoveredError(), True), (NotReplicated(), True), (QueueFull("", 1, 1), False),
         (AuthenticationError(), False), (ResponseError(), False), (ValueError(), False),
     ],
 )  # fmt: skip

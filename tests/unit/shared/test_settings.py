@@ -63,6 +63,20 @@ def test_blocking_time_above_the_socket_timeout_is_refused_by_name() -> None:
         read_settings(QueueSettings, poll_interval_s=5, socket_timeout_s=5)
 
 
+def test_replicas_to_wait_for_need_one_primary() -> None:
+    url = "redis+cluster://u:s3cr3t@h"
+    with pytest.raises(SettingsError, match="GRISTMILL_MIN_REPLICAS=0 and min-replicas") as caught:
+        read_settings(QueueSettings, redis_url=url, min_replicas=1)
+    assert "s3cr3t" not in str(caught.value)
+    assert read_settings(QueueSettings, min_replicas=1).limits.min_replicas == 1
+
+
+def test_wrong_url_is_refused_before_anything_starts() -> None:
+    with pytest.raises(SettingsError, match="REDIS_URL cannot be read") as caught:
+        read_settings(QueueSettings, redis_url="redis://u:s3/cr3t@h")
+    assert "cr3t" not in str(caught.value)
+
+
 def test_all_errors_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRISTMILL_MAX_DEPTH", "x")
     monkeypatch.setenv("GRISTMILL_LEASE_S", "y")

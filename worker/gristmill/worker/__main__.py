@@ -13,9 +13,10 @@ import structlog
 import uvloop
 from redis.exceptions import AuthenticationError
 
-from gristmill.shared.connection import notice_waits, redacted
+from gristmill.shared.connection import notice_waits
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 from gristmill.shared.log import configure_logging
+from gristmill.shared.redis_url import redacted
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
 from gristmill.worker.drain import Drain

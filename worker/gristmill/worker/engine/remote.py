@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 import structlog
+from yarl import URL
 
-from gristmill.shared.connection import redacted
 from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
@@ -113,8 +113,8 @@ class RemoteEngine:
             raise EngineDied(f"{self._url}/health answered {status}")
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return the address: the rest is in the server's own log."""
-        return {"vllm_url": redacted(self._url)}
+        """Return the address, without user and password: the rest is in the server's own log."""
+        return {"vllm_url": str(URL(self._url).origin())}
 
     def stats(self) -> EngineStats:
         """Return zeros: the server's own /metrics has these numbers."""
