@@ -13,7 +13,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 CUDA_ONLY = torchvision torchaudio torchcodec
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check format bench install-worker-cpu install-worker-gpu install-producer clean
+.PHONY: help demo test test-long test-faults check format bench install-worker-cpu install-worker-gpu install-producer clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -26,6 +26,12 @@ test: $(VENV)/.cpu $(VENV)/.test  ## Install what the tests need and run every t
 
 test-long: $(VENV)/.cpu $(VENV)/.test  ## The queue's state machine, many times longer
 	@GRISTMILL_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/integration/test_queue_state_machine.py --timeout=0
+
+test-faults: $(VENV)/.cpu $(VENV)/.test  ## The fault suite in full: 2,000 random schedules, true engines, long soaks; prints the table
+	@GRISTMILL_FAULT_SCHEDULES=2000 GRISTMILL_FAULT_ENGINE_ROUNDS=20 GRISTMILL_FAULTS_IN_FULL=1 \
+		GRISTMILL_SOAK_REQUESTS=100000 GRISTMILL_SOAK_ENGINE_REQUESTS=5000 $(BIN)/python -m pytest \
+		tests/faults tests/engine/test_faults_on_true_engine.py tests/engine/test_supervision_on_true_engine.py \
+		tests/integration/test_soak.py tests/engine/test_soak_on_true_engine.py
 
 check: $(VENV)/.check  ## Lint, format, types, import rules, deployment files
 	@$(BIN)/ruff check .

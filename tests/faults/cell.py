@@ -129,13 +129,16 @@ class Cell:
         self.journal = folder / "journal"
         self._one_at_a_time = asyncio.Lock()  # Redis has one trouble at a time
 
-    async def add_worker(self, *, clock_offset_s: float = 0.0, **settings: object) -> Pod:
-        """Start a worker."""
+    async def add_worker(
+        self, *, clock_offset_s: float = 0.0, engine_argv: tuple[str, ...] = (), **settings: object
+    ) -> Pod:
+        """Start a worker; see `WorkerOrder`."""
         proxy = await self._stack.enter_async_context(Proxy(self.redis.port))
         order = WorkerOrder(
             WORKER_SETTINGS | {"redis_url": proxy.url} | settings,
             self.folder / f"worker{len(self.workers)}",
             clock_offset_s,
+            engine_argv,
         )
         pod = Pod(proxy, partial(spawn, run_worker, order), is_job=False)
         self._stack.push_async_callback(pod.close)

@@ -27,7 +27,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request, request_from_body
 from gristmill.shared.server import die_with_parent
 from gristmill.worker.__main__ import serve
-from gristmill.worker.engine import Response, StubEngine
+from gristmill.worker.engine import InProcessEngine, Response, StubEngine
 from gristmill.worker.settings import WorkerSettings
 
 TOKEN_S = 0.01
@@ -71,11 +71,13 @@ class WorkerOrder:
         settings: Of the worker.
         log: Where its output goes.
         clock_offset_s: How wrong its host's clock is.
+        engine_argv: Of a true engine, in vLLM's flags; the stub without.
     """
 
     settings: dict[str, Any]
     log: Path
     clock_offset_s: float = 0.0
+    engine_argv: tuple[str, ...] = ()
 
 
 def run_worker(order: WorkerOrder) -> None:
@@ -88,7 +90,8 @@ def run_worker(order: WorkerOrder) -> None:
         true_time = time.time
         time.time = lambda: true_time() + order.clock_offset_s
     configure_logging()
-    sys.exit(asyncio.run(serve(WorkerSettings(**order.settings), FaultyEngine())))
+    engine = InProcessEngine(order.engine_argv) if order.engine_argv else FaultyEngine()
+    sys.exit(asyncio.run(serve(WorkerSettings(**order.settings), engine)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Prompt:
 
     def request(self, request_id: str) -> Request:
         """Return the request."""
-        body = {"prompt": self.text, "max_tokens": self.max_tokens}
+        body = {"prompt": self.text, "max_tokens": self.max_tokens, "ignore_eos": True}
         return request_from_body(body, endpoint=COMPLETIONS, id=request_id, **self.fields)
 
 
@@ -198,7 +201,7 @@ def _context() -> Any:
 
 def spawn(target: Callable[[Any], None], order: object) -> BaseProcess:
     """Start a process; `target` is `run_worker` or `run_producer`."""
-    process: BaseProcess = _context().Process(target=target, args=(order,), daemon=True)
+    process: BaseProcess = _context().Process(target=target, args=(order,))
     process.start()
     return process
 

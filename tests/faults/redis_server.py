@@ -15,6 +15,12 @@ SNAPSHOT = "snapshot.rdb"
 DEAD_ADDRESS = ("127.0.0.1", "1")
 
 
+def _direct(port: int) -> Redis:
+    client = connect(f"redis://127.0.0.1:{port}/0", 10)
+    assert isinstance(client, Redis)
+    return client
+
+
 class RedisServer:
     """One server process on a fixed port and folder.
 
@@ -27,7 +33,7 @@ class RedisServer:
     def __init__(self, binary: Path, folder: Path, appendfsync: str = "everysec") -> None:
         self._binary, self._folder, self._appendfsync = binary, folder, appendfsync
         self.port = free_port()
-        self.admin: Redis = connect(f"redis://127.0.0.1:{self.port}/0", 10)
+        self.admin = _direct(self.port)
 
     async def start(self) -> None:
         """Start it, and wait until it has read its file."""

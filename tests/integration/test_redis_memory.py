@@ -66,7 +66,7 @@ async def test_claims_pause_before_redis_is_full_and_resume(
     queue: Queue, client: Client, own_redis_url: str
 ) -> None:
     settings = settings_for(own_redis_url, queue, beat_s=0.05)
-    await queue.redis.set("somebody else's", bytes(64 * 2**20))
+    await queue.redis.setrange("somebody else's", 64 * 2**20, b"x")  # no buffer that goes later
     await fill(queue, 0.93)
     async with local_worker(settings, StubEngine()):
         while REGISTRY.get_sample_value("gristmill_claims_paused") != 1:
