@@ -356,6 +356,27 @@ async def test_lost_lease_starts_over_under_a_new_name(
     assert (result.status, result.worker) == ("succeeded", new_name)
 
 
+async def test_what_only_the_queue_believes_to_be_held_is_handed_back(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    """A Redis that lost its last writes has forgotten settlements, or a claim was granted to nobody."""
+    engine = StubEngine(token_delay_s=0.05)
+    settings = settings_for(redis_url, queue, beat_s=0.05, max_in_flight=1)
+    async with local_worker(settings, engine) as worker:
+        long, other = a_prompt("long", 10), a_prompt("other", 1)
+        await queue.submit([long])
+        await until_running(engine, 1)
+        (name,) = (await queue.stats()).workers
+        await queue.submit([other])
+        (claimed,) = (await queue.claim(name, "behind its back", 1)).claimed
+        assert claimed.id == other.id
+        results = await collect(client, [long.id, other.id])
+        assert await worker.stop() is None
+    assert {result.status for result in results.values()} == {"succeeded"}
+    assert (await queue.stats()).counters["released"] == 1
+    assert await audit(queue) == []
+
+
 async def test_inbox_takes_plain_json_and_keeps_garbage(
     queue: Queue, client: Client, redis_url: str
 ) -> None:
