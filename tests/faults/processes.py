@@ -6,6 +6,7 @@ compared with what Redis holds.
 """
 
 import asyncio
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -32,13 +33,13 @@ from gristmill.worker.settings import WorkerSettings
 
 TOKEN_S = 0.01
 
-KILLS_WORKER, KILLS_ENGINE, FAILS_ONCE, IS_WRONG = (
-    "kills-worker",
-    "kills-engine",
-    "fails-once",
-    "is-wrong",
-)
+KILLS_WORKER, KILLS_ENGINE, FAILS_ONCE, IS_WRONG, HOLDS_INTERPRETER = (
+    "kills-worker", "kills-engine", "fails-once", "is-wrong", "holds-interpreter",
+)  # fmt: skip
 """First words of prompts that are no plain ones."""
+
+HOLD_S = 1.0
+"""How long one holds the interpreter's lock: no beat, no probe, no loop."""
 
 
 class FaultyEngine(StubEngine):
@@ -52,6 +53,8 @@ class FaultyEngine(StubEngine):
         kind = str(orjson.loads(body)["prompt"]).partition(" ")[0]
         if kind == IS_WRONG:
             return Response(400, b'{"error":{"message":"wrong"}}')
+        if kind == HOLDS_INTERPRETER:
+            ctypes.PyDLL(None).usleep(int(HOLD_S * 1e6))  # PyDLL keeps the lock
         if kind == KILLS_WORKER:
             asyncio.get_running_loop().call_later(TOKEN_S, os.kill, os.getpid(), signal.SIGKILL)
         if kind == KILLS_ENGINE:

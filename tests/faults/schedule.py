@@ -3,7 +3,14 @@
 import random
 from dataclasses import dataclass
 
-from faults.processes import FAILS_ONCE, IS_WRONG, KILLS_ENGINE, KILLS_WORKER, Prompt
+from faults.processes import (
+    FAILS_ONCE,
+    HOLDS_INTERPRETER,
+    IS_WRONG,
+    KILLS_ENGINE,
+    KILLS_WORKER,
+    Prompt,
+)
 from faults.proxy import Phase
 
 LEASE_S = 0.6
@@ -13,7 +20,11 @@ WIRE_FAULTS = ("connection cut", "reply lost", "half-open connection", "slow con
 REDIS_FAULTS = (
     "Redis restart", "Redis stalls", "CLIENT KILL", "SCRIPT FLUSH", "maxmemory", "MISCONF", "READONLY",
 )  # fmt: skip
-WRONG_CLOCK, POISON = "wrong host clock", "poisonous requests"
+WRONG_CLOCK, POISON, DEAF = (
+    "wrong host clock",
+    "poisonous requests",
+    "interpreter held past the lease",
+)
 
 WORKER_POINTS: tuple[tuple[str, Phase], ...] = (
     ("register", "answered"), ("claim", "asked"), ("claim", "answered"), ("ack", "asked"), ("ack", "answered"),
@@ -77,8 +88,11 @@ class Schedule:
         kinds = {fault.kind for fault in self.faults}
         if any(self.clock_offsets_s):
             kinds.add(WRONG_CLOCK)
-        if {prompt.kind for prompt in self.prompts.values()} & {KILLS_ENGINE, KILLS_WORKER}:
+        prompts = {prompt.kind for prompt in self.prompts.values()}
+        if prompts & {KILLS_ENGINE, KILLS_WORKER}:
             kinds.add(POISON)
+        if HOLDS_INTERPRETER in prompts:
+            kinds.add(DEAF)
         return kinds
 
 
@@ -98,7 +112,8 @@ def schedule_of(seed: int) -> Schedule:
 
 
 def _prompt(chance: random.Random, number: int) -> Prompt:
-    kind = chance.choices(("plain", FAILS_ONCE, IS_WRONG), weights=(90, 5, 5))[0]
+    kinds = ("plain", FAILS_ONCE, IS_WRONG, HOLDS_INTERPRETER)
+    kind = chance.choices(kinds, weights=(900, 50, 50, 2))[0]
     fields = {}
     if chance.random() < 0.1:
         fields["delay_s"] = round(chance.random(), 2)
