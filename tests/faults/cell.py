@@ -198,8 +198,9 @@ class Cell:
         async def happen() -> Fate:
             async with self._one_at_a_time if is_of_redis else contextlib.nullcontext():
                 await _done(begin())
-                if mend is not _nothing:
-                    await asyncio.sleep(fault.duration_s)
+                try:
+                    await asyncio.sleep(0 if mend is _nothing else fault.duration_s)
+                finally:  # also when the connection that it happens on is cut
                     await _done(mend())
             return "swallow" if is_swallowed else "pass"
 

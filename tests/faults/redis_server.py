@@ -104,7 +104,7 @@ class RedisServer:
 
     async def fail_snapshots(self) -> None:
         """MISCONF: a snapshot cannot be written, so all writes are refused."""
-        (self._folder / SNAPSHOT).mkdir(exist_ok=True)
+        (self._folder / SNAPSHOT).mkdir()
         await self.admin.config_set("save", "3600 1000000")
         await self._snapshot("err")
 
@@ -112,6 +112,7 @@ class RedisServer:
         """Take writes again."""
         (self._folder / SNAPSHOT).rmdir()
         await self._snapshot("ok")
+        (self._folder / SNAPSHOT).unlink()
         await self.admin.config_set("save", "")
 
     async def _snapshot(self, status: str) -> None:
