@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gristmill.shared.connection import connect
-from gristmill.shared.queue import Limits, Queue, Settlement
+from gristmill.shared.operations import Limits, Settlement
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import PRIORITIES, Claimed, Request
 from gristmill.shared.results import response_outcome
 from gristmill.shared.server import running_server

@@ -24,7 +24,8 @@ from redis.exceptions import RedisError
 from stamina.instrumentation import set_on_retry_hooks
 
 from gristmill.shared.connection import connect, retrying
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request
 from gristmill.shared.server import die_with_parent, free_port
 

@@ -15,7 +15,8 @@ from uuid import uuid4
 import orjson
 
 from gristmill.shared.connection import connect
-from gristmill.shared.queue import Queue, Settlement
+from gristmill.shared.operations import Settlement
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.results import response_outcome
 

@@ -12,7 +12,8 @@ import pytest
 from servers import running_cluster, without_dangerous
 
 from gristmill.shared.connection import AnyRedis, connect
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 from gristmill.shared.server import running_server, server_binary
 
 

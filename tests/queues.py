@@ -5,7 +5,8 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from gristmill.shared.queue import Queue, Settlement
+from gristmill.shared.operations import Settlement
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Claimed, Request
 
 BODY = b'{"prompt":"hi"}'

@@ -18,7 +18,8 @@ from workers import TRUE, WorkerProcess, worker_process
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import CHAT, COMPLETIONS, Request, request_from_body
 from gristmill.shared.results import Result
 

@@ -27,7 +27,8 @@ from faults.redis_server import RedisServer
 from faults.schedule import LEASE_S, REDIS_FAULTS, Fault
 
 from gristmill.shared.connection import retrying
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 from gristmill.shared.server import server_binary
 from gristmill.shared.tasks import end
 

@@ -11,7 +11,8 @@ from pydantic import SecretStr
 from gristmill.producer import Client, SyncClient
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull, ResultExpired
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request, request_from_body
 from gristmill.shared.settings import QueueSettings
 

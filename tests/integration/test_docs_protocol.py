@@ -30,7 +30,8 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.keys import Keys
-from gristmill.shared.queue import VERBS, Limits, Queue, script_source
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import VERBS, Queue, script_source
 from gristmill.shared.records import Record
 from gristmill.shared.redis_url import parse
 from gristmill.shared.results import Result

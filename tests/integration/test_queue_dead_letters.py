@@ -4,7 +4,8 @@ from queues import BODY, ERROR, a_request, claim, claimed_by, counters, open_wor
 
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import AnyRedis
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 
 MAX_DEAD_LETTERS = 100_000
 

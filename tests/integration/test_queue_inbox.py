@@ -13,7 +13,8 @@ from queues import (
 
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import AnyRedis
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 
 GARBAGE = b'1|\x00\xff{"prompt": \n'
 

@@ -22,7 +22,8 @@ from queues import (
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.queue import REAP_LIMIT, Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import REAP_LIMIT, Queue
 from gristmill.shared.records import Claimed
 
 

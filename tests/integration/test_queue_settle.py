@@ -22,7 +22,8 @@ from queues import (
 )
 
 from gristmill.shared.audit import audit
-from gristmill.shared.queue import Queue, Settlement
+from gristmill.shared.operations import Settlement
+from gristmill.shared.queue import Queue
 from gristmill.shared.results import response_outcome
 
 

@@ -30,7 +30,8 @@ from queues import BODY, ERROR, a_request, end_lease, make_due, settlement
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.queue import Claim, Limits, Queue
+from gristmill.shared.operations import Claim, Limits
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Request
 
 EXAMPLES = int(os.environ.get("GRISTMILL_FUZZ_EXAMPLES", "60"))

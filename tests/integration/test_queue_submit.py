@@ -24,7 +24,8 @@ from redis.exceptions import ResponseError
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import QueueFull
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 
 
 async def test_accepted_id_has_request_or_result_never_both(queue: Queue) -> None:

@@ -20,7 +20,8 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import NotReplicated, ResultExpired, SettingsError
 from gristmill.shared.keys import Keys
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request, request_from_body
 from gristmill.shared.redis_url import parse
 from gristmill.shared.results import Result

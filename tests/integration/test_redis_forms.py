@@ -12,7 +12,8 @@ from workers import STUB, worker_process
 
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
-from gristmill.shared.queue import Limits, Queue
+from gristmill.shared.operations import Limits
+from gristmill.shared.queue import Queue
 from gristmill.shared.server import free_port, running_server
 
 OPERATIONS = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()

@@ -13,7 +13,8 @@ from workers import local_worker, settings_for
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
-from gristmill.shared.queue import Limits, Queue, Settlement, Stats
+from gristmill.shared.operations import Limits, Settlement, Stats
+from gristmill.shared.queue import Queue
 from gristmill.shared.server import running_server
 from gristmill.worker.engine import StubEngine
 from gristmill.worker.memory import should_pause_claims

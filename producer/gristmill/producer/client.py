@@ -18,7 +18,8 @@ from gristmill.producer.stream import Item, Stream, chunks
 from gristmill.producer.waiter import IDS_A_CALL, Waiter, result_expired
 from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull
-from gristmill.shared.queue import Queue, State, SubmitCode
+from gristmill.shared.operations import State, SubmitCode
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request, request_from_body
 from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings

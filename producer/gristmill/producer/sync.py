@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 from gristmill.producer.client import WINDOW, Client
 from gristmill.producer.stream import CHUNK, Item
-from gristmill.shared.queue import State
+from gristmill.shared.operations import State
 from gristmill.shared.records import Request
 from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings

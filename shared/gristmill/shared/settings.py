@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_vali
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gristmill.shared.errors import SettingsError
-from gristmill.shared.queue import Limits
+from gristmill.shared.operations import Limits
 from gristmill.shared.redis_url import parse
 
 S = TypeVar("S", bound=BaseSettings)

@@ -15,7 +15,8 @@ from ulid import ULID
 from gristmill.shared.connection import retrying
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.intake import request_from_json
-from gristmill.shared.queue import Claim, Queue
+from gristmill.shared.operations import Claim
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.tasks import end
 from gristmill.worker import batching, metrics
@@ -37,7 +38,6 @@ class Claimer:
 
     Attributes:
         worker: The incarnation that claims.
-        suspect_width: How many suspects may run beside normal work.
         is_paused: Whether to claim nothing for now.
         is_in_doubt: Whether the queue seems to believe that this worker holds more than it does.
     """
@@ -56,7 +56,7 @@ class Claimer:
         self._held = held
         self._is_stopping = is_stopping
         self.worker = ""
-        self.suspect_width = 1
+        self._suspect_width = 1
         self.is_paused = False
         self.is_in_doubt = False
 
@@ -91,6 +91,14 @@ class Claimer:
                 return gathered
             await self._wait_for_work(claim, opened_at if gathered else None)
         return []  # what was gathered is held, and released by the drain
+
+    def widen(self) -> None:
+        """Let more suspects run beside normal work: one has ended well."""
+        self._suspect_width = batching.widened(self._suspect_width)
+
+    def narrow(self) -> None:
+        """Let one suspect run beside normal work: the engine has died."""
+        self._suspect_width = 1
 
     async def wait_for_change(self, doorbell_s: float | None) -> None:
         """Wait until a request ends or, given a time, until the doorbell rings."""
@@ -131,7 +139,7 @@ class Claimer:
                 nonce,
                 room,
                 max_tokens=self._settings.max_claim_tokens,
-                max_suspects=0 if runs_alone else max(0, self.suspect_width - len(suspects)),
+                max_suspects=0 if runs_alone else max(0, self._suspect_width - len(suspects)),
                 has_suspects=bool(suspects),
             )
         )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gristmill.shared.queue import Claim, Settlement
+from gristmill.shared.operations import Claim, Settlement
 from gristmill.shared.records import Claimed
 from gristmill.worker import metrics
 

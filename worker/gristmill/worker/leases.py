@@ -14,7 +14,8 @@ import structlog
 from redis.exceptions import RedisError
 
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.queue import Queue, Stats
+from gristmill.shared.operations import Stats
+from gristmill.shared.queue import Queue
 from gristmill.worker.progress import Progress
 
 log = structlog.get_logger()

@@ -1,12 +1,11 @@
 """The worker's loop: claim -> admit -> run -> settle. There is no barrier unless the policy has one.
 
-`shift.py` wires it. What is claimed starts on the engine at once; each answer goes to the settler
-when it ends. `held.py` knows what is where. The loop outlives the engine: at a death it reports what
+`shift.py` wires it. What is claimed starts on the engine at once (`runner.py`); each answer goes to the
+settler when it ends. `held.py` knows what is where. The loop outlives the engine: at a death it reports what
 was in flight, under the same lease, and goes on when the engine is back.
 """
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -15,23 +14,19 @@ import structlog
 from ulid import ULID
 
 from gristmill.shared.connection import retrying
-from gristmill.shared.errors import EngineDied, EngineUnavailable, LeaseLost
-from gristmill.shared.queue import Queue, Settlement, Stats
-from gristmill.shared.records import Claimed
-from gristmill.shared.results import response_outcome
+from gristmill.shared.errors import EngineDied, LeaseLost
+from gristmill.shared.operations import Stats
+from gristmill.shared.queue import Queue
 from gristmill.shared.tasks import end
 from gristmill.worker import batching, metrics
 from gristmill.worker.claiming import Claimer
 from gristmill.worker.drain import Drain
-from gristmill.worker.engine.interface import Response
-from gristmill.worker.engine.refusals import bounded
-from gristmill.worker.held import Held, Run
+from gristmill.worker.held import Held
 from gristmill.worker.memory import should_pause_claims
-from gristmill.worker.reports import report_queue, report_request
+from gristmill.worker.reports import report_queue
+from gristmill.worker.runner import Runner
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.settler import Settler
 from gristmill.worker.supervisor import Supervisor
-from gristmill.worker.verdicts import Nack, backoff_s, verdict
 
 log = structlog.get_logger()
 
@@ -42,9 +37,6 @@ STOP_TIMEOUT_S = 10.0
 """Longest wait for Redis to take back what is left; after it the lease runs out by itself."""
 
 MAX_REASON_CHARS = 500
-
-ENGINE_PRIORITY = {"high": -1, "normal": 0, "low": 1}
-"""vLLM's: lower runs sooner."""
 
 
 def new_worker_name() -> str:
@@ -83,10 +75,15 @@ class Worker:
         self._registering = asyncio.Lock()
         self._held = Held()
         self._claimer = Claimer(queue, policy, settings, self._held, self._is_stopping)
-        # The one that has just ended still counts as running.
-        self._settler = Settler(queue, self._settled, lambda: self._held.num_running > 1)
-        self._num_failures = 0
-        self._num_settled = 0
+        self._runner = Runner(
+            queue,
+            supervisor.engine,
+            self._held,
+            settings,
+            drain,
+            died=self.engine_died,
+            suspect_ended=self._claimer.widen,
+        )
         self._engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
         self._evidence: dict[str, Any] | None = None  # of a death that is not reported yet
 
@@ -96,7 +93,7 @@ class Worker:
         Returns:
             The death after which the engine was given up, or None after a drain.
         """
-        settling = asyncio.create_task(self._settler.run())
+        settling = asyncio.create_task(self._runner.settler.run())
         self._claimer.worker = new_worker_name()
         death = None
         try:
@@ -147,94 +144,12 @@ class Worker:
                 continue
             for group in batching.groups(self._policy, batch):
                 for claimed in group:
-                    self._admit(claimed)
+                    if not self._is_stopping():
+                        self._runner.admit(claimed)
                 while (
                     self._policy.has_barrier and self._held.num_running and not self._is_stopping()
                 ):
                     await self._claimer.wait_for_change(None)
-
-    def _admit(self, claimed: Claimed) -> None:
-        run = self._held.find(claimed)
-        if run and not self._is_stopping():
-            task = asyncio.create_task(self._run(run))
-            self._held.start(run, task)
-
-    async def _run(self, run: Run) -> None:
-        record = run.claimed.record
-        priority = ENGINE_PRIORITY[record.priority]
-        try:
-            engine = self._supervisor.engine
-            response = await engine.post(record.endpoint, record.body, priority=priority)
-        except EngineDied as death:
-            self.engine_died(death)
-        except EngineUnavailable as error:
-            await self._hand_back(run, error)
-        except Exception as error:
-            log.exception("request.run_failed", id=run.claimed.id)
-            await self._nack(
-                run, Nack({"code": "worker_error", "message": repr(error)[:MAX_REASON_CHARS]})
-            )
-        else:
-            self._num_failures = 0
-            await self._settle(run, response)
-
-    async def _hand_back(self, run: Run, error: EngineUnavailable) -> None:
-        """Give a request back, uncounted, and hold its slot while the engine recovers."""
-        self._num_failures += 1
-        pause_s = self._backoff_s(min(self._num_failures, 16))
-        log.warning(
-            "engine.unavailable", id=run.claimed.id, error=str(error), pause_s=round(pause_s, 3)
-        )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._drain.started.wait()
-        await self._release([run])
-
-    async def _settle(self, run: Run, response: Response) -> None:
-        response = bounded(response, self._settings.max_result_bytes)
-        decision = verdict(run.claimed, response)
-        if isinstance(decision, Nack):
-            await self._nack(run, decision)
-            return
-        claimed = run.claimed
-        outcome = response_outcome(claimed.attempt, run.worker, response.status, response.body)
-        settlement = Settlement(claimed.id, claimed.delivery, decision.status, outcome)
-        self._settler.settle(run.worker, settlement)
-        metrics.settling.set(self._settler.num_pending)
-        report_request(run, response, decision.status)
-        if claimed.crashes:
-            self._claimer.suspect_width = batching.widened(self._claimer.suspect_width)
-
-    async def _nack(self, run: Run, decision: Nack) -> None:
-        claimed, delay_ms = run.claimed, int(self._backoff_s(run.claimed.attempt) * 1000)
-        code = await retrying(
-            lambda: self._queue.nack(run.worker, claimed, delay_ms, decision.error)
-        )
-        self._held.forget([claimed])
-        metrics.retried.inc()
-        event = "request.dead_lettered" if code == "dead_lettered" else "request.retried"
-        log.warning(
-            event, id=claimed.id, attempt=claimed.attempt, delay_ms=delay_ms, **decision.error
-        )
-
-    def _settled(self, settlements: Sequence[Settlement]) -> None:
-        self._held.forget(settlements)
-        self._num_settled += len(settlements)
-        metrics.settling.set(self._settler.num_pending)
-
-    async def _release(self, runs: Sequence[Run]) -> None:
-        """Hand requests back to the front of their lanes, uncounted; the last chunk first."""
-        starts = range(0, len(runs), batching.MAX_CLAIM)
-        for start in reversed(starts):
-            chunk = runs[start : start + batching.MAX_CLAIM]
-            await self._release_chunk(chunk[0].worker, [run.claimed for run in chunk])
-
-    async def _release_chunk(self, worker: str, items: Sequence[Claimed]) -> None:
-        metrics.released.inc(await retrying(lambda: self._queue.release(worker, items)))
-        self._held.forget(items)
-
-    def _backoff_s(self, attempt: int) -> float:
-        return backoff_s(attempt, self._settings.backoff_base_s, self._settings.backoff_max_s)
 
     # -- what others tell --------------------------------------------------------------------------
 
@@ -288,7 +203,7 @@ class Worker:
 
     async def _survive(self, death: EngineDied) -> bool:
         """Give up what was in flight while the engine is built anew; True if it lives again."""
-        self._claimer.suspect_width = 1
+        self._claimer.narrow()
         self._evidence = {
             "error": str(death)[:MAX_REASON_CHARS],
             "worker": self._claimer.worker,
@@ -296,16 +211,16 @@ class Worker:
             **self._supervisor.engine.evidence(),
         }
         is_alive, _ = await asyncio.gather(
-            self._supervisor.revive(death, self._num_settled),
+            self._supervisor.revive(death, self._runner.num_settled),
             self._drain.unless_started(self._give_up(self._evidence)),
         )
         return is_alive
 
     async def _give_up(self, evidence: dict[str, Any]) -> None:
         """Report the engine's death: what was in flight becomes suspect, what waited is handed back."""
-        await self._settler.flushed()
+        await self._runner.settler.flushed()
         runs = self._held.runs
-        await self._release([run for run in runs if run.task is None])
+        await self._runner.release([run for run in runs if run.task is None])
         worker, moved = self._claimer.worker, -1
         while moved:
             moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
@@ -327,11 +242,11 @@ class Worker:
             )
 
     async def _let_go(self) -> None:
-        await self._settler.flushed()
+        await self._runner.settler.flushed()
         if self._evidence:
             await self._give_up(self._evidence)
         runs = self._held.runs
-        await self._release(runs)
+        await self._runner.release(runs)
         async with self._registering:  # from here on, a beat that finds no lease is no news
             worker, self._claimer.worker = self._claimer.worker, ""
         while not await retrying(lambda: self._queue.bye(worker)):

@@ -1,6 +1,6 @@
 """When the memory of Redis calls for fewer claims: a pure rule over one view of the queue."""
 
-from gristmill.shared.queue import Stats
+from gristmill.shared.operations import Stats
 
 HIGH_WATER = 0.9
 """Share of `maxmemory` above which claims pause."""

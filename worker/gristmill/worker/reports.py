@@ -4,7 +4,7 @@ import time
 
 import structlog
 
-from gristmill.shared.queue import Stats
+from gristmill.shared.operations import Stats
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.held import Run

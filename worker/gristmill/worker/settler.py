@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from gristmill.shared.connection import retrying
-from gristmill.shared.queue import Queue, Settlement
+from gristmill.shared.operations import Settlement
+from gristmill.shared.queue import Queue
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ import click
 from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
-    from gristmill.shared.queue import Stats
+    from gristmill.shared.operations import Stats
     from gristmill.shared.settings import QueueSettings
 
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
