@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
-from gristmill.shared.errors import SettingsError
+from gristmill.shared.errors import EngineDied, SettingsError
 from gristmill.worker.engine import (
     EngineStats,
     InProcessEngine,
@@ -130,6 +130,19 @@ def test_engine_is_chosen_by_url_or_arguments() -> None:
 def test_no_engine_or_two_are_refused(url: str | None, argv: list[str]) -> None:
     with pytest.raises(SettingsError, match="VLLM_URL"):
         engine_from(url, argv, RunLimits())
+
+
+async def test_login_of_a_server_is_in_no_error() -> None:
+    engine = RemoteEngine("http://user:s3cret@127.0.0.1:1", start_timeout_s=0)
+    with pytest.raises(EngineDied, match=r"http://127\.0\.0\.1:1/health did not answer") as caught:
+        await engine.start()
+    assert "s3cret" not in str(caught.value)
+    assert engine.evidence() == {"vllm_url": "http://127.0.0.1:1"}
+
+
+def test_url_without_a_scheme_is_refused() -> None:
+    with pytest.raises(SettingsError, match="write http://host:8000"):
+        RemoteEngine("localhost:8000")
 
 
 async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gristmill.shared.errors import SettingsError
+from gristmill.worker.engine.arguments import without_secrets
 from gristmill.worker.engine.in_process import InProcessEngine
 from gristmill.worker.engine.interface import Engine, RunLimits
 from gristmill.worker.engine.remote import RemoteEngine
@@ -24,8 +25,8 @@ def engine_from(
     """
     if vllm_url and argv:
         raise SettingsError(
-            f"VLLM_URL is {vllm_url}, so the model runs there, but arguments for an engine in this "
-            f"process are given too ({' '.join(argv)}); take one of them away"
+            f"VLLM_URL is set, so the model runs there, but arguments for an engine in this "
+            f"process are given too ({' '.join(without_secrets(argv))}); take one of them away"
         )
     if vllm_url:
         return RemoteEngine(vllm_url, api_key, limits=limits)

@@ -15,7 +15,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from gristmill.shared.errors import EngineDied, EngineUnavailable
+from gristmill.shared.errors import EngineDied, EngineUnavailable, SettingsError
 from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
@@ -60,7 +60,13 @@ class RemoteEngine:
             max_connections: Connections at the same time; 0 for no limit.
             start_timeout_s: How long `start` waits for the server to be healthy.
         """
-        self._url = url.rstrip("/").removesuffix("/v1")
+        try:
+            self._base_url = URL(url.rstrip("/").removesuffix("/v1"))
+            self._url = str(
+                self._base_url.with_user(None)
+            )  # for people: no login in logs and errors
+        except ValueError:
+            raise SettingsError("VLLM_URL cannot be read; write http://host:8000") from None
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._max_num_seqs, self._max_connections = max_num_seqs, max_connections
         self._start_timeout_s = start_timeout_s
@@ -114,7 +120,7 @@ class RemoteEngine:
 
     def evidence(self) -> Mapping[str, Any]:
         """Return the address, without user and password: the rest is in the server's own log."""
-        return {"vllm_url": str(URL(self._url).origin())}
+        return {"vllm_url": self._url}
 
     def stats(self) -> EngineStats:
         """Return zeros: the server's own /metrics has these numbers."""
@@ -128,7 +134,7 @@ class RemoteEngine:
 
     def _connected(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            base_url=self._url,
+            base_url=self._base_url,
             headers=self._headers,
             connector=aiohttp.TCPConnector(
                 limit=self._max_connections, keepalive_timeout=KEEP_ALIVE_S
