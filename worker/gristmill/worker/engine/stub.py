@@ -5,6 +5,7 @@ so each answer is known beforehand and belongs to one request.
 """
 
 import asyncio
+import contextlib
 import json
 from itertools import cycle, islice
 from typing import Any
@@ -86,10 +87,9 @@ class StubEngine:
             return
         self._running += 1
         try:
-            async with asyncio.timeout(duration_s):
-                await self._death.wait()
-        except TimeoutError:
-            return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(duration_s):
+                    await self._death.wait()
         finally:
             self._running -= 1
         await self.check(0)
