@@ -39,14 +39,12 @@ REDIS = shutil.which("redis-server")
 BINARIES = [server_binary(), *([Path(REDIS)] if REDIS else [])]
 """Valkey, and Redis where there is one."""
 
-QUEUE = "faults"
 RESTART_PAUSE_S = 0.1
 SOCKET_TIMEOUT_S = 1.0
 BOOT_S = 2.0
 """Time in which a new process may not listen to SIGTERM yet; it holds nothing then."""
 
 WORKER_SETTINGS: dict[str, Any] = {
-    "queue": QUEUE,
     "health_port": 0,
     "lease_s": LEASE_S,
     "beat_s": LEASE_S / 4,
@@ -132,7 +130,10 @@ class Cell:
     def __init__(self, redis: RedisServer, folder: Path, stack: AsyncExitStack) -> None:
         self.redis, self.folder = redis, folder
         self._stack = stack
-        self.queue = Queue(redis.admin, QUEUE, Limits(lease_ms=int(LEASE_S * 1000)))
+        # Of its own: on a port that was another cell's, that cell's processes must find nothing of theirs.
+        self.queue = Queue(
+            redis.admin, f"faults-{redis.port}", Limits(lease_ms=int(LEASE_S * 1000))
+        )
         self.workers: list[Pod] = []
         self.producer: Pod | None = None
         self.journal = folder / "journal"
@@ -144,7 +145,7 @@ class Cell:
         """Start a worker; see `WorkerOrder`."""
         proxy = await self._stack.enter_async_context(Proxy(self.redis.port))
         order = WorkerOrder(
-            WORKER_SETTINGS | {"redis_url": proxy.url} | settings,
+            WORKER_SETTINGS | {"redis_url": proxy.url, "queue": self.queue.keys.queue} | settings,
             self.folder / f"worker{len(self.workers)}",
             clock_offset_s,
             engine_argv,
@@ -157,7 +158,8 @@ class Cell:
     async def add_producer(self, prompts: dict[str, Prompt]) -> Pod:
         """Start a producer of these requests; its pod is done when it has seen all results."""
         proxy = await self._stack.enter_async_context(Proxy(self.redis.port))
-        order = ProducerOrder(proxy.url, QUEUE, prompts, self.journal, self.folder / "producer")
+        log = self.folder / "producer"
+        order = ProducerOrder(proxy.url, self.queue.keys.queue, prompts, self.journal, log)
         self.producer = Pod(proxy, partial(spawn, run_producer, order), is_job=True)
         self._stack.push_async_callback(self.producer.close)
         return self.producer

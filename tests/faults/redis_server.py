@@ -1,18 +1,33 @@
 """A Redis with an append-only file that can die, come back, and be put into every bad state we know."""
 
 import asyncio
+import contextlib
+import random
 import signal
 import socket
 import subprocess
+from itertools import count
 from pathlib import Path
 
 from redis.asyncio import Redis
 
 from gristmill.shared.connection import connect
-from gristmill.shared.server import die_with_parent, free_port
+from gristmill.shared.server import die_with_parent
 
 SNAPSHOT = "snapshot.rdb"
 DEAD_ADDRESS = ("127.0.0.1", "1")
+
+
+_candidates = count(random.randrange(20_000, 26_000))
+
+
+def lasting_port() -> int:
+    """Return a port that nobody else is given while its server is down: below those of connections."""
+    for port in _candidates:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable: the candidates do not end")
 
 
 def _direct(port: int) -> Redis:
@@ -32,7 +47,7 @@ class RedisServer:
 
     def __init__(self, binary: Path, folder: Path, appendfsync: str = "everysec") -> None:
         self._binary, self._folder, self._appendfsync = binary, folder, appendfsync
-        self.port = free_port()
+        self.port = lasting_port()
         self.admin = _direct(self.port)
 
     async def start(self) -> None:
