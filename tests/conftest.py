@@ -16,6 +16,9 @@ from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.server import running_server, server_binary
 
+# Before anything imports it: what it asserts is told as in a test.
+pytest.register_assert_rewrite("faults.outcome")
+
 
 def pytest_configure() -> None:
     # A shell starts its background jobs with SIGINT ignored, and whatever the tests start inherits that.

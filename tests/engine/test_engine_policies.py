@@ -115,6 +115,7 @@ def test_repetition_is_seen_whatever_the_pattern() -> None:
         (["--model", "x", "--api-key", "k1", "k2", "--port", "1"], "--model x --api-key *** *** --port 1"),
         (["--api_key=k1", "--hf-token=t", "--port", "1"], "--api_key=*** --hf-token=*** --port 1"),
         (["x", "--hf-token", "t"], "x --hf-token ***"),
+        (["--api-k", "k1", "--apikey=k2", "--tokenizer", "t"], "--api-k *** --apikey=*** --tokenizer t"),
     ],
 )  # fmt: skip
 def test_arguments_are_shown_without_secrets(argv: list[str], shown: str) -> None:

@@ -1,10 +1,7 @@
 """Prints the table of the fault suite when it has run."""
 
 import pytest
-
-pytest.register_assert_rewrite("faults.outcome")
-
-from faults import report  # noqa: E402  # after the line that gives its assertions their words
+from faults import report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -49,6 +49,9 @@ async def come_to_rest(cell: Cell, *, may_be_killed: bool = False) -> None:
     """
     codes = await asyncio.gather(*(pod.stop() for pod in cell.workers))
     assert set(codes) <= DRAIN_CODES | ({-signal.SIGKILL} if may_be_killed else set()), codes
+    all_codes = {code for pod in cell.workers for code in pod.exit_codes}
+    if all_codes == {0}:  # whoever drains closes its lease
+        assert (await cell.queue.stats()).workers == {}
     while (await cell.queue.stats()).workers:
         await cell.queue.reap()
         await asyncio.sleep(0.02)

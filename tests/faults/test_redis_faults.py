@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 from faults import report
-from faults.cell import BINARIES, Cell, open_cell
+from faults.cell import BINARIES, Cell, Pod, open_cell
 from faults.outcome import audited, come_to_rest
 from faults.processes import Prompt
+from faults.schedule import LEASE_S
 
 from gristmill.shared.connection import retrying
 
 LIMIT_S = 50
 RESUMES_WITHIN_S = 5.0
+NUM_KILLS = 20
 
 
 @pytest.fixture
@@ -190,6 +192,37 @@ async def test_killed_worker_is_redelivered_within_lease_and_one_beat(cell: Cell
     report.note_recovery("kill -9 with 64 in flight: time, undisturbed", calm_s)
     report.note_recovery("kill -9 with 64 in flight: time, disturbed", disturbed_s)
     report.count(["kill -9 with 64 in flight"], await audited(cell, calm | disturbed))
+
+
+async def test_redelivery_after_each_of_many_kills(cell: Cell) -> None:
+    loop = asyncio.get_running_loop()
+    endless = prompts(300, max_tokens=100_000)
+    await cell.queue.submit([prompt.request(key) for key, prompt in endless.items()])
+    victim = await cell.add_worker(max_in_flight=8)
+    await cell.add_worker(max_in_flight=1)  # reaps
+    async with asyncio.timeout(LIMIT_S):
+        for _ in range(NUM_KILLS):
+            name = await holder(cell, victim, 8)
+            victim.signal(signal.SIGKILL)
+            killed_at = loop.time()
+            while await cell.redis.admin.exists(cell.queue.keys.inflight(name)):
+                await asyncio.sleep(0.002)
+            redelivered_s = loop.time() - killed_at
+            assert redelivered_s <= LEASE_S + LEASE_S / 4 + 0.25
+            report.note_recovery(
+                "kill -9: claimable again, lease 0.6 s, beat 0.15 s", redelivered_s
+            )
+
+
+async def holder(cell: Cell, pod: Pod, number: int) -> str:
+    """Return the name of a pod's worker, once it holds so many requests."""
+    while True:
+        for name in (await cell.queue.stats()).workers:
+            pid = await cell.redis.admin.hget(cell.queue.keys.worker(name), "pid")
+            num_held = await cell.redis.admin.hlen(cell.queue.keys.inflight(name))
+            if pid == str(pod.process.pid).encode() and num_held >= number:
+                return name
+        await asyncio.sleep(0.01)
 
 
 def mixed_lengths(name: str) -> dict[str, Prompt]:

@@ -73,9 +73,9 @@ async def test_claims_pause_before_redis_is_full_and_resume(
         while REGISTRY.get_sample_value("gristmill_claims_paused") != 1:
             await asyncio.sleep(0.01)
         ids = await client.submit_many(some_requests(10))
-        for _ in range(2):  # beats that change nothing
+        for _ in range(2):
             await next_beat(queue)
-        assert (await queue.stats()).counters["queued"] == 10
+        assert (await queue.stats()).counters["queued"] >= 5  # one a beat at most
         await queue.redis.delete("somebody else's")
         results = [result async for result in client.as_completed(ids)]
     assert len(results) == 10
@@ -93,6 +93,12 @@ def a_view(used: int, limit: int, record_bytes: int) -> Stats:
     return Stats(0, {"bytes": record_bytes}, {}, 0, 0, 0, used, limit, {})
 
 
+def test_claims_do_not_pause_for_many_small_requests() -> None:
+    """What Redis spends on each beside its record counts as well, or they would wait for ever."""
+    counters = {"bytes": 12_700_000, "queued": 134_000}
+    assert not should_pause_claims(Stats(0, counters, {}, 0, 0, 0, 31_400_000, 31_457_280, {}))
+
+
 @pytest.mark.parametrize(
     ("used", "limit", "record_bytes", "answer"),
     [
@@ -100,8 +106,8 @@ def a_view(used: int, limit: int, record_bytes: int) -> Stats:
         (0, 0, 0, False),
         (89, 100, 0, False),
         (90, 100, 0, True),
-        (90, 100, 45, True),
-        (90, 100, 46, False),  # ending requests is what frees memory
+        (90, 100, 22, True),
+        (90, 100, 23, False),  # ending requests is what frees memory
     ],
 )
 def test_claims_pause_when_results_fill_the_memory(

@@ -8,6 +8,7 @@ from uuid import uuid4
 import orjson
 import pytest
 from queues import end_lease
+from redis.exceptions import NoPermissionError
 from workers import local_worker, settings_for
 
 from gristmill.producer import Client
@@ -325,6 +326,41 @@ async def test_engine_that_comes_back_slowly_holds_up_nobody_elses_requests(
         assert await slow.stop() is None
     assert {result.status for result in results.values()} == {"succeeded"}
     assert (await queue.stats()).workers == {}
+
+
+async def test_settler_that_fails_at_a_death_ends_the_worker_at_once(
+    queue: Queue, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = StubEngine(token_delay_s=0.05)
+
+    async def refuse(*_: object) -> list[int]:
+        engine.die()
+        raise NoPermissionError("NOPERM no right to settle")
+
+    await queue.submit([a_prompt("short", 1), a_prompt("long", 100)])
+    monkeypatch.setattr(Queue, "ack", refuse)
+    monkeypatch.setattr("gristmill.worker.loop.STOP_TIMEOUT_S", 0.2)
+    async with local_worker(settings_for(redis_url, queue), engine) as worker:
+        with pytest.raises(NoPermissionError):
+            await worker.task
+
+
+async def test_request_claimed_at_the_moment_of_a_death_is_no_suspect(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    """The queue granted a claim whose answer the worker never saw; it has not run."""
+    engine = StubEngine(token_delay_s=0.01)
+    async with local_worker(settings_for(redis_url, queue, max_in_flight=1), engine) as worker:
+        await queue.submit([a_prompt("first", 20)])
+        await until_running(engine, 1)
+        await queue.submit([a_prompt("second", 1)])
+        (name,) = (await queue.stats()).workers
+        (second,) = (await queue.claim(name, "unseen", 1)).claimed
+        engine.die()
+        result = await client.wait(second.id)
+        assert await worker.stop() is None
+    assert (result.status, result.attempt) == ("succeeded", 1)
+    assert (await queue.stats()).counters["crashed"] == 1  # the one that ran
 
 
 class SlowToStart(StubEngine):

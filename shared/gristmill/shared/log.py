@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import queue
+import select
 import sys
 import threading
 from typing import TextIO, cast
@@ -95,4 +96,7 @@ class LineWriter:
 
 def _write_all(descriptor: int, data: bytes) -> None:
     while data:
-        data = data[os.write(descriptor, data) :]
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # a sink that was opened so
+            select.select([], [descriptor], [])

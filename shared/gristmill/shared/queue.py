@@ -309,12 +309,12 @@ class Queue:
         if not ids:
             return []
         blobs: Any = await self.redis.hmget(self.keys.deadinfo, ids)
-        return [_dead_letter(blob) for blob in blobs if blob]
+        return [_dead_letter(*pair) for pair in zip(ids, blobs, strict=True) if pair[1]]
 
     async def dead_letter(self, dead_id: str) -> DeadLetter | None:
         """Return one dead letter, or None."""
         blob: Any = await self.redis.hget(self.keys.deadinfo, dead_id)
-        return _dead_letter(blob) if blob else None
+        return _dead_letter(dead_id.encode(), blob) if blob else None
 
     async def requeue(self, dead_id: str, new_id: str) -> str:
         """Submit a dead letter anew; returns accepted, queued, done or missing.
@@ -345,6 +345,11 @@ def _result(request_id: str, blob: bytes) -> Result:
         return Result.unreadable(request_id, message)
 
 
-def _dead_letter(blob: bytes) -> DeadLetter:
-    line, record = blob.split(b"\n", 1)
-    return DeadLetter(**orjson.loads(line), record=record)
+def _dead_letter(dead_id: bytes, blob: bytes) -> DeadLetter:
+    """Read a dead letter; one that somebody else has spoiled must not hide its neighbours."""
+    line, _, record = blob.partition(b"\n")
+    try:
+        return DeadLetter(**orjson.loads(line), record=record)
+    except (ValueError, TypeError) as error:
+        evidence = {"error": f"the line of evidence cannot be read: {error}"}
+        return DeadLetter(dead_id.decode(errors="replace"), "unreadable", 0, 0, 0, evidence, blob)

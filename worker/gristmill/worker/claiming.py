@@ -38,7 +38,8 @@ class Claimer:
 
     Attributes:
         worker: The incarnation that claims.
-        is_paused: Whether to claim nothing for now.
+        is_paused: Whether to claim nothing for now, but for the `allowance`.
+        allowance: Requests that may be claimed in spite of a pause.
         is_in_doubt: Whether the queue seems to believe that this worker holds more than it does.
     """
 
@@ -58,6 +59,7 @@ class Claimer:
         self.worker = ""
         self._suspect_width = 1
         self.is_paused = False
+        self.allowance = 0
         self.is_in_doubt = False
 
     async def gather(self) -> list[Claimed]:
@@ -72,7 +74,9 @@ class Claimer:
             if self.is_in_doubt:
                 await self.give_back_unknown(self.worker)
             room = batching.claim_size(self._policy, self._held.num_running, len(gathered))
-            if room == 0 or self.is_paused:
+            if self.is_paused:
+                room, self.allowance = min(room, self.allowance), 0
+            if room == 0:
                 await self.wait_for_change(None)
                 continue
             claim = await self._claim(room)

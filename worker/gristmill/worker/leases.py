@@ -20,6 +20,9 @@ from gristmill.worker.progress import Progress
 
 log = structlog.get_logger()
 
+STOP_S = 1.0
+"""Longest wait for a beat under way; a Redis that does not answer must not hold up the exit."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseEvents:
@@ -76,7 +79,7 @@ class LeaseKeeper:
         """End the thread; the lease runs out by itself unless `bye` closes it."""
         self._stop.set()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, STOP_S)
 
     def _run(self) -> None:
         asyncio.run(self._beats())

@@ -99,7 +99,7 @@ class Worker:
         try:
             if await self._drain.unless_started(self._register(self._claimer.worker)):
                 death = await self._live(settling)
-            while death and await self._survive(death):
+            while death and await self._survive(death, settling):
                 death = await self._live(settling)
         finally:
             await self._stop()
@@ -180,6 +180,9 @@ class Worker:
             metrics.claims_paused.set(is_paused)
             self._claimer.is_paused = is_paused
             self._held.changed.set()
+        if is_paused:  # one a beat, so that no pause lasts for ever
+            self._claimer.allowance = 1
+            self._held.changed.set()
 
     async def lease_lost(self, worker: str) -> None:
         """Start over under a new name: everything held has been given to others."""
@@ -201,20 +204,28 @@ class Worker:
 
     # -- the engine's death and the worker's end -----------------------------------------------------
 
-    async def _survive(self, death: EngineDied) -> bool:
+    async def _survive(self, death: EngineDied, settling: "asyncio.Task[None]") -> bool:
         """Give up what was in flight while the engine is built anew; True if it lives again."""
         self._claimer.narrow()
         self._evidence = {
-            "error": str(death)[:MAX_REASON_CHARS],
+            "error": str(death)[:MAX_REASON_CHARS].encode(errors="replace").decode(),
             "worker": self._claimer.worker,
             "num_in_flight": sum(run.task is not None for run in self._held.runs),
             **self._supervisor.engine.evidence(),
         }
-        is_alive, _ = await asyncio.gather(
-            self._supervisor.revive(death, self._runner.num_settled),
-            self._drain.unless_started(self._give_up(self._evidence)),
-        )
-        return is_alive
+        giving_up = self._drain.unless_started(self._give_up(self._evidence))
+        reviving = self._supervisor.revive(death, self._runner.num_settled)
+        steps = asyncio.create_task(reviving), asyncio.create_task(giving_up)
+        both: asyncio.Future[Any] = asyncio.gather(*steps)
+        ends: list[asyncio.Future[Any]] = [both, settling]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if settling.done():
+                settling.result()
+            await both
+            return steps[0].result()
+        finally:
+            await end(*steps)
 
     async def _give_up(self, evidence: dict[str, Any]) -> None:
         """Report the engine's death: what was in flight becomes suspect, what waited is handed back."""
@@ -222,6 +233,7 @@ class Worker:
         runs = self._held.runs
         await self._runner.release([run for run in runs if run.task is None])
         worker, moved = self._claimer.worker, -1
+        await self._claimer.give_back_unknown(worker)  # claimed a moment ago, never run
         while moved:
             moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
             for request_id in killed:

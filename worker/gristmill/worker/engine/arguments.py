@@ -5,6 +5,7 @@ errors, because argparse would end the worker with an unexplained code, and defa
 """
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ vLLM's own default there is a share of NUMA node 0, whose size says little about
 
 HIDDEN = "***"
 
-_SECRET_FLAGS = {"--api-key", "--hf-token"}
+_SECRET_FLAGS = ("--api-key", "--hf-token")
+_LIKE_A_SECRET = re.compile("api-?key|hf-?token|secret|password")
 
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -49,11 +51,26 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
     for argument in argv:
         name, has_value, _ = argument.partition("=")
         if argument.startswith("--"):
-            is_secret = name.replace("_", "-") in _SECRET_FLAGS
+            is_secret = _names_a_secret(name.replace("_", "-"))
             shown.append(f"{name}={HIDDEN}" if is_secret and has_value else argument)
         else:
             shown.append(HIDDEN if is_secret else argument)
     return shown
+
+
+def _names_a_secret(flag: str) -> bool:
+    """Whether a flag takes a secret; argparse takes abbreviations, and people mistype."""
+    is_short_form = len(flag) > len("--") and any(full.startswith(flag) for full in _SECRET_FLAGS)
+    return is_short_form or bool(_LIKE_A_SECRET.search(flag))
+
+
+def _reworded(error: SettingsError, argv: Sequence[str]) -> SettingsError:
+    """Return an error of vLLM's parser, which quotes what it did not understand, without secrets."""
+    message = str(error)
+    for argument, shown in zip(argv, without_secrets(argv), strict=True):
+        if argument != shown:
+            message = message.replace(argument, shown)
+    return SettingsError(message)
 
 
 def serve_arguments(argv: Sequence[str]) -> Namespace:
@@ -70,6 +87,8 @@ def serve_arguments(argv: Sequence[str]) -> Namespace:
     """
     try:
         args = compat.parse_serve_arguments(_model_first(argv))
+    except SettingsError as error:
+        raise _reworded(error, argv) from None
     except (TypeError, ValueError) as error:
         raise SettingsError(f"vLLM does not take these arguments: {error}") from error
     if args.model_tag is None:

@@ -37,7 +37,10 @@ async def guard(engine: Any, generations: Iterable[Generation], limits: RunLimit
             generation.cut = generation.cut or _limit_passed(engine, generation, limits)
             if generation.cut:
                 log.warning("request.cut", engine_id=generation.request_id, limit=generation.cut)
-                await engine.abort(generation.request_id)
+                try:
+                    await engine.abort(generation.request_id)
+                except Exception:  # the watchdog sees what is wrong with the engine
+                    log.exception("request.cut_failed", engine_id=generation.request_id)
 
 
 def is_repetition(token_ids: Sequence[int], span: int) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Set
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from gristmill.worker.engine.bodies import ABORTED
@@ -92,11 +93,13 @@ def watch(engine: Any) -> Set[Generation]:
     """
     generate = engine.generate
     running: set[Generation] = set()
+    numbers = count()
 
     async def noting(
         prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
         trace = _current.get() or Trace()
+        request_id = f"{request_id}-{next(numbers)}"  # a body may name it, and others the same
         generation = Generation(request_id, bool(getattr(sampling_params, "ignore_eos", False)))
         running.add(generation)
         try:
