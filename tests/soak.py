@@ -23,7 +23,7 @@ from gristmill.shared.settings import QueueSettings
 LASTING = {"result", "reply", "stats", "clock", "vtime"}
 """Kinds of keys that outlive the requests; results and replies have a TTL."""
 
-ALLOWED_GROWTH = 0.03
+ALLOWED_GROWTH = 0.05
 """Of RSS, from the second quarter of the run to the last; an allocator keeps some pages back."""
 
 
