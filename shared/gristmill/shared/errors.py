@@ -31,6 +31,14 @@ class QueueFull(GristmillError):
         self.queued_bytes = queued_bytes
 
 
+class NotFound(GristmillError):
+    """Nothing has this id, or it belongs to another tenant, which looks the same."""
+
+
+class LimitReached(GristmillError):
+    """A tenant is at its limit; it can wait until something of its own has finished."""
+
+
 class NotReplicated(GristmillError):
     """The primary has the requests, but too few replicas do yet; submit them again, which is safe."""
 

@@ -119,3 +119,51 @@ class Keys:
     def batch(self, batch: str) -> str:
         """HASH with a TTL: counters of a batch."""
         return f"{self.prefix}batch:{batch}"
+
+    def tenant(self, tenant: str) -> str:
+        """STRING: a tenant's limits and webhook, JSON."""
+        return f"{self.prefix}tenant:{tenant}"
+
+    @property
+    def api_keys(self) -> str:
+        """HASH: digest of an API key -> tenant."""
+        return f"{self.prefix}api_keys"
+
+    def file(self, file_id: str) -> str:
+        """STRING: the record of a stored file, JSON."""
+        return f"{self.prefix}file:{file_id}"
+
+    def files(self, tenant: str) -> str:
+        """ZSET of a tenant's file ids, all scores 0: ids sort by their time."""
+        return f"{self.prefix}files:{tenant}"
+
+    @property
+    def files_expiring(self) -> str:
+        """ZSET of file ids -> second at which they are deleted."""
+        return f"{self.prefix}files_expiring"
+
+    def batchinfo(self, batch: str) -> str:
+        """HASH: a batch file's record, its progress, and whether it is to be cancelled."""
+        return f"{self.prefix}batchinfo:{batch}"
+
+    def batchparts(self, batch: str) -> str:
+        """LIST of the parts of a batch's output that are written, JSON."""
+        return f"{self.prefix}batchparts:{batch}"
+
+    def batchlease(self, batch: str) -> str:
+        """STRING with a TTL: the token of the steward that works on a batch."""
+        return f"{self.prefix}batchlease:{batch}"
+
+    def batches(self, tenant: str) -> str:
+        """ZSET of a tenant's batch ids, all scores 0: ids sort by their time."""
+        return f"{self.prefix}batches:{tenant}"
+
+    @property
+    def batches_active(self) -> str:
+        """ZSET of batches that a steward has work on -> ms at which it is due."""
+        return f"{self.prefix}batches_active"
+
+    @property
+    def steward_bell(self) -> str:
+        """LIST of a few tokens that wake stewards."""
+        return f"{self.prefix}steward_bell"

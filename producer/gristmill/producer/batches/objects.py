@@ -1,0 +1,166 @@
+"""The objects of OpenAI's Files and Batches API, and what we keep beside them.
+
+The names and the meaning of the public fields are OpenAI's
+(https://platform.openai.com/docs/api-reference/batch/object); times are seconds since 1970.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+BatchStatus = Literal[
+    "validating", "in_progress", "finalizing", "completed",
+    "failed", "expired", "cancelling", "cancelled",
+]  # fmt: skip
+FINAL_STATUSES: tuple[BatchStatus, ...] = ("completed", "failed", "expired", "cancelled")
+
+Mode = Literal["strict", "lenient"]
+Order = Literal["completion", "input"]
+Purpose = Literal["batch", "batch_output"]
+
+
+class _Object(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class FileObject(_Object):
+    """A file, as clients see it."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+
+
+class FileRecord(FileObject):
+    """A file, as we keep it.
+
+    Attributes:
+        tenant: Whose it is.
+        path: Where it lies in the storage.
+    """
+
+    tenant: str
+    path: str
+
+
+class BatchError(_Object):
+    """Why a batch failed its validation."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(_Object):
+    """What is wrong with an input file."""
+
+    object: Literal["list"] = "list"
+    data: tuple[BatchError, ...] = ()
+
+
+class RequestCounts(_Object):
+    """How far a batch is.
+
+    Attributes:
+        total: Lines of the input.
+        completed: Answered.
+        failed: Answered with an error, or not answered.
+        cancelled: Ended by a cancel; OpenAI has no such count.
+        expired: Ended by the completion window; OpenAI has no such count.
+    """
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+
+    @property
+    def finished(self) -> int:
+        """Lines that have their row; `total` in the end."""
+        return self.completed + self.failed + self.cancelled + self.expired
+
+
+class BatchUsage(_Object):
+    """Tokens of a batch so far."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+
+class BatchObject(_Object):
+    """A batch, as clients see it.
+
+    `mode`, `order` and `retry_of` are ours; the other fields are OpenAI's.
+
+    Attributes:
+        mode: strict: a bad line fails the file; lenient: it gets an error row and the rest runs.
+        order: Of the rows in the output file.
+        retry_of: The batch whose failed lines this one runs again.
+    """
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None = None
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = RequestCounts()
+    usage: BatchUsage = BatchUsage()
+    metadata: dict[str, str] | None = None
+    mode: Mode = "strict"
+    order: Order = "completion"
+    retry_of: str | None = None
+
+
+class BatchRecord(BatchObject):
+    """A batch, as we keep it.
+
+    Attributes:
+        tenant: Whose it is.
+        priority: Lane of its requests.
+        output_expires_after_s: Seconds after which its output and error file are deleted.
+        closing: What ends it while its rows are still being written: the status it will have.
+        is_announced: Whether its end was told to the tenant's webhook, or there is none.
+    """
+
+    tenant: str
+    priority: Literal["high", "normal", "low"] = "normal"
+    output_expires_after_s: int | None = None
+    closing: Literal["completed", "expired", "cancelled"] | None = None
+    is_announced: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended."""
+        return self.status in FINAL_STATUSES
+
+
+class Page(_Object):
+    """A part of a list, in OpenAI's form."""
+
+    object: Literal["list"] = "list"
+    data: tuple[Any, ...]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
