@@ -63,7 +63,7 @@ class Feeder:
         self._input_path = input_path
         self._reader = batches.reader(state.record)
         self._rows = Rows(batches.storage, state.record.id)
-        self._outstanding = dict(state.progress.outstanding)
+        self._outstanding = {n: Place(*place) for n, place in state.progress.outstanding.items()}
         self._outstanding_bytes = sum(place.size for place in self._outstanding.values())
         self._line, self._offset = state.progress.line, state.progress.offset
         self._is_read = state.progress.is_read

@@ -1,6 +1,7 @@
 """How far a steward is with a batch: what the next one has to know to go on."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import orjson
@@ -45,7 +46,7 @@ class Progress:
         line: Last line that was read.
         offset: Where the next one begins, in bytes.
         is_read: Whether the input is at its end.
-        outstanding: Lines in the queue, or finished and not written yet -> where they lie.
+        outstanding: Lines in the queue, or finished and not written yet -> where they lie (`Place`).
         skipped: Where the numbers of the lines lie that validation has given their row, or "".
         has_parts: Whether parts lie in the storage.
     """
@@ -53,13 +54,14 @@ class Progress:
     line: int = 0
     offset: int = 0
     is_read: bool = False
-    outstanding: dict[int, Place] = field(default_factory=dict)
+    outstanding: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     skipped: str = ""
     has_parts: bool = False
 
     def dump(self) -> bytes:
         """Return it as JSON."""
-        return orjson.dumps(asdict(self), option=orjson.OPT_NON_STR_KEYS)
+        places = {number: tuple(place) for number, place in self.outstanding.items()}
+        return orjson.dumps(replace(self, outstanding=places), option=orjson.OPT_NON_STR_KEYS)
 
     @classmethod
     def parse(cls, data: bytes) -> "Progress":
