@@ -39,7 +39,7 @@ class Tenant(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    name: Annotated[str, Field(pattern=rf"^{NAME}\Z")]
+    name: Annotated[str, Field(pattern=rf"^{NAME}$")]
     max_depth: Annotated[int, Field(ge=1)] = 100_000
     max_bytes: Annotated[int, Field(ge=1024)] = 2**30
     max_batches: Annotated[int, Field(ge=1)] = 100

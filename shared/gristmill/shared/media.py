@@ -33,7 +33,9 @@ LOOKUP_TTL_S = 30
 MAX_SHOWN = 120
 
 _URL_FIELDS = ("image_url", "audio_url", "video_url", "file_url")
-_URL = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#].*)?", re.I)
+_URL = re.compile(
+    r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#].*)?", re.I
+)
 _LIKE_IPV4 = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
@@ -152,4 +154,6 @@ def _is_public(address: IPAddress) -> bool:
 
 def _shown(text: str) -> str:
     shown = repr(text)
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}... ({len(text):,} characters)"
+    return (
+        shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}... ({len(text):,} characters)"
+    )

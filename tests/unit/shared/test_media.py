@@ -88,7 +88,10 @@ def test_every_form_of_a_url_is_found(part: dict[str, Any]) -> None:
 
 
 def test_text_and_schemas_that_speak_of_urls_are_left_alone() -> None:
-    schema = {"type": "object", "properties": {"image_url": {"type": "string"}, "url": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": {"image_url": {"type": "string"}, "url": {"type": "string"}},
+    }
     body = {
         "messages": [{"role": "user", "content": f'look at {BAD} and {{"image_url": "{BAD}"}}'}],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],

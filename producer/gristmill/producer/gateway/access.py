@@ -72,7 +72,10 @@ class Access:
         async def counted_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", call.request_id.encode())]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", call.request_id.encode()),
+                ]
             call.num_sent += len(message.get("body", b""))
             await send(message)
 
@@ -93,7 +96,9 @@ class Access:
             call.status = CLIENT_LEFT
         except Exception as error:
             log.exception("call.failed", request_id=call.request_id)
-            if call.status:  # the answer has begun: only a cut connection tells that it is not whole
+            if (
+                call.status
+            ):  # the answer has begun: only a cut connection tells that it is not whole
                 raise
             await api_error(error).response()(scope, receive, send)
 

@@ -3,7 +3,7 @@
 The one place that knows which error has which HTTP status.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +51,7 @@ class ErrorAnswer(BaseModel):
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer}
-    for status in (400, 401, 403, 404, 405, 409, 411, 413, 429, 503)
+    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 409, 411, 413, 429, 503)
 }
 """For the OpenAPI page: what any route may answer."""
 
@@ -92,32 +91,49 @@ def too_large(what: str, limit: int, setting: str) -> ApiError:
     return ApiError(413, f"{what} has more than {limit:,} bytes, the limit ({setting}); split it")
 
 
+_STATUS: Sequence[tuple[type[Exception], int, str]] = (
+    (IdConflict, 409, "id_conflict"),
+    (InvalidRequest, 400, ""),
+    (NotFound, 404, ""),
+    (ResultExpired, 404, ""),
+    (LimitReached, 429, "limit_reached"),
+    (QueueFull, 429, "queue_full"),
+    (NotReplicated, 503, "not_replicated"),
+    (RedisError, 503, "redis_away"),
+    (ConnectionError, 503, "redis_away"),
+    (OSError, 503, "storage_failed"),
+)
+"""Class of an error, the status of its answer and its code; the first that fits."""
+
+_PUBLIC = {
+    "redis_away": "the queue's Redis does not answer, or refuses to; nothing is lost, call again later",
+    "storage_failed": "the storage of files failed; call again later",
+}
+"""What a caller is told of errors whose own words may name our machines."""
+
+FAILED = "the gateway failed; its log says why, under the X-Request-Id of this answer"
+
+
 def api_error(error: Exception) -> ApiError:
     """Return the error under which a caller gets one of ours, of Redis or of the framework."""
-    text, later = str(error), {"Retry-After": str(RETRY_AFTER_S)}
-    match error:
-        case ApiError():
-            return error
-        case IdConflict():
-            return ApiError(409, text, code="id_conflict")
-        case InvalidRequest():
-            return ApiError(413 if error.code == "file_too_large" else 400, text, code=error.code)
-        case NotFound() | ResultExpired():
-            return ApiError(404, text)
-        case LimitReached():
-            return ApiError(429, text, code="limit_reached", headers=later)
-        case QueueFull():
-            return ApiError(429, text, code="queue_full", headers=later)
-        case NotReplicated():
-            return ApiError(503, text, code="not_replicated", headers=later)
-        case RedisError() | OSError():
-            message = "the queue's Redis does not answer; nothing is lost, call again later"
-            return ApiError(503, message, code="redis_away", headers=later)
-        case HTTPException():
-            return ApiError(error.status_code, str(error.detail), headers=error.headers or {})
-        case RequestValidationError():
-            return _invalid(error)
-    return ApiError(500, "the gateway failed; its log says why, under this X-Request-Id")
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail), headers=error.headers or {})
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            return _known(error, status, code)
+    return ApiError(500, FAILED)
+
+
+def _known(error: Exception, status: int, code: str) -> ApiError:
+    if isinstance(error, InvalidRequest) and error.code == "file_too_large":
+        status = 413
+    message = _PUBLIC.get(code, str(error))
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in {429, 503} else {}
+    return ApiError(status, message, code=code or getattr(error, "code", None), headers=headers)
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
@@ -134,7 +150,7 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         found = api_error(error)
         if isinstance(error, RedisError | OSError):
-            log.warning("redis.missed", error=repr(error)[:500], path=request.url.path[:200])
+            log.warning("call.not_served", error=repr(error)[:500], path=request.url.path[:200])
         return found.response()
 
     for kind in (ApiError, GristmillError, RedisError, OSError, HTTPException, RequestValidationError):  # fmt: skip

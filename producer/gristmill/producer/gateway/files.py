@@ -78,6 +78,7 @@ async def _feed(form: UploadForm, request: Request, max_bytes: int) -> None:
 async def files(
     gateway: GatewayOf,
     tenant: Caller,
+    *,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",

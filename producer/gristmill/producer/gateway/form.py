@@ -93,15 +93,19 @@ class UploadForm:
         if not anchor and not seconds:
             return None
         if anchor != "created_at" or not seconds.isascii() or not seconds.isdigit():
-            message = "expires_after has the anchor created_at and whole seconds, both before the file"
+            message = (
+                "expires_after has the anchor created_at and whole seconds, both before the file"
+            )
             raise _bad_form(message, "expires_after")
         if not MIN_EXPIRY_S <= int(seconds) <= MAX_EXPIRY_S:
-            message = f"expires_after[seconds] is {seconds}; use {MIN_EXPIRY_S:,} to {MAX_EXPIRY_S:,}"
+            message = (
+                f"expires_after[seconds] is {seconds}; use {MIN_EXPIRY_S:,} to {MAX_EXPIRY_S:,}"
+            )
             raise _bad_form(message, "expires_after")
         return int(seconds)
 
 
-class _FileTarget(BaseTarget):
+class _FileTarget(BaseTarget):  # type: ignore[misc]  # it has no types
     def __init__(self, start: Callable[[str | None], None], write: Callable[[bytes], None]) -> None:
         super().__init__()
         self._on_start, self._on_data = start, write

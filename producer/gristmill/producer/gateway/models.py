@@ -50,7 +50,9 @@ async def model(model_id: str, gateway: GatewayOf, tenant: Caller) -> Model:
     for each in await patiently(partial(_served, gateway.queue)):
         if each.id == model_id:
             return each
-    raise NotFound(f"no worker serves model {model_id[:200]!r}; GET /v1/models lists what is served")
+    raise NotFound(
+        f"no worker serves model {model_id[:200]!r}; GET /v1/models lists what is served"
+    )
 
 
 async def _served(queue: Queue) -> list[Model]:
