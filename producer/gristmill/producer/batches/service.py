@@ -17,6 +17,7 @@ from ulid import ULID
 from gristmill.producer.batches.input import LineReader
 from gristmill.producer.batches.objects import (
     BatchErrors,
+    BatchObject,
     BatchRecord,
     FileObject,
     FileRecord,
@@ -385,6 +386,12 @@ def seen(record: BatchRecord) -> BatchRecord:
     if record.cancelling_at and record.status in ("validating", "in_progress"):
         return record.model_copy(update={"status": "cancelling"})
     return record
+
+
+def public(record: FileRecord | BatchRecord) -> dict[str, Any]:
+    """Return what clients may see of a record: its public fields."""
+    kind = FileObject if isinstance(record, FileRecord) else BatchObject
+    return record.model_dump(include=set(kind.model_fields))
 
 
 def _page(found: Sequence[FileObject | BatchRecord], limit: int) -> Page:
