@@ -69,8 +69,7 @@ async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGat
     async with open_gateway(settings) as gateway:
         app = create_app(gateway)
         server = Server(server_config(app, settings), on_exit=gateway.stopping.set)
-        # Without `serve`, which takes over the signals of the whole process.
-        serving = asyncio.create_task(server._serve(sockets=[listener]))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)
         try:

@@ -36,13 +36,15 @@ class UploadForm:
     def __init__(self, content_type: str, begin: Begin) -> None:
         self._begin = begin
         self._upload: Upload | None = None
+        self._used_expiry_s: int | None = None
         self._purpose = _field()
         self._anchor, self._seconds = _field(), _field()
         try:
             self._parser = StreamingFormDataParser({"Content-Type": content_type})
         except (ParseFailedException, ValueError, KeyError):
             raise _bad_form("the body is no multipart/form-data with a boundary") from None
-        self._parser.register("file", _FileTarget(self._start, self._write))
+        self._file = _FileTarget(self._start, self._write)
+        self._parser.register("file", self._file)
         self._parser.register("purpose", self._purpose)
         self._parser.register("expires_after[anchor]", self._anchor)
         self._parser.register("expires_after[seconds]", self._seconds)
@@ -69,6 +71,10 @@ class UploadForm:
         """
         if self._upload is None:
             raise _bad_form("it has no file; send a part named file with a filename", "file")
+        if not self._file.is_whole:
+            raise _bad_form("it ends within its file", "file")
+        if self._expires_after_s() != self._used_expiry_s:
+            raise _bad_form("expires_after follows the file; send it before", "expires_after")
         if _text(self._purpose) != "batch":
             raise _bad_form("purpose is needed, and it is batch", "purpose")
         return self._upload
@@ -82,7 +88,8 @@ class UploadForm:
         if self._upload is not None:
             raise _bad_form("it has two files; send one a call", "file")
         purpose = _text(self._purpose) or "batch"  # it may follow; see `finished`
-        self._upload = self._begin(filename or "upload.jsonl", purpose, self._expires_after_s())
+        self._used_expiry_s = self._expires_after_s()
+        self._upload = self._begin(filename or "upload.jsonl", purpose, self._used_expiry_s)
 
     def _write(self, data: bytes) -> None:
         if self._upload is not None:
@@ -109,12 +116,16 @@ class _FileTarget(BaseTarget):  # type: ignore[misc]  # it has no types
     def __init__(self, start: Callable[[str | None], None], write: Callable[[bytes], None]) -> None:
         super().__init__()
         self._on_start, self._on_data = start, write
+        self.is_whole = False
 
     def on_start(self) -> None:
         self._on_start(self.multipart_filename)
 
     def on_data_received(self, chunk: bytes) -> None:
         self._on_data(chunk)
+
+    def on_finish(self) -> None:
+        self.is_whole = True
 
 
 def _field() -> ValueTarget:

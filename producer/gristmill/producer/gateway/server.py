@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from types import FrameType
@@ -58,8 +59,7 @@ async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
             "gateway.started", version=version("gristmill"), host=host, port=port, queue=settings.queue,
             is_open=settings.is_open,
         )  # fmt: skip
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again at its end
-            await server.serve(sockets=[listener])
+        await server.serve(sockets=[listener])
     log.info("gateway.stopped")
 
 
@@ -83,6 +83,18 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_exit = on_exit
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take the signals while serving; uvicorn's own way raises them again at the end, which kills us."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the end; a second signal hurries."""
