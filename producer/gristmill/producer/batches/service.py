@@ -289,8 +289,11 @@ class Batches:
         await self.registry.mark_announced(batch_id)
 
     def reader(self, record: BatchRecord) -> LineReader:
-        """Return what turns the lines of a batch into requests."""
-        defaults = {"priority": record.priority, "tenant": record.tenant}
+        """Return what turns the lines of a batch into requests that end with its completion window."""
+        remaining_s = max(0.001, record.expires_at - time.time())
+        defaults = {
+            "priority": record.priority, "tenant": record.tenant, "reply": record.id, "deadline_s": remaining_s,
+        }  # fmt: skip
         return LineReader(
             record.id, max_request_bytes=self.settings.max_request_bytes,
             default_endpoint=record.endpoint, defaults=defaults,
