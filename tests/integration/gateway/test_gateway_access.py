@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import httpx
 import orjson
 import pytest
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
-from servers import kill, port_of
+from servers import ask_all, kill, port_of, with_user
 
 from gristmill.producer.gateway import doorkeeper, patience, requests
 from gristmill.producer.tenants import Tenant, Tenants
@@ -21,6 +22,8 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.server import die_with_parent, free_port, running_server
 
 COMMAND = "import sys; from gristmill.producer.gateway.commands import gateway; sys.exit(gateway(standalone_mode=False))"
+
+OPERATIONS = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
 
 
 async def test_without_a_tenant_everybody_on_this_machine_is_let_in(
@@ -209,3 +212,30 @@ async def _answers(api: httpx.AsyncClient) -> bool:
         return (await api.get("/readyz")).status_code == 200
     except httpx.TransportError:
         return False
+
+
+async def test_a_user_with_least_rights_serves_every_route(
+    redis_url: str, queue: Queue, tmp_path: Path
+) -> None:
+    ask_all(
+        redis_url,
+        *next(re.finditer(r"^ACL SETUSER gristmill .*~gm:.*", OPERATIONS, re.M))[0].split(),
+    )
+    url = with_user(redis_url, "gristmill", "password")
+    async with running_gateway(gateway_settings(url, queue, tmp_path)) as gateway:
+        tenants = Tenants(gateway.gateway.queue)
+        key = await gateway.add_tenant("acme")
+        assert [each.name for each in await tenants.list()] == ["acme"]
+        async with gateway.caller(key) as api:
+            file = await api.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"})
+            body = {"input_file_id": file.json()["id"], "endpoint": "/v1/completions"}
+            batch = (await api.post("/v1/batches", json=body)).json()
+            request = (await api.post("/v1/requests", json={"prompt": "x"})).json()
+            for method, path in (
+                ("GET", "files"), ("GET", "batches"), ("GET", f"batches/{batch['id']}/results"), ("GET", "models"),
+                ("POST", f"batches/{batch['id']}/cancel"), ("DELETE", f"requests/{request['id']}"),
+            ):  # fmt: skip
+                answer = await api.request(method, f"/v1/{path}")
+                assert answer.status_code == 200, (path, answer.text)
+            assert (await api.get("/readyz")).status_code == 200
+        await tenants.delete("acme")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 
 import httpx
 import openai
@@ -13,7 +14,7 @@ from openai import AsyncOpenAI
 
 from gristmill.shared.queue import Queue
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 LINES = jsonl([chat("a"), chat("b")])
 BOUNDARY = "----boundary"
 
@@ -35,7 +36,7 @@ async def test_a_file_is_stored_listed_read_and_deleted(client: AsyncOpenAI) -> 
     assert (await client.files.content(files[2].id)).read() == LINES * 3
     assert [file.id async for file in client.files.list(limit=2)] == [f.id for f in files[::-1]]
     assert [f.id async for f in client.files.list(limit=1, order="asc")] == [f.id for f in files]
-    assert [f async for f in client.files.list(purpose="batch_output")] == []  # type: ignore[arg-type]
+    assert [f async for f in client.files.list(purpose="batch_output")] == []
     assert (await client.files.delete(first.id)).deleted
     for call in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError):
