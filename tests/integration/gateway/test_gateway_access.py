@@ -36,6 +36,18 @@ async def test_without_a_tenant_everybody_on_this_machine_is_let_in(
             assert answer.json()["id"].startswith("default.")
 
 
+async def test_a_page_of_another_site_cannot_use_an_open_gateway(gateway: RunningGateway) -> None:
+    body = b'{"prompt": "x"}'
+    for origin, status in (("https://evil.example", 403), ("null", 403), (gateway.url, 202)):
+        async with gateway.caller(Origin=origin) as api:
+            answer = await api.post("/v1/requests", content=body)
+            assert answer.status_code == status
+    async with gateway.caller(
+        await gateway.add_tenant("acme"), Origin="https://app.example"
+    ) as api:
+        assert (await api.post("/v1/requests", content=body)).status_code == 202
+
+
 async def test_without_a_tenant_nobody_is_let_in_from_elsewhere(
     redis_url: str, queue: Queue, tmp_path: Path
 ) -> None:
