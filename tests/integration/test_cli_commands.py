@@ -280,10 +280,10 @@ def test_the_version_is_printed(shell: CommandLine) -> None:
 
 
 def test_the_examples_of_the_demo_are_valid_and_packaged() -> None:
-    from gristmill.producer.batches import BatchInput
+    from gristmill.producer.batches import BatchInput, LineReader
     from gristmill.producer.demo.show import REQUESTS
 
-    report = BatchInput(REQUESTS, "run", max_request_bytes=2**20).check()
+    report = BatchInput(REQUESTS, LineReader("run", max_request_bytes=2**20)).check()
     assert (report.num_lines, report.num_bad) == (40, 0)
     limits = [
         orjson.loads(line)["body"]["max_tokens"] for line in REQUESTS.read_bytes().splitlines()

@@ -144,11 +144,12 @@ async def test_lenient_makes_one_error_row_of_one_bad_line(
         done = await shell.finish("submit", "in.jsonl", "--wait", "--lenient", "-o", "out.jsonl")
     assert done.code == 1
     rows = shell.rows("out.jsonl")
-    failed = [row for row in rows if row["error"]]
+    failed = [row for row in rows if row["response"]["status_code"] == 400]
     assert (len(rows), len(failed)) == (20, 1)
     assert failed[0]["custom_id"] == "odd"
-    assert failed[0]["error"]["code"] == "invalid_request"
-    assert "line 7: " in failed[0]["error"]["message"]
+    error = failed[0]["response"]["body"]["error"]
+    assert error["code"] == "invalid_request"
+    assert "line 7: " in error["message"]
 
 
 def test_bom_crlf_and_blank_last_lines_are_no_error(shell: CommandLine) -> None:

@@ -10,7 +10,17 @@ class GristmillError(Exception):
 
 
 class InvalidRequest(GristmillError):
-    """The request breaks a rule; the caller must change it. Nothing was submitted."""
+    """The request breaks a rule; the caller must change it. Nothing was submitted.
+
+    Attributes:
+        code: Which kind of rule, for programs; OpenAI's word where it has one.
+    """
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code or self.code
 
 
 class IdConflict(InvalidRequest):

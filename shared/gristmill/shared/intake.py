@@ -34,6 +34,9 @@ ENVELOPE: Mapping[str, tuple[type, ...]] = {
 }
 """What may stand beside a body, and its JSON types; null counts as left out."""
 
+NOT_JSON = "invalid_json_line"
+"""OpenAI's code for a line that is no JSON object."""
+
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
 _JSON_TYPES |= {float: "a number", bool: "a boolean", type(None): "null"}
 _NOT_A_NUMBER = re.compile(r"-?(NaN|Infinity)")
@@ -92,14 +95,15 @@ def _object_of(raw: bytes, max_bytes: int) -> dict[str, Any]:
             " GRISTMILL_MAX_REQUEST_BYTES; shorten it, or raise the limit here and on the workers"
         )
     if not raw.strip():
-        raise InvalidRequest("it is empty; a request is a JSON object on one line")
+        raise InvalidRequest("it is empty; a request is a JSON object on one line", NOT_JSON)
     try:
         element = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(_syntax_error(raw, error)) from None
+        raise InvalidRequest(_syntax_error(raw, error), NOT_JSON) from None
     if not isinstance(element, dict):
         kind = _JSON_TYPES[type(element)]
-        raise InvalidRequest(f'it is {kind}; a request is an object such as {{"prompt": "..."}}')
+        message = f'it is {kind}; a request is an object such as {{"prompt": "..."}}'
+        raise InvalidRequest(message, NOT_JSON)
     return element
 
 

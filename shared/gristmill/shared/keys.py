@@ -158,6 +158,10 @@ class Keys:
         """ZSET of a tenant's batch ids, all scores 0: ids sort by their time."""
         return f"{self.prefix}batches:{tenant}"
 
+    def batches_open(self, tenant: str) -> str:
+        """SET of a tenant's batches that have not ended."""
+        return f"{self.prefix}batches_open:{tenant}"
+
     @property
     def batches_active(self) -> str:
         """ZSET of batches that a steward has work on -> ms at which it is due."""

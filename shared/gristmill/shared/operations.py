@@ -38,6 +38,13 @@ class Delivery(NamedTuple):
     delivery: int
 
 
+class HeldLease(NamedTuple):
+    """A lease that whoever calls believes to hold: the key, and the token that must stand in it."""
+
+    key: str
+    token: str
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one claim call returned.

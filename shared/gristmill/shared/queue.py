@@ -19,6 +19,7 @@ from gristmill.shared.operations import (
     Claim,
     DeadLetter,
     Delivery,
+    HeldLease,
     Limits,
     Settlement,
     State,
@@ -74,8 +75,14 @@ class Queue:
     async def _run(self, verb: str, *args: str | float | bytes) -> Any:
         return await self._scripts[verb](keys=[self.keys.prefix], args=args)
 
-    async def submit(self, requests: Sequence[Request]) -> list[SubmitCode]:
+    async def submit(
+        self, requests: Sequence[Request], *, lease: HeldLease | None = None
+    ) -> list[SubmitCode]:
         """Accept requests, at most 500 a call, all or none.
+
+        Args:
+            requests: What to accept.
+            lease: Accept them only while this lease is held: who has lost it submits nothing.
 
         Returns:
             A code for each: accepted, queued (this very request waits or runs already), done (it
@@ -83,14 +90,20 @@ class Queue:
 
         Raises:
             QueueFull: The new ones do not fit under the caps.
+            LeaseLost: The lease is not held any more.
             NotReplicated: They are in the queue, but on fewer than `min_replicas`; submit them again.
         """
         values = [value for request in requests for value in request.submit_values()]
         args = (self.limits.max_depth, self.limits.max_bytes, *values)
+        keys = [self.keys.prefix]
+        if lease:
+            keys, args = [*keys, lease.key], (*args, lease.token)
         if self.limits.min_replicas:
-            reply = await self._submit_replicated(args)
+            reply = await self._submit_replicated(keys, args)
         else:
-            reply = await self._run("submit", *args)
+            reply = await self._scripts["submit"](keys=keys, args=args)
+        if reply[0] == b"LOST":
+            raise LeaseLost(f"{lease.key if lease else ''} is held by another", "")
         if reply[0] == b"FULL":
             depth, queued_bytes = reply[1], reply[2]
             message = (
@@ -101,14 +114,16 @@ class Queue:
             raise QueueFull(message, depth, queued_bytes)
         return [code.decode() for code in reply[1:]]
 
-    async def _submit_replicated(self, args: Sequence[str | float | bytes]) -> Any:
+    async def _submit_replicated(
+        self, keys: Sequence[str], args: Sequence[str | float | bytes]
+    ) -> Any:
         """Run `submit`, then wait for replicas; WAIT counts what its own connection has written."""
         if isinstance(self.redis, RedisCluster):
             raise SettingsError("min_replicas needs one primary, not a cluster")
         wanted = self.limits.min_replicas
         async with self.redis.client() as connection:
             script = self._scripts["submit"]
-            reply = await script(keys=[self.keys.prefix], args=args, client=connection)
+            reply = await script(keys=keys, args=args, client=connection)
             if (
                 b"accepted" not in reply
             ):  # a repeat wrote nothing, and what it repeats is older than this
@@ -302,6 +317,11 @@ class Queue:
             [self.keys.result(request_id) for request_id in ids]
         )
         return [_result(*pair) if pair[1] else None for pair in zip(ids, blobs, strict=True)]
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """Delete results whose reader has put them in a safe place; at most 500 ids a call."""
+        if ids:
+            await self.redis.unlink(*(self.keys.result(request_id) for request_id in ids))
 
     async def dead_letters(self, start: int = 0, count: int = 100) -> list[DeadLetter]:
         """Return dead letters, newest first."""

@@ -4,7 +4,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gristmill.producer.batches import BadLine, BatchInput, Output, Run, bad_line_row, result_row
+from gristmill.producer.batches import BadLine, BatchInput, LineReader, Output, Run, bad_line_row, result_row
 from gristmill.producer.batches.lines import lines_of
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.records import Request
@@ -41,7 +41,7 @@ def test_a_line_is_cut_only_beyond_the_limit_and_the_next_is_whole(num_bytes: in
 def batch_input(path: Path, *lines: object) -> BatchInput:
     raw = [line if isinstance(line, bytes) else orjson.dumps(line) for line in lines]
     path.write_bytes(b"\n".join(raw))
-    return BatchInput(path, "run", max_request_bytes=2_048)
+    return BatchInput(path, LineReader("run", max_request_bytes=2_048))
 
 
 def test_both_passes_give_the_same_ids_and_custom_ids(tmp_path: Path) -> None:

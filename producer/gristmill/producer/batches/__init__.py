@@ -3,7 +3,7 @@
 `gristmill submit` is the first caller; nothing here knows Redis or the terminal.
 """
 
-from gristmill.producer.batches.input import BadLine, BatchInput, Report
+from gristmill.producer.batches.input import BadLine, BatchInput, LineReader, Report
 from gristmill.producer.batches.output import Output, Written
 from gristmill.producer.batches.rows import bad_line_row, result_row
 from gristmill.producer.batches.run import Run, fingerprint
@@ -11,6 +11,7 @@ from gristmill.producer.batches.run import Run, fingerprint
 __all__ = [
     "BadLine",
     "BatchInput",
+    "LineReader",
     "Output",
     "Report",
     "Run",

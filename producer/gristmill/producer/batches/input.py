@@ -29,11 +29,13 @@ class BadLine:
         number: Which line, from 1.
         reason: What is wrong with it and the remedy.
         custom_id: What the line calls itself, else its number.
+        code: Which kind of rule it breaks, for programs.
     """
 
     number: int
     reason: str
     custom_id: str
+    code: str = InvalidRequest.code
 
     def __str__(self) -> str:
         return f"line {self.number:,}: {self.reason}"
@@ -56,11 +58,10 @@ class Report:
     duplicates: dict[int, int] = field(default_factory=dict)
 
 
-class BatchInput:
-    """One JSONL file of requests, in any form that `request_from_json` takes.
+class LineReader:
+    """Reads the lines of one batch file as requests, in any form that `request_from_json` takes.
 
     Args:
-        path: The file; read twice, so not a pipe.
         run: Line n becomes the request `<run>-<n>`, so reading it again gives the same ids.
         max_request_bytes: Longest body that is accepted.
         default_endpoint: For lines that name none.
@@ -69,31 +70,65 @@ class BatchInput:
 
     def __init__(
         self,
-        path: Path,
         run: str,
         *,
         max_request_bytes: int,
         default_endpoint: str | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        self._path = path
         self._run = run
         self._max_request_bytes = max_request_bytes
         self._default_endpoint = default_endpoint
         self._defaults = defaults or {}
+
+    @property
+    def max_line_bytes(self) -> int:
+        """How much of a line has to be read; what is longer cannot be a request."""
+        return max_element_bytes(self._max_request_bytes)
+
+    def read(self, line: Line) -> Request | BadLine:
+        """Return the request of a line, with its custom_id in the metadata, or why it is none."""
+        request_id = f"{self._run}-{line.number}"
+        try:
+            request = request_from_json(
+                line.raw,
+                max_request_bytes=self._max_request_bytes,
+                default_id=request_id,
+                default_endpoint=self._default_endpoint,
+                defaults=self._defaults,
+            )
+        except InvalidRequest as error:
+            reason = str(error).removeprefix(f"request {request_id}: ")
+            return BadLine(line.number, reason, name_of(line), error.code)
+        own_name = str(line.number) if request.id == request_id else request.id
+        metadata = {"custom_id": own_name} | dict(request.metadata or {})
+        return replace(request, id=request_id, metadata=metadata)
+
+
+class BatchInput:
+    """One JSONL file of requests on this machine.
+
+    Args:
+        path: The file; read twice, so not a pipe.
+        reader: Turns its lines into requests.
+    """
+
+    def __init__(self, path: Path, reader: LineReader) -> None:
+        self._path = path
+        self._reader = reader
         self._duplicates: Mapping[int, int] = {}
 
     def check(self) -> Report:
         """Read the whole file; what stays in memory is a digest a line, not its text."""
         report = Report()
-        seen = _Seen()
+        seen = Seen()
         for line in self._lines():
-            request = self._request_of(line)
+            request = self._reader.read(line)
             if isinstance(request, Request):
                 first = seen.note(custom_id_of(request), line.number)
                 if first is not None:
                     report.duplicates[line.number] = first
-                    request = _duplicate(line.number, request, first)
+                    request = duplicate(line.number, request, first)
             _note(report, request)
         self._duplicates = report.duplicates
         return report
@@ -107,35 +142,15 @@ class BatchInput:
         for line in self._lines():
             if finished and finished[line.number]:
                 continue
-            request = self._request_of(line)
+            request = self._reader.read(line)
             if isinstance(request, Request) and line.number in self._duplicates:
-                yield (
-                    line.number,
-                    _duplicate(line.number, request, self._duplicates[line.number]),
-                )
+                yield line.number, duplicate(line.number, request, self._duplicates[line.number])
             else:
                 yield line.number, request
 
     def _lines(self) -> Iterator[Line]:
         with self._path.open("rb") as stream:
-            yield from lines_of(stream, max_element_bytes(self._max_request_bytes))
-
-    def _request_of(self, line: Line) -> Request | BadLine:
-        request_id = f"{self._run}-{line.number}"
-        try:
-            request = request_from_json(
-                line.raw,
-                max_request_bytes=self._max_request_bytes,
-                default_id=request_id,
-                default_endpoint=self._default_endpoint,
-                defaults=self._defaults,
-            )
-        except InvalidRequest as error:
-            reason = str(error).removeprefix(f"request {request_id}: ")
-            return BadLine(line.number, reason, _name_of(line))
-        own_name = str(line.number) if request.id == request_id else request.id
-        metadata = {"custom_id": own_name} | dict(request.metadata or {})
-        return replace(request, id=request_id, metadata=metadata)
+            yield from lines_of(stream, self._reader.max_line_bytes)
 
 
 def custom_id_of(request: Request | BadLine) -> str:
@@ -145,7 +160,7 @@ def custom_id_of(request: Request | BadLine) -> str:
     return str((request.metadata or {})["custom_id"])
 
 
-class _Seen:
+class Seen:
     """The custom_ids of a file as 8-byte digests: 80 MB for a million lines."""
 
     def __init__(self) -> None:
@@ -173,7 +188,7 @@ def _digest(custom_id: str) -> int:
     return int.from_bytes(blake2b(custom_id.encode(), digest_size=8).digest())
 
 
-def _name_of(line: Line) -> str:
+def name_of(line: Line) -> str:
     """Return the custom_id of a line that is no request, if it can be read, else its number."""
     try:
         custom_id = orjson.loads(line.raw)["custom_id"]
@@ -182,11 +197,12 @@ def _name_of(line: Line) -> str:
     return custom_id if isinstance(custom_id, str) else str(line.number)
 
 
-def _duplicate(number: int, request: Request, first: int) -> BadLine:
+def duplicate(number: int, request: Request, first: int) -> BadLine:
+    """Return the bad line that a custom_id makes which line `first` has too; 0 for some earlier one."""
     custom_id = custom_id_of(request)
     earlier = f"line {first:,}" if first else "an earlier line"
     reason = f"custom_id {custom_id!r} stands on {earlier} too; give each line its own"
-    return BadLine(number, reason, custom_id)
+    return BadLine(number, reason, custom_id, "duplicate_custom_id")
 
 
 def _note(report: Report, request: Request | BadLine) -> None:

@@ -14,26 +14,37 @@ class Line:
     Attributes:
         number: From 1, as editors count.
         raw: Its bytes without the line end; of a line over the limit, no more than shows that.
+        start: Where it begins in the file, in bytes.
+        end: Where the next line begins.
     """
 
     number: int
     raw: bytes
+    start: int
+    end: int
 
 
-def lines_of(stream: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
+def lines_of(
+    stream: BinaryIO, max_line_bytes: int, *, number: int = 0, offset: int = 0
+) -> Iterator[Line]:
     """Yield the lines of a file.
 
     A byte order mark, CRLF and blank lines at the end are tolerated; a blank line elsewhere is
     yielded, for the reader to refuse.
 
     Args:
-        stream: Opened in binary mode, at its beginning.
+        stream: Opened in binary mode, and at `offset`.
         max_line_bytes: What is longer is cut just beyond it.
+        number: Of the line before the first that is read.
+        offset: Where in the file that one begins.
     """
     blank: list[Line] = []
-    for number, raw in enumerate(_raw_lines(stream, max_line_bytes), 1):
-        line = Line(number, raw.removeprefix(_BOM) if number == 1 else raw)
-        if not line.raw.strip():
+    for raw, num_bytes in _raw_lines(stream, max_line_bytes):
+        number += 1
+        text = raw.removeprefix(_BOM) if number == 1 else raw
+        line = Line(number, text, offset, offset + num_bytes)
+        offset = line.end
+        if not text.strip():
             blank.append(line)
             continue
         yield from blank
@@ -41,11 +52,13 @@ def lines_of(stream: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
         yield line
 
 
-def _raw_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[bytes]:
+def _raw_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[tuple[bytes, int]]:
     limit = max_line_bytes + len(_BOM) + len(b"\r\n") + 1
     while raw := stream.readline(limit):
+        num_bytes = len(raw)
         is_whole = raw.endswith(b"\n") or len(raw) < limit
-        yield raw.rstrip(b"\r\n")
         while not is_whole:
             rest = stream.readline(1 << 20)
+            num_bytes += len(rest)
             is_whole = not rest or rest.endswith(b"\n")
+        yield raw.rstrip(b"\r\n"), num_bytes

@@ -141,14 +141,12 @@ class BatchRecord(BatchObject):
         priority: Lane of its requests.
         output_expires_after_s: Seconds after which its output and error file are deleted.
         closing: What ends it while its rows are still being written: the status it will have.
-        is_announced: Whether its end was told to the tenant's webhook, or there is none.
     """
 
     tenant: str
     priority: Literal["high", "normal", "low"] = "normal"
     output_expires_after_s: int | None = None
-    closing: Literal["completed", "expired", "cancelled"] | None = None
-    is_announced: bool = False
+    closing: Literal["completed", "expired", "cancelled", "failed"] | None = None
 
     @property
     def is_final(self) -> bool:

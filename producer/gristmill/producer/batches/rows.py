@@ -28,9 +28,18 @@ def result_row(result: Result) -> bytes:
 
 
 def bad_line_row(run: str, line: BadLine) -> bytes:
-    """Return the row of a line that is no request."""
-    error = {"code": "invalid_request", "message": str(line)}
-    return _row(f"{run}-{line.number}", line.custom_id, None, error)
+    """Return the row of a line that is no request: the answer of 400 that a server would give it."""
+    request_id = f"{run}-{line.number}"
+    error = {
+        "message": str(line), "type": "invalid_request_error", "param": None, "code": line.code,
+    }  # fmt: skip
+    response = {"status_code": 400, "request_id": request_id, "body": {"error": error}}
+    return _row(request_id, line.custom_id, response, None)
+
+
+def unanswered_row(request_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """Return the row of a line that never got an answer."""
+    return _row(request_id, custom_id, None, {"code": code, "message": message})
 
 
 def _row(
@@ -66,3 +75,15 @@ def line_number(row: dict[str, Any], run: str) -> int:
     if number == row_id or not number.isdecimal():
         raise ValueError(f"its id is {row_id!r}, not {prefix}<line>")
     return int(number)
+
+
+def line_of_row(row: bytes, run: str) -> int:
+    """Return the line of the input that a row answers, without parsing the row.
+
+    Raises:
+        ValueError: It is no row of this run.
+    """
+    prefix = b'{"id":"%s%s-' % (ID_PREFIX.encode(), run.encode())
+    if not row.startswith(prefix):
+        raise ValueError(f"it begins with {row[:80]!r}, not {prefix!r}")
+    return int(row[len(prefix) : row.index(b'"', len(prefix))])

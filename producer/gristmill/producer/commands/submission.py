@@ -12,7 +12,15 @@ from pathlib import Path
 import click
 from ulid import ULID
 
-from gristmill.producer.batches import BatchInput, Output, Report, Run, Written, fingerprint
+from gristmill.producer.batches import (
+    BatchInput,
+    LineReader,
+    Output,
+    Report,
+    Run,
+    Written,
+    fingerprint,
+)
 from gristmill.producer.commands.collect import Collection, submit_only
 from gristmill.producer.commands.progress import Tally
 from gristmill.producer.commands.session import on_client, on_queue, print_json
@@ -84,13 +92,13 @@ class Submission:
         return earlier, True
 
     def _input(self, run: str) -> BatchInput:
-        return BatchInput(
-            self._path,
+        reader = LineReader(
             run,
             max_request_bytes=self._settings.max_request_bytes,
             default_endpoint=self._options.endpoint,
             defaults=self._options.fields,
         )
+        return BatchInput(self._path, reader)
 
     def _begin(self, output: Output, run: Run, report: Report, is_resume: bool) -> Written:
         if not is_resume:

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import orjson
 from ulid import ULID
 
-from gristmill.producer.batches import BatchInput, Output, Run, fingerprint
+from gristmill.producer.batches import BatchInput, LineReader, Output, Run, fingerprint
 from gristmill.producer.commands.collect import Collection
 from gristmill.producer.commands.progress import Tally
 from gristmill.producer.commands.session import on_client
@@ -137,9 +137,8 @@ class Demo:
         run = Run(
             run=str(ULID()), queue=settings.queue, input_bytes=size, input_digest=digest, fields={}
         )
-        batch_input = BatchInput(
-            self.requests, run.run, max_request_bytes=settings.max_request_bytes
-        )
+        reader = LineReader(run.run, max_request_bytes=settings.max_request_bytes)
+        batch_input = BatchInput(self.requests, reader)
         report = batch_input.check()
         if report.bad or not report.num_lines:
             reason = report.bad[0] if report.bad else "it has no requests"

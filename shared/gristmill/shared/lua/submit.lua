@@ -1,11 +1,13 @@
 -- submit: accept requests in bulk. Sent twice, the second answers "queued" or "done" for each id.
 --
 -- KEYS[1]  prefix
+-- KEYS[2]  a lease, or left out: then the last of ARGV is the token that it must hold
 -- ARGV     max_depth, max_bytes, then for each request:
 --          id, tenant, priority, deadline_in_ms (0: none), delay_ms, digest, tail of the header
 --          (from batch on), payload (metadata line, "\n", body)
 -- Returns  {"OK", code...} with a code for each request: accepted, queued, done or conflict;
 --          or {"FULL", depth, bytes} and nothing was accepted. Only new ids count against the caps;
+--          or {"LOST"}: the lease is not the caller's, nothing was accepted;
 --          or an error INVALID, which names the first request that breaks the format, and nothing
 --          was accepted: a producer in another language cannot write what no worker could read.
 -- Keeps    1 (an accepted id has a request or a result), 7 (caps)
@@ -32,6 +34,10 @@ local function is_well_formed(id, tenant, priority, deadline_in_ms, delay_ms, di
   local deadline, delay, prompt_tokens, max_tokens, max_attempts = string.match(line, FORMAT)
   return deadline and #deadline <= MAX_DIGITS and #delay <= MAX_DIGITS and #prompt_tokens <= MAX_DIGITS
     and #max_tokens <= MAX_DIGITS and #max_attempts <= MAX_DIGITS and is_metadata(payload)
+end
+
+if KEYS[2] and call("GET", KEYS[2]) ~= table.remove(ARGV) then
+  return { "LOST" }
 end
 
 local new, new_bytes, is_new = 0, 0, {}

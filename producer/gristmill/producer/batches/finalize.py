@@ -1,0 +1,97 @@
+"""Put the parts of a batch together, as its output and its error file, and tidy up."""
+
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gristmill.producer.batches.objects import BatchRecord, FileRecord
+from gristmill.producer.batches.parts import Kind, folder_of, results_folder_of
+from gristmill.producer.batches.progress import Part
+from gristmill.producer.batches.registry import BatchLease, BatchState
+from gristmill.producer.batches.rows import line_of_row
+from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.storage import COPY_BYTES
+
+EXTEND_BYTES = 32 * 2**20
+"""Bytes after which the lease is extended."""
+
+
+async def finalize(batches: Batches, lease: BatchLease, state: BatchState) -> None:
+    """Write both files, then list them and end the batch in one commit.
+
+    Whoever dies before the commit leaves objects that nobody reads; `tidy` removes them.
+    """
+    record = state.record
+    new: list[FileRecord] = []
+    ids: dict[str, str] = {}
+    kinds: tuple[Kind, ...] = ("output", "error")
+    for kind in kinds:
+        parts = [part for part in await batches.registry.parts(record.id) if part.kind == kind]
+        if parts:
+            new.append(await _assemble(batches, lease, record, kind, parts))
+            ids[f"{kind}_file_id"] = new[-1].id
+    status = record.closing or "completed"
+    ended = record.model_copy(update={**ids, "status": status, f"{status}_at": int(time.time())})
+    await batches.commit(lease, state, ended, replace(state.progress, has_parts=True), new=new)
+
+
+async def tidy(batches: Batches, lease: BatchLease, state: BatchState) -> None:
+    """Delete the parts of a batch that has ended, and what a dead steward left beside its files."""
+    record = state.record
+    files = [
+        await batches.file(record.tenant, file_id)
+        for file_id in (record.output_file_id, record.error_file_id)
+        if file_id
+    ]
+    batches.storage.keep_only(results_folder_of(record.id), [file.path for file in files])
+    batches.storage.delete_folder(folder_of(record.id))
+    await batches.registry.forget_parts(state.record.id)
+    await batches.commit(lease, state, state.record, replace(state.progress, has_parts=False))
+
+
+async def _assemble(
+    batches: Batches, lease: BatchLease, record: BatchRecord, kind: Kind, parts: list[Part]
+) -> FileRecord:
+    file = batches.new_output_file(record, kind)
+    chunks = _concatenated(batches, parts)
+    if record.order == "input":
+        chunks = _in_input_order(chunks, record)
+    num_bytes = 0
+    with batches.storage.create(file.path) as output:
+        for chunk in chunks:
+            output.write(chunk)
+            if num_bytes // EXTEND_BYTES != (num_bytes + len(chunk)) // EXTEND_BYTES:
+                await lease.extend()
+            num_bytes += len(chunk)
+    return file.model_copy(update={"bytes": num_bytes})
+
+
+def _concatenated(batches: Batches, parts: list[Part]) -> Iterator[bytes]:
+    for part in parts:
+        yield from batches.storage.chunks(part.path)
+
+
+def _in_input_order(chunks: Iterator[bytes], record: BatchRecord) -> Iterator[bytes]:
+    """Sort rows by their line on this machine's disk; in memory are 16 bytes a line."""
+    starts = array("Q", bytes(8 * (record.request_counts.total + 1)))
+    sizes = array("Q", starts)
+    with tempfile.TemporaryFile(prefix="gristmill-") as spool:
+        for chunk in chunks:
+            spool.write(chunk)
+        spool.seek(0)
+        start = 0
+        for row in spool:
+            number = line_of_row(row, record.id)
+            starts[number], sizes[number] = start, len(row)
+            start += len(row)
+        ordered = bytearray()
+        for start, size in zip(starts, sizes, strict=True):
+            spool.seek(start)
+            ordered += spool.read(size)
+            if len(ordered) >= COPY_BYTES:
+                yield bytes(ordered)
+                ordered.clear()
+        if ordered:
+            yield bytes(ordered)

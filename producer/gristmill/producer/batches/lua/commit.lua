@@ -1,0 +1,39 @@
+-- commit: write what a steward has done for a batch, all of it or nothing.
+--
+-- KEYS[1]  prefix
+-- ARGV     batch, token of the lease, number of this commit, tenant, record (JSON), progress (JSON), due_ms,
+--          ttl_s (0 while the batch has not ended), number of parts, parts (JSON)...,
+--          then for each new file: id, record (JSON), expires_at (seconds)
+-- Returns  1, or 0 if the lease is no longer this steward's: then nothing was written; the same
+--          commit sent again is 1 and changes nothing
+-- Keeps    one row a line: what was read, what was written and what is next change together, and
+--          only by the one who holds the lease
+
+local prefix, call = KEYS[1], redis.call
+local batch, token, number, tenant, record, progress, due_ms, ttl_s, num_parts = unpack(ARGV, 1, 9)
+local info_key, parts_key = prefix .. "batchinfo:" .. batch, prefix .. "batchparts:" .. batch
+
+if call("HGET", info_key, "commit") == number then
+  return 1
+end
+if call("GET", prefix .. "batchlease:" .. batch) ~= token then
+  return 0
+end
+call("HSET", info_key, "commit", number, "record", record, "progress", progress)
+call("HDEL", info_key, "failures")
+local first_file = 10 + num_parts
+for i = 10, first_file - 1 do
+  call("RPUSH", parts_key, ARGV[i])
+end
+for i = first_file, #ARGV, 3 do
+  call("SET", prefix .. "file:" .. ARGV[i], ARGV[i + 1])
+  call("ZADD", prefix .. "files:" .. tenant, 0, ARGV[i])
+  call("ZADD", prefix .. "files_expiring", ARGV[i + 2], ARGV[i])
+end
+call("ZADD", prefix .. "batches_active", due_ms, batch)
+if tonumber(ttl_s) > 0 then
+  call("SREM", prefix .. "batches_open:" .. tenant, batch)
+  call("EXPIRE", info_key, ttl_s)
+  call("EXPIRE", parts_key, ttl_s)
+end
+return 1

@@ -1,0 +1,402 @@
+"""Files and batches, as the gateway, `gristmill batch` and the steward use them.
+
+Nothing here runs a batch: `create` and `cancel` write down what is wanted and ring for a steward,
+whose work `lifecycle.py` is.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from ulid import ULID
+
+from gristmill.producer.batches.input import LineReader
+from gristmill.producer.batches.objects import (
+    BatchErrors,
+    BatchRecord,
+    FileObject,
+    FileRecord,
+    Mode,
+    Order,
+    Page,
+    Purpose,
+)
+from gristmill.producer.batches.parts import results_folder_of
+from gristmill.producer.batches.progress import Part, Progress
+from gristmill.producer.batches.registry import BatchLease, BatchState, Registry, Work
+from gristmill.producer.batches.retry import failed_lines
+from gristmill.producer.batches.settings import BatchSettings
+from gristmill.producer.batches.storage import Storage
+from gristmill.producer.batches.tail import Tail
+from gristmill.producer.batches.upload import Upload
+from gristmill.shared.connection import connect
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.queue import Queue
+from gristmill.shared.records import ENDPOINTS, Priority
+
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_WINDOW = re.compile(r"([1-9]\d{0,8})([smhd])")
+MAX_WINDOW_S = 365 * 24 * 3600
+PURPOSES: tuple[Purpose, ...] = ("batch",)
+
+
+class Batches:
+    """The files and batches of one queue.
+
+    Args:
+        queue: Where the requests go.
+        storage: Where the files lie.
+        settings: What bounds them.
+    """
+
+    def __init__(self, queue: Queue, storage: Storage, settings: BatchSettings) -> None:
+        self.queue = queue
+        self.storage = storage
+        self.settings = settings
+        self.registry = Registry(queue)
+
+    @classmethod
+    def from_settings(cls, settings: BatchSettings) -> Self:
+        """Return what the environment says; to be used as a context."""
+        redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+        queue = Queue(redis, settings.queue, settings.limits)
+        return cls(queue, Storage(settings.storage_url), settings)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.queue.redis.aclose()
+
+    # --- files
+
+    def upload(
+        self, tenant: str, filename: str, purpose: str, expires_after_s: int | None = None
+    ) -> Upload:
+        """Begin a file.
+
+        Raises:
+            InvalidRequest: The purpose is none of `PURPOSES`.
+        """
+        if purpose not in PURPOSES:
+            raise InvalidRequest(f"purpose {purpose!r} is not supported; use {', '.join(PURPOSES)}")
+        record = self._new_file(tenant, filename, "batch", expires_after_s)
+        return Upload(self.registry, self.storage, record, self.settings.max_file_bytes)
+
+    async def files(
+        self,
+        tenant: str,
+        *,
+        after: str | None = None,
+        limit: int = 10_000,
+        order: str = "desc",
+        purpose: str | None = None,
+    ) -> Page:
+        """Return a page of a tenant's files.
+
+        Args:
+            tenant: Whose.
+            after: The last id of the page before.
+            limit: How many.
+            order: asc or desc, by the time at which they were made.
+            purpose: Only these.
+        """
+        found: list[FileRecord] = []
+        while len(found) <= limit:
+            more = await self.registry.files(tenant, after=after, limit=limit + 1, order=order)
+            found += [file for file in more if purpose in (None, file.purpose)]
+            if len(more) <= limit:
+                break
+            after = more[-1].id
+        return _page(found, limit)
+
+    async def file(self, tenant: str, file_id: str) -> FileRecord:
+        """Return a file.
+
+        Raises:
+            NotFound: This tenant has none of this id.
+        """
+        return await self.registry.file(tenant, file_id)
+
+    def content(self, file: FileRecord) -> Iterator[bytes]:
+        """Yield the bytes of a file; blocks on the storage."""
+        return self.storage.chunks(file.path)
+
+    async def delete_file(self, tenant: str, file_id: str) -> None:
+        """Delete a file.
+
+        Raises:
+            NotFound: This tenant has none of this id.
+            InvalidRequest: A batch that has not ended reads it.
+        """
+        file = await self.registry.file(tenant, file_id)
+        for batch in await self.registry.open_batches(tenant):
+            if batch.input_file_id == file_id:
+                raise InvalidRequest(
+                    f"file {file_id} is the input of batch {batch.id}, which has not ended; wait for it, or cancel it"
+                )
+        await self.remove_file(file)
+
+    async def remove_file(self, file: FileRecord) -> None:
+        """Delete a file, whoever uses it."""
+        await self.registry.remove_file(file)
+        await asyncio.to_thread(self.storage.delete, file.path)
+
+    # --- batches
+
+    async def create(
+        self,
+        tenant: str,
+        *,
+        input_file_id: str,
+        endpoint: str,
+        completion_window: str = "24h",
+        metadata: Mapping[str, str] | None = None,
+        output_expires_after_s: int | None = None,
+        mode: Mode = "strict",
+        order: Order = "completion",
+        priority: Priority = "normal",
+        max_active: int | None = None,
+        retry_of: str | None = None,
+    ) -> BatchRecord:
+        """Create a batch; a steward takes it up.
+
+        Args:
+            tenant: Whose; its share of the engine is used.
+            input_file_id: A file of this tenant.
+            endpoint: What every line asks for.
+            completion_window: A whole number and s, m, h or d; what is unfinished then expires.
+            metadata: Comes back with the batch.
+            output_expires_after_s: When its files are deleted, in seconds from its end.
+            mode: strict: a bad line fails the file; lenient: it gets an error row, the rest runs.
+            order: Of the rows of the output file.
+            priority: Lane of its requests.
+            max_active: How many of this tenant may be unfinished.
+            retry_of: The batch whose failed lines these are.
+
+        Raises:
+            InvalidRequest: The message names the field.
+            NotFound: The tenant has no such file.
+            LimitReached: It has `max_active` unfinished batches.
+        """
+        if endpoint not in ENDPOINTS:
+            raise InvalidRequest(f"endpoint {endpoint!r} is unknown; use {', '.join(ENDPOINTS)}")
+        now = int(time.time())
+        expires_at = now + window_s(completion_window)
+        await self.registry.file(tenant, input_file_id)
+        record = BatchRecord(
+            id=f"batch_{ULID()}", tenant=tenant, input_file_id=input_file_id, endpoint=endpoint,
+            completion_window=completion_window, created_at=now, expires_at=expires_at,
+            metadata=dict(metadata) if metadata is not None else None,
+            output_expires_after_s=output_expires_after_s, mode=mode, order=order, priority=priority, retry_of=retry_of,
+        )  # fmt: skip
+        await self.registry.create(record, max_active or 0)
+        return record
+
+    async def batches(self, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
+        """Return a page of a tenant's batches, newest first; `after` is the last id before it."""
+        found = await self.registry.batches(tenant, after=after, limit=limit + 1)
+        return _page([seen(record) for record in found], limit)
+
+    async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Return a batch.
+
+        Raises:
+            NotFound: This tenant has none of this id.
+        """
+        return seen((await self.registry.state(batch_id, tenant)).record)
+
+    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Cancel a batch: what has its row keeps it, every other line gets one that says so.
+
+        Raises:
+            NotFound: This tenant has none of this id.
+            InvalidRequest: It has ended, or is about to.
+        """
+        record = (await self.registry.state(batch_id, tenant)).record
+        if record.status not in ("validating", "in_progress"):
+            raise InvalidRequest(
+                f"batch {batch_id} is {record.status}; only one that is validating or in progress can be cancelled"
+            )
+        await self.registry.cancel(batch_id)
+        return await self.batch(tenant, batch_id)
+
+    async def retry_failed(
+        self, tenant: str, batch_id: str, *, max_active: int | None = None
+    ) -> BatchRecord:
+        """Create a batch of the lines of an ended one that have a row in its error file.
+
+        Raises:
+            NotFound: This tenant has no such batch, or its files are gone.
+            InvalidRequest: It has not ended, or nothing failed.
+        """
+        record = await self.batch(tenant, batch_id)
+        if not record.is_final or record.error_file_id is None:
+            state = "nothing in it failed" if record.is_final else "it has not ended"
+            raise InvalidRequest(f"batch {batch_id} cannot be retried: {state} ({record.status})")
+        source = await self.file(tenant, record.input_file_id)
+        errors = await self.file(tenant, record.error_file_id)
+        upload = self.upload(tenant, f"retry of {source.filename}", "batch")
+        await asyncio.to_thread(
+            _copy, failed_lines(self.storage, source, errors, record.id), upload
+        )
+        file = await upload.finish()
+        return await self.create(
+            tenant, input_file_id=file.id, endpoint=record.endpoint, completion_window=record.completion_window,
+            metadata=record.metadata, output_expires_after_s=record.output_expires_after_s, mode=record.mode,
+            order=record.order, priority=record.priority, max_active=max_active, retry_of=record.id,
+        )  # fmt: skip
+
+    async def results(
+        self, tenant: str, batch_id: str, *, follow: bool = False
+    ) -> AsyncIterator[bytes]:
+        """Return the rows that are there, answers and errors, also while the batch runs.
+
+        Args:
+            tenant: Whose.
+            batch_id: Of which batch.
+            follow: Go on until the batch has ended; each row comes once.
+
+        Raises:
+            NotFound: This tenant has none of this id.
+            InvalidRequest: To follow a batch whose output is put into the order of its input.
+        """
+        record = await self.batch(tenant, batch_id)
+        if follow and record.order == "input" and not record.is_final:
+            raise InvalidRequest(
+                f"the rows of batch {batch_id} get their order at its end; read them then, without following"
+            )
+        return Tail(self.registry, self.storage, batch_id).rows(follow=follow)
+
+    # --- for the steward
+
+    async def due(self) -> list[Work]:
+        """Return batches that are due and that nobody works on."""
+        return await self.registry.due()
+
+    async def mark_announced(self, batch_id: str) -> None:
+        """Note that a batch's end was told, or that there is nobody to tell."""
+        await self.registry.mark_announced(batch_id)
+
+    def reader(self, record: BatchRecord) -> LineReader:
+        """Return what turns the lines of a batch into requests."""
+        defaults = {"priority": record.priority, "tenant": record.tenant}
+        return LineReader(
+            record.id, max_request_bytes=self.settings.max_request_bytes,
+            default_endpoint=record.endpoint, defaults=defaults,
+        )  # fmt: skip
+
+    async def input_path(self, record: BatchRecord) -> str:
+        """Return where the input of a batch lies.
+
+        Raises:
+            NotFound: It was deleted.
+        """
+        return (await self.registry.file(record.tenant, record.input_file_id)).path
+
+    async def commit(
+        self,
+        lease: BatchLease,
+        state: BatchState,
+        record: BatchRecord,
+        progress: Progress,
+        *,
+        parts: Sequence[Part] = (),
+        new: Sequence[FileRecord] = (),
+    ) -> BatchState:
+        """Write what was done, if the lease is still held; returns the state that stands now.
+
+        Raises:
+            LeaseLost: Nothing was written.
+        """
+        now = replace(state, record=record, progress=progress, num_commits=state.num_commits + 1)
+        await lease.commit(now, parts=parts, new=new, ttl_s=self.settings.batch_ttl_s)
+        return now
+
+    async def end_early(
+        self, lease: BatchLease, state: BatchState, errors: BatchErrors | None = None
+    ) -> None:
+        """End a batch that has no rows: failed with these errors, or cancelled."""
+        status = "failed" if errors else "cancelled"
+        update = {"status": status, f"{status}_at": int(time.time()), "errors": errors}
+        progress = replace(state.progress, has_parts=True)  # if not, there is little to tidy
+        await self.commit(lease, state, state.record.model_copy(update=update), progress)
+
+    async def give_up(self, lease: BatchLease, state: BatchState, errors: BatchErrors) -> None:
+        """End a batch whose input is gone; the rows that it has go into its files."""
+        if state.record.status == "validating":
+            await self.end_early(lease, state, errors)
+            return
+        update = {
+            "status": "finalizing", "finalizing_at": int(time.time()), "closing": "failed", "errors": errors,
+        }  # fmt: skip
+        await self.commit(lease, state, state.record.model_copy(update=update), state.progress)
+
+    def new_output_file(self, record: BatchRecord, kind: str) -> FileRecord:
+        """Return the record of a file of results, with its size still to be told."""
+        name = f"{record.id}_{kind}.jsonl"
+        expires_after_s = record.output_expires_after_s
+        folder = results_folder_of(record.id)
+        return self._new_file(record.tenant, name, "batch_output", expires_after_s, folder)
+
+    def _new_file(
+        self,
+        tenant: str,
+        filename: str,
+        purpose: Purpose,
+        expires_after_s: int | None,
+        folder: str = "files",
+    ) -> FileRecord:
+        now = int(time.time())
+        file_id = f"file-{ULID()}"
+        return FileRecord(
+            id=file_id, bytes=0, created_at=now, filename=filename, purpose=purpose, tenant=tenant,
+            expires_at=now + (expires_after_s or self.settings.file_ttl_s), path=Storage.new_path(folder, file_id),
+        )  # fmt: skip
+
+
+def window_s(text: str) -> int:
+    """Return the seconds of a completion window such as `24h`.
+
+    Raises:
+        InvalidRequest: It is none, or longer than a year.
+    """
+    found = _WINDOW.fullmatch(text)
+    seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
+    if not 0 < seconds <= MAX_WINDOW_S:
+        raise InvalidRequest(
+            f"completion_window {text[:40]!r} is not allowed; write a whole number and s, m, h or d, such as 24h,"
+            " up to 365d"
+        )
+    return seconds
+
+
+def seen(record: BatchRecord) -> BatchRecord:
+    """Return a batch as clients see it: one that was told to stop is cancelling until it has stopped."""
+    if record.cancelling_at and record.status in ("validating", "in_progress"):
+        return record.model_copy(update={"status": "cancelling"})
+    return record
+
+
+def _page(found: Sequence[FileObject | BatchRecord], limit: int) -> Page:
+    data: tuple[Any, ...] = tuple(found[:limit])
+    return Page(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(found) > limit,
+    )
+
+
+def _copy(chunks: Iterator[bytes], upload: Upload) -> None:
+    for chunk in chunks:
+        upload.write(chunk)

@@ -1,0 +1,113 @@
+"""Where files lie: a folder, or whatever fsspec reaches by URL (S3, GCS, Azure, ...).
+
+An object is written whole under a name that nothing else has, and never changed: whoever reads it
+by the name in a record sees all of it, on any kind of storage.
+"""
+
+from collections.abc import Collection, Iterator
+from io import BufferedReader
+from typing import IO, Any, BinaryIO, cast
+from uuid import uuid4
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from gristmill.shared.errors import SettingsError
+
+BLOCK_BYTES = 8 * 2**20
+"""What is fetched or sent at a time; S3 takes no less than 5 MiB for a part."""
+
+COPY_BYTES = 2**20
+
+
+class Storage:
+    """Objects under one root.
+
+    Args:
+        url: A folder, or a URL such as `s3://bucket/folder`; how to log in to a store is told by
+            its own variables (`AWS_ACCESS_KEY_ID`, ...) or fsspec's (`FSSPEC_S3_ENDPOINT_URL`, ...).
+
+    Raises:
+        SettingsError: Nothing here can reach such a URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._fs, self._root = fsspec.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise SettingsError(
+                f"GRISTMILL_STORAGE_URL {url!r} cannot be used: {error}; for S3 run: pip install 'gristmill[s3]'"
+            ) from None
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+
+    @staticmethod
+    def new_path(folder: str, name: str) -> str:
+        """Return a path that nothing else has."""
+        return f"{folder}/{name}.{uuid4().hex}"
+
+    def open(self, path: str, offset: int = 0) -> BinaryIO:
+        """Open an object for reading.
+
+        Args:
+            path: Of the object, below the root.
+            offset: Where to begin, in bytes.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
+        stream = self._open(path, "rb")
+        stream.seek(offset)
+        return cast(BinaryIO, BufferedReader(cast(Any, stream), COPY_BYTES))
+
+    def create(self, path: str) -> BinaryIO:
+        """Open a new object for writing; it is there when it is closed."""
+        if self._is_local:
+            self._fs.makedirs(
+                self._fs._parent(self._full(path)), exist_ok=True
+            )  # its only way to say it
+        return cast(BinaryIO, self._open(path, "wb"))
+
+    def chunks(self, path: str, offset: int = 0) -> Iterator[bytes]:
+        """Yield an object's bytes from an offset on, a piece at a time."""
+        with self.open(path, offset) as stream:
+            while chunk := stream.read(COPY_BYTES):
+                yield chunk
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a small object."""
+        with self.create(path) as stream:
+            stream.write(data)
+
+    def delete(self, path: str) -> None:
+        """Delete an object; one that is gone already is no error."""
+        try:
+            self._fs.rm_file(self._full(path))
+        except FileNotFoundError:
+            return
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete all objects of a folder; one that is gone already is no error."""
+        try:
+            self._fs.rm(self._full(folder), recursive=True)
+        except FileNotFoundError:
+            return
+
+    def keep_only(self, folder: str, paths: Collection[str]) -> None:
+        """Delete all objects of a folder but these."""
+        prefix = self._full(folder)
+        try:
+            found = self._fs.ls(prefix, detail=False)
+        except FileNotFoundError:
+            return
+        for full in found:
+            name = full.rpartition("/")[2]
+            if f"{folder}/{name}" not in paths:
+                self.delete(f"{folder}/{name}")
+
+    def _full(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+    def _open(self, path: str, mode: str) -> IO[bytes]:
+        if self._is_local:
+            return cast(IO[bytes], self._fs.open(self._full(path), mode))
+        return cast(IO[bytes], self._fs.open(self._full(path), mode, block_size=BLOCK_BYTES))

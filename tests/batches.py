@@ -1,0 +1,100 @@
+"""Steps that the tests of batches share: a desk of files and batches, input lines, stewards of one step."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gristmill.producer.batches.lifecycle import advance
+from gristmill.producer.batches.objects import BatchRecord, FileObject
+from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.settings import BatchSettings
+from gristmill.producer.batches.storage import Storage
+from gristmill.shared.queue import Queue
+
+TENANT = "acme"
+CHAT = "/v1/chat/completions"
+
+
+def desk(queue: Queue, storage_url: str | Path, **settings: Any) -> Batches:
+    """Return the files and batches of a test's queue."""
+    return Batches(
+        queue, Storage(str(storage_url)), BatchSettings(queue=queue.keys.queue, **settings)
+    )
+
+
+def chat(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    """Return a line of OpenAI's format."""
+    messages = [{"role": "user", "content": "hi"}]
+    fields = {"model": "m", "messages": messages, "max_tokens": 4} | body
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": fields}
+
+
+def jsonl(lines: Iterable[Any]) -> bytes:
+    raw = [line if isinstance(line, bytes) else orjson.dumps(line) for line in lines]
+    return b"".join(line + b"\n" for line in raw)
+
+
+async def upload(batches: Batches, data: bytes, tenant: str = TENANT) -> FileObject:
+    file = batches.upload(tenant, "in.jsonl", "batch")
+    file.write(data)
+    return await file.finish()
+
+
+async def create(batches: Batches, lines: Iterable[Any], **options: Any) -> BatchRecord:
+    """Upload lines and create a batch of them."""
+    file = await upload(batches, jsonl(lines))
+    options = {"endpoint": CHAT} | options
+    return await batches.create(TENANT, input_file_id=file.id, **options)
+
+
+async def run(
+    batches: Batches, batch: BatchRecord, *, until: Callable[[BatchRecord], bool] | None = None
+) -> BatchRecord:
+    """Be the steward until the batch has ended and is tidy, or until a condition holds."""
+    while True:
+        state = await batches.registry.state(batch.id)
+        if until(state.record) if until else state.phase in {None, "announce"}:
+            return await batches.batch(TENANT, batch.id)
+        await advance(batches, batch.id, Steps(10))
+
+
+class Steps:
+    """Says that a slice may go on, a number of times."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __call__(self) -> bool:
+        self._number -= 1
+        return self._number >= 0
+
+
+async def rows_of(batches: Batches, file_id: str | None) -> list[dict[str, Any]]:
+    """Return the rows of a file of results."""
+    if file_id is None:
+        return []
+    file = await batches.file(TENANT, file_id)
+    return [orjson.loads(row) for row in b"".join(batches.content(file)).splitlines()]
+
+
+async def all_rows(batches: Batches, batch: BatchRecord) -> list[dict[str, Any]]:
+    return await rows_of(batches, batch.output_file_id) + await rows_of(
+        batches, batch.error_file_id
+    )
+
+
+@asynccontextmanager
+async def stewarded(
+    batches: Batches, batch: BatchRecord
+) -> AsyncIterator["asyncio.Task[BatchRecord]"]:
+    """Be the steward in the background."""
+    task = asyncio.create_task(run(batches, batch))
+    try:
+        yield task
+        await task
+    finally:
+        task.cancel()

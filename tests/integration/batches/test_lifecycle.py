@@ -1,0 +1,316 @@
+"""A batch from its creation to its files, with a true server and a worker that answers at once."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batches import CHAT, TENANT, all_rows, chat, create, desk, rows_of, run, upload
+from command_line import SettlingWorker
+
+from gristmill.producer.batches.service import Batches
+from gristmill.shared.errors import InvalidRequest, LimitReached, NotFound
+from gristmill.shared.queue import Queue
+
+
+@pytest.fixture
+def batches(queue: Queue, tmp_path: Path) -> Batches:
+    return desk(queue, tmp_path / "storage")
+
+
+@pytest.fixture
+async def worker(queue: Queue) -> AsyncIterator[SettlingWorker]:
+    async with SettlingWorker(queue).running() as running:
+        yield running
+
+
+def ids(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["custom_id"] for row in rows]
+
+
+async def keys_of(queue: Queue, pattern: str) -> list[bytes]:
+    return [key async for key in queue.redis.scan_iter(match=f"{queue.keys.prefix}{pattern}")]
+
+
+@pytest.mark.usefixtures("worker")
+async def test_every_line_has_one_row_and_the_counts_are_true(
+    batches: Batches, queue: Queue, tmp_path: Path
+) -> None:
+    batch = await create(batches, [chat(f"c{i}") for i in range(300)], metadata={"team": "a"})
+    assert batch.status == "validating"
+    ended = await run(batches, batch)
+    assert (ended.status, ended.error_file_id) == ("completed", None)
+    assert ended.request_counts.model_dump() == {
+        "total": 300, "completed": 300, "failed": 0, "cancelled": 0, "expired": 0,
+    }  # fmt: skip
+    assert (ended.model, ended.metadata) == ("m", {"team": "a"})
+    rows = await rows_of(batches, ended.output_file_id)
+    assert sorted(ids(rows)) == sorted(f"c{i}" for i in range(300))
+    assert all(row["response"]["status_code"] == 200 and row["error"] is None for row in rows)
+    moments = [ended.created_at, ended.in_progress_at, ended.finalizing_at, ended.completed_at]
+    assert moments == sorted(moments, key=lambda moment: moment or 0)
+    file = await batches.file(TENANT, ended.output_file_id or "")
+    assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert file.bytes == sum(len(chunk) for chunk in batches.content(file))
+    assert not await keys_of(queue, "result:*"), "results are forgotten once they have their row"
+    assert not await keys_of(queue, "batchparts:*")
+    assert [path.parent.parent.name for path in (tmp_path / "storage").rglob("*.*") if path.is_file()].count("batches") == 0  # fmt: skip
+
+
+@pytest.mark.usefixtures("worker")
+async def test_only_a_window_is_in_redis(queue: Queue, tmp_path: Path) -> None:
+    batches = desk(queue, tmp_path, batch_window_requests=50)
+    batch = await create(batches, [chat(f"c{i}") for i in range(500)])
+    deepest = 0
+
+    def look(record: Any) -> bool:
+        nonlocal deepest
+        return bool(record.status == "completed")
+
+    while not look((await batches.registry.state(batch.id)).record):
+        await run(batches, batch, until=lambda record: True)
+        from batches import Steps
+
+        from gristmill.producer.batches.lifecycle import advance
+
+        await advance(batches, batch.id, Steps(1))
+        counters = (await queue.stats()).counters
+        held = counters.get("queued", 0) + counters.get("in_flight", 0)
+        deepest = max(deepest, held + len(await keys_of(queue, "result:*")))
+    assert 0 < deepest <= 50
+
+
+@pytest.mark.usefixtures("worker")
+async def test_output_in_the_order_of_the_input(batches: Batches) -> None:
+    batch = await create(batches, [chat(f"c{i}") for i in range(200)], order="input")
+    ended = await run(batches, batch)
+    assert ids(await rows_of(batches, ended.output_file_id)) == [f"c{i}" for i in range(200)]
+
+
+BAD_LINES: list[tuple[Any, str]] = [
+    (b"[1,2]", "invalid_json_line"),
+    (b"null", "invalid_json_line"),
+    (b'"x"', "invalid_json_line"),
+    (b"{broken", "invalid_json_line"),
+    (b'{"custom_id": "\xff"}', "invalid_json_line"),
+    (b'{"a": "\x00"}', "invalid_json_line"),
+    (b"", "invalid_json_line"),
+    (chat("c1", "/v1/embeddings"), "url_mismatch"),
+    (chat("c0"), "duplicate_custom_id"),
+    ({"custom_id": "x", "body": 5}, "invalid_request"),
+    (chat("other", tenant="x") | {"tenant": "somebody"}, "invalid_request"),
+]
+
+
+@pytest.mark.parametrize(("line", "code"), BAD_LINES)
+async def test_strict_a_bad_line_fails_the_file_and_is_named(
+    batches: Batches, queue: Queue, line: Any, code: str
+) -> None:
+    lines = [chat(f"c{i}") for i in range(20)]
+    lines[6] = line
+    ended = await run(batches, await create(batches, lines))
+    assert ended.status == "failed"
+    assert ended.failed_at
+    assert ended.errors
+    assert [(error.code, error.line) for error in ended.errors.data] == [(code, 7)]
+    assert "line 7: " in ended.errors.data[0].message
+    assert (await queue.stats()).counters.get("submitted", 0) == 0
+
+
+@pytest.mark.parametrize(("line", "code"), BAD_LINES)
+@pytest.mark.usefixtures("worker")
+async def test_lenient_a_bad_line_gets_its_row_and_the_rest_runs(
+    batches: Batches, line: Any, code: str
+) -> None:
+    lines = [chat(f"c{i}") for i in range(20)]
+    lines[6] = line
+    ended = await run(batches, await create(batches, lines, mode="lenient"))
+    assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == (
+        "completed",
+        19,
+        1,
+    )
+    assert len(await rows_of(batches, ended.output_file_id)) == 19
+    (row,) = await rows_of(batches, ended.error_file_id)
+    assert row["id"] == f"batch_req_{ended.id}-7"
+    assert (row["error"], row["response"]["status_code"]) == (None, 400)
+    assert row["response"]["body"]["error"]["code"] == code
+
+
+async def test_a_duplicate_names_both_lines(batches: Batches) -> None:
+    ended = await run(batches, await create(batches, [chat("a"), chat("b"), chat("a")]))
+    assert ended.errors
+    (error,) = ended.errors.data
+    assert (error.code, error.line) == ("duplicate_custom_id", 3)
+    assert "line 3" in error.message
+    assert "line 1" in error.message
+
+
+async def test_strict_wants_one_model_and_lenient_does_not(batches: Batches) -> None:
+    lines = [chat("a"), chat("b", model="other")]
+    ended = await run(batches, await create(batches, lines))
+    assert ended.errors
+    assert [(error.code, error.line) for error in ended.errors.data] == [("model_mismatch", 2)]
+    lenient = await create(batches, lines, mode="lenient")
+    begun = await run(batches, lenient, until=lambda record: record.status != "validating")
+    assert (begun.status, begun.request_counts.total) == ("in_progress", 2)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf"])
+async def test_an_empty_file_fails(batches: Batches, data: bytes) -> None:
+    file = await upload(batches, data)
+    ended = await run(batches, await batches.create(TENANT, input_file_id=file.id, endpoint=CHAT))
+    assert ended.errors
+    assert [error.code for error in ended.errors.data] == ["empty_file"]
+
+
+async def test_a_file_with_too_many_lines_fails(queue: Queue, tmp_path: Path) -> None:
+    batches = desk(queue, tmp_path, max_batch_requests=10)
+    ended = await run(batches, await create(batches, [chat(f"c{i}") for i in range(11)]))
+    assert ended.errors
+    assert (ended.errors.data[0].code, ended.errors.data[0].line) == ("too_many_requests", 11)
+
+
+async def test_errors_beyond_a_hundred_are_counted(batches: Batches) -> None:
+    ended = await run(batches, await create(batches, [b"x"] * 150))
+    assert ended.errors
+    assert len(ended.errors.data) == 101
+    assert ended.errors.data[-1].message.startswith("and 50 more lines")
+
+
+async def test_cancel_ends_without_any_worker_and_every_line_has_a_row(
+    batches: Batches, queue: Queue
+) -> None:
+    batch = await create(batches, [chat(f"c{i}") for i in range(2000)])
+    await run(batches, batch, until=lambda record: record.status == "in_progress")
+    worker = SettlingWorker(queue)
+    await queue.register("worker", {"model": "m"})
+    from batches import Steps
+
+    from gristmill.producer.batches.lifecycle import advance
+
+    await advance(batches, batch.id, Steps(2))
+    settled = await worker.settle(100)
+    cancelling = await batches.cancel(TENANT, batch.id)
+    assert (cancelling.status, cancelling.cancelled_at) == ("cancelling", None)
+    ended = await run(batches, batch)
+    assert ended.status == "cancelled"
+    assert ended.cancelling_at
+    assert ended.cancelled_at
+    counts = ended.request_counts
+    assert (counts.total, counts.completed, counts.cancelled) == (2000, len(settled), 2000 - len(settled))  # fmt: skip
+    rows = await all_rows(batches, ended)
+    assert sorted(ids(rows)) == sorted(f"c{i}" for i in range(2000))
+    errors = await rows_of(batches, ended.error_file_id)
+    assert {row["error"]["code"] for row in errors} == {"batch_cancelled"}
+    assert {row["response"] for row in errors} == {None}
+    stats = (await queue.stats()).counters
+    assert (stats.get("queued", 0), stats.get("in_flight", 0)) == (0, 0)
+    assert not await keys_of(queue, "result:*")
+
+
+async def test_cancel_before_the_validation(batches: Batches) -> None:
+    batch = await create(batches, [chat("a")])
+    await batches.cancel(TENANT, batch.id)
+    ended = await run(batches, batch)
+    assert (ended.status, ended.request_counts.total) == ("cancelled", 0)
+
+
+async def test_an_ended_batch_cannot_be_cancelled(batches: Batches) -> None:
+    batch = await create(batches, [b"x"])
+    await run(batches, batch)
+    with pytest.raises(
+        InvalidRequest, match="is failed; only one that is validating or in progress"
+    ):
+        await batches.cancel(TENANT, batch.id)
+
+
+async def test_the_completion_window_expires_what_is_unfinished(batches: Batches, queue: Queue) -> None:  # fmt: skip
+    batch = await create(batches, [chat(f"c{i}") for i in range(1500)], completion_window="2s")
+    ended = await run(batches, batch)
+    assert ended.status == "expired"
+    assert ended.expired_at
+    assert ended.request_counts.expired == 1500
+    errors = await rows_of(batches, ended.error_file_id)
+    assert sorted(ids(errors)) == sorted(f"c{i}" for i in range(1500))
+    assert {row["error"]["code"] for row in errors} == {"batch_expired"}
+    assert (await queue.stats()).counters.get("queued", 0) == 0
+
+
+@pytest.mark.usefixtures("worker")
+async def test_only_what_failed_is_run_again(batches: Batches) -> None:
+    lines = [chat(f"c{i}") for i in range(10)]
+    lines[3] = b"broken"
+    first = await run(batches, await create(batches, lines, mode="lenient", metadata={"a": "b"}))
+    again = await batches.retry_failed(TENANT, first.id)
+    assert (again.retry_of, again.mode, again.metadata) == (first.id, "lenient", {"a": "b"})
+    source = await batches.file(TENANT, again.input_file_id)
+    assert b"".join(batches.content(source)) == b"broken\n"
+    ended = await run(batches, again)
+    assert (ended.request_counts.total, ended.request_counts.failed) == (1, 1)
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_batch_without_failures_has_nothing_to_retry(batches: Batches) -> None:
+    ended = await run(batches, await create(batches, [chat("a")]))
+    with pytest.raises(InvalidRequest, match="nothing in it failed"):
+        await batches.retry_failed(TENANT, ended.id)
+
+
+async def test_what_is_another_tenants_is_not_there(batches: Batches) -> None:
+    batch = await create(batches, [chat("a")])
+    for call in (
+        batches.batch("other", batch.id), batches.cancel("other", batch.id), batches.retry_failed("other", batch.id),
+        batches.results("other", batch.id), batches.file("other", batch.input_file_id),
+        batches.delete_file("other", batch.input_file_id),
+        batches.create("other", input_file_id=batch.input_file_id, endpoint=CHAT),
+    ):  # fmt: skip
+        with pytest.raises(NotFound):
+            await call
+    assert (await batches.batches("other")).data == ()
+    assert (await batches.files("other")).data == ()
+
+
+async def test_lists_come_in_pages(batches: Batches) -> None:
+    made = [await create(batches, [chat("a")]) for _ in range(5)]
+    newest_first = [batch.id for batch in reversed(made)]
+    first = await batches.batches(TENANT, limit=2)
+    assert ([batch.id for batch in first.data], first.has_more) == (newest_first[:2], True)
+    rest = await batches.batches(TENANT, after=first.last_id, limit=3)
+    assert ([batch.id for batch in rest.data], rest.has_more) == (newest_first[2:], False)
+    files = await batches.files(TENANT, limit=4, order="asc")
+    assert ([file.id for file in files.data], files.has_more) == ([b.input_file_id for b in made[:4]], True)  # fmt: skip
+    assert (await batches.files(TENANT, purpose="batch_output")).data == ()
+
+
+async def test_a_tenant_has_a_limit_of_unfinished_batches(batches: Batches) -> None:
+    batch = await create(batches, [b"x"], max_active=1)
+    with pytest.raises(LimitReached, match="1 batches that have not ended"):
+        await create(batches, [b"x"], max_active=1)
+    await run(batches, batch)
+    await create(batches, [b"x"], max_active=1)
+
+
+async def test_a_file_in_use_is_not_deleted(batches: Batches) -> None:
+    batch = await create(batches, [b"x"])
+    with pytest.raises(InvalidRequest, match=f"is the input of batch {batch.id}"):
+        await batches.delete_file(TENANT, batch.input_file_id)
+    await run(batches, batch)
+    await batches.delete_file(TENANT, batch.input_file_id)
+    with pytest.raises(NotFound):
+        await batches.file(TENANT, batch.input_file_id)
+
+
+@pytest.mark.parametrize("window", ["", "24", "h", "1w", "0h", "-1h", "400d", "1.5h", "24h "])
+async def test_a_window_that_is_no_duration_is_refused(batches: Batches, window: str) -> None:
+    with pytest.raises(InvalidRequest, match="completion_window"):
+        await create(batches, [chat("a")], completion_window=window)
+
+
+async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(queue: Queue, tmp_path: Path) -> None:  # fmt: skip
+    batches = desk(queue, tmp_path, max_file_bytes=1024)
+    file = batches.upload(TENANT, "in.jsonl", "batch")
+    with pytest.raises(InvalidRequest, match="more than 1,024 bytes"):
+        file.write(b"x" * 1025)
+    file.abort()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
