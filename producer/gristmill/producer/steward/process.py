@@ -114,7 +114,9 @@ class Steward:
 
     def _wait(self, error: Exception) -> None:
         url = redacted(self._settings.rq_url)
-        remedy = "check that it runs, that this machine may reach it, and REDIS_URL (or RQ_REDIS_URL)"
+        remedy = (
+            "check that it runs, that this machine may reach it, and REDIS_URL (or RQ_REDIS_URL)"
+        )
         log.warning("redis.waited_for", url=url, error=str(error), remedy=remedy)
         time.sleep(RESTART_S)
 
@@ -123,7 +125,9 @@ class Steward:
         try:
             probes = ProbeServer(host, port, {"/healthz": self._stalled_reason})
         except OSError as error:
-            message = f"the probes cannot listen on port {port} ({error}); set GRISTMILL_HEALTH_PORT"
+            message = (
+                f"the probes cannot listen on port {port} ({error}); set GRISTMILL_HEALTH_PORT"
+            )
             raise SettingsError(message) from error
         probes.start()
         return probes

@@ -48,7 +48,9 @@ class Schedule:
             phase: validate, feed or finalize.
             runs: How often somebody took the batch up: the slice's number.
         """
-        minute = int(time.time() // 60)  # a job that RQ lost before it took the batch up is made anew
+        minute = int(
+            time.time() // 60
+        )  # a job that RQ lost before it took the batch up is made anew
         self._enqueue(phase, f"{phase}-{batch}-{runs}-{minute}", batch)
 
     def announce(self, batch: str) -> None:
@@ -89,7 +91,12 @@ class _Scheduler(RQScheduler):
     """RQ's scheduler without its process, which would be a fork of ours with threads, and ends with Redis."""
 
     def __init__(self, queue: Queue) -> None:
-        super().__init__([queue], connection=queue.connection, logging_level="WARNING", serializer=queue.serializer)
+        super().__init__(
+            [queue],
+            connection=queue.connection,
+            logging_level="WARNING",
+            serializer=queue.serializer,
+        )
         self._queue_connection: Redis = queue.connection
 
     @property

@@ -92,21 +92,27 @@ class Webhooks:
             NotWanted: The receiver said 410, or the URL or the secret is none.
         """
         target, headers = _checked(url), _signed(event, secret)
-        guard = None if target.host in self.allowed_hosts else public_socket
-        connector = aiohttp.TCPConnector(socket_factory=guard, force_close=True)
-        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         try:
-            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-                async with session.post(
-                    target, data=event.body, headers=headers, allow_redirects=False
-                ) as answer:
-                    status = answer.status
+            status = await self._post(target, headers, event.body)
         except (aiohttp.ClientError, OSError) as error:
             raise NotDelivered(f"{target.host}: {_reason(error)}") from None
         if status == GONE:
             raise NotWanted(f"{target.host} answered 410 Gone")
         if not 200 <= status < 300:
             raise NotDelivered(f"{target.host} answered {status}")
+
+    async def _post(self, target: URL, headers: dict[str, str], body: bytes) -> int:
+        guard = None if target.host in self.allowed_hosts else public_socket
+        async with (
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(socket_factory=guard, force_close=True),
+                timeout=aiohttp.ClientTimeout(total=self.timeout_s),
+                auto_decompress=False,
+                trust_env=False,
+            ) as session,
+            session.post(target, data=body, headers=headers, allow_redirects=False) as answer,
+        ):
+            return answer.status
 
 
 def _checked(url: str) -> URL:
@@ -123,9 +129,13 @@ def _signed(event: Event, secret: str) -> dict[str, str]:
     try:
         return event.headers(secret)
     except Exception:  # noqa: BLE001  # of several libraries, and their words may quote the secret
-        raise NotWanted("the webhook's secret is not one of Standard Webhooks (whsec_...)") from None
+        raise NotWanted(
+            "the webhook's secret is not one of Standard Webhooks (whsec_...)"
+        ) from None
 
 
 def _reason(error: Exception) -> str:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return f"{type(cause).__name__}: {cause}" if isinstance(cause, OSError) else type(error).__name__
+    return (
+        f"{type(cause).__name__}: {cause}" if isinstance(cause, OSError) else type(error).__name__
+    )

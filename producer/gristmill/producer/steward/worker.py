@@ -76,7 +76,7 @@ class StewardWorker(SimpleWorker):
     def run_maintenance_tasks(self) -> None:
         """Clean up as RQ does; what fails there, for a job that is none, must not end the worker."""
         try:
-            super().run_maintenance_tasks()
+            super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # rq's
         except RedisError:
             raise
         except Exception:
@@ -92,4 +92,4 @@ class StewardWorker(SimpleWorker):
         if self._turn.is_stopping:
             hurry(self.connection)
         with suppress(RedisError, OSError):
-            super().teardown()
+            super().teardown()  # type: ignore[no-untyped-call]  # rq's
