@@ -94,12 +94,17 @@ def start_steward(
 
 @asynccontextmanager
 async def steward_process(
-    command: Sequence[str], redis_url: str, queue: str, folder: Path, **environment: str
+    command: Sequence[str],
+    redis_url: str,
+    queue: str,
+    folder: Path,
+    event: str = "steward.started",
+    **environment: str,
 ) -> AsyncIterator[StewardProcess]:
-    """Run a steward for the length of a block, from when it is started; gone at its end."""
+    """Run a steward for the length of a block, from an event on; gone at its end."""
     steward = start_steward(command, redis_url, queue, folder, **environment)
     try:
-        await steward.until("steward.started")
+        await steward.until(event)
         yield steward
     finally:
         if steward.process.poll() is None:
@@ -143,7 +148,7 @@ class Place:
     async def notes(self, count: int) -> list[dict[str, Any]]:
         """Wait for so many notes of a stub's jobs; returns all there are."""
         key, deadline = f"{self.batches.queue.keys.prefix}notes", time.monotonic() + 30
-        while len(lines := await self.batches.queue.redis.lrange(key, 0, -1)) < count:  # type: ignore[misc]
+        while len(lines := await self.batches.queue.redis.lrange(key, 0, -1)) < count:
             assert time.monotonic() < deadline, lines
             await asyncio.sleep(0.02)
         return [orjson.loads(line) for line in lines]

@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from redis import Redis
 from rq import Callback, Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 from servers import ask, port_of, process_id, running_cluster, with_user
-from stewards import STUB, TRUE, Place, opened, start_steward, steward_process
+from stewards import STUB, TRUE, Place, start_steward, steward_process
 
 from gristmill.shared.server import free_port, running_server
 
@@ -165,31 +167,32 @@ async def test_a_redis_that_hangs_holds_up_no_exit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "hold"])
 async def test_a_steward_outlives_its_redis(tmp_path: Path, name: str) -> None:
     port = free_port()
-    with running_server(port=port) as url:
-        steward = start_steward(STUB, url, "test", tmp_path)
-        await steward.until("steward.started")
-        async with opened(url, tmp_path) as place:
+    with ExitStack() as stack:
+        url = stack.enter_context(running_server(port=port))
+        async with steward_process(STUB, url, "test", tmp_path) as steward:
             if name:
-                rq = Queue("gristmill-test", connection=place.redis, serializer=JSONSerializer)
-                await steward.until("job.started", job=rq.enqueue(name, "batch_x").id)
-    await steward.until("redis.waited_for")
-    with running_server(port=port) as url:
-        async with opened(url, tmp_path) as place:
-            rq = Queue("gristmill-test", connection=place.redis, serializer=JSONSerializer)
-            job = rq.enqueue("note", "batch_y")
-            await steward.until("job.finished", job=job.id)
-            code, _ = await steward.terminate()
-            assert code == 0
+                await steward.until("job.started", job=_enqueue(url, name).id)
+            stack.close()
+            await steward.until("redis.waited_for")
+            with running_server(port=port) as url:
+                await steward.until("job.finished", job=_enqueue(url, "note").id)
+                assert (await steward.terminate())[0] == 0
+
+
+def _enqueue(url: str, name: str) -> Job:
+    with Redis.from_url(url) as redis:
+        queue = Queue("gristmill-test", connection=redis, serializer=JSONSerializer)
+        return queue.enqueue(name, "batch_x")
 
 
 async def test_a_steward_waits_for_a_redis_that_is_not_there_yet(tmp_path: Path) -> None:
     port = free_port()
-    steward = start_steward(STUB, f"redis://127.0.0.1:{port}/0", "test", tmp_path)
-    await steward.until("redis.waited_for")
-    with running_server(port=port):
-        await steward.until("steward.started")
-        assert await asyncio.to_thread(_probe, steward.port) == (200, "ok\n")
-        assert (await steward.terminate())[0] == 0
+    url = f"redis://127.0.0.1:{port}/0"
+    async with steward_process(STUB, url, "test", tmp_path, "redis.waited_for") as steward:
+        with running_server(port=port):
+            await steward.until("steward.started")
+            assert await asyncio.to_thread(_probe, steward.port) == (200, "ok\n")
+            assert (await steward.terminate())[0] == 0
 
 
 def _probe(port: int) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from typing import Any
 from redis import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
+from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -45,6 +46,8 @@ def _socket_options(timeout_s: float) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(5.0, timeout_s),
+        # redis-py's handshake for them catches every exception, also the one that ends the worker
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
 
 
@@ -75,7 +78,9 @@ def check_access(redis: Redis) -> None:
 
 def hurry(redis: Redis) -> None:
     """Let what is still asked at the end of the process wait no longer than `EXIT_TIMEOUT_S`."""
-    redis.connection_pool.connection_kwargs.update(
+    pool = redis.connection_pool
+    pool.connection_kwargs.update(
         socket_timeout=EXIT_TIMEOUT_S, socket_connect_timeout=EXIT_TIMEOUT_S
     )
-    redis.connection_pool.disconnect()
+    pool.disconnect()
+    pool.reset()  # a connection keeps the times that it was made with

@@ -10,7 +10,6 @@ from types import FrameType
 
 import structlog
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
-from rq.exceptions import StopRequested
 
 from gristmill.producer.batches.service import Batches
 from gristmill.producer.steward.allowed import allow, queue_of
@@ -20,7 +19,7 @@ from gristmill.producer.steward.log import route_rq_logs
 from gristmill.producer.steward.runner import Function, Runner
 from gristmill.producer.steward.schedule import JOB_TIMEOUT_S, Schedule
 from gristmill.producer.steward.settings import StewardSettings
-from gristmill.producer.steward.turn import Turn
+from gristmill.producer.steward.turn import Stopped, Turn
 from gristmill.producer.steward.worker import StewardWorker
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
@@ -70,7 +69,7 @@ class Steward:
             signal.signal(number, self._stop)
         probes = self._open_probes()
         log.info("steward.starting", version=version("gristmill"), health_port=probes.port)
-        with suppress(StopRequested):
+        with suppress(Stopped):
             self._until_redis_answers()
             self._dispatcher.start()
             log.info("steward.started", rq_queue=self._queue.name)
@@ -84,7 +83,7 @@ class Steward:
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         """Stop while RQ's worker, which handles signals itself, is not there."""
         self._turn.stop()
-        raise StopRequested
+        raise Stopped
 
     def _until_redis_answers(self) -> None:
         while True:

@@ -12,6 +12,10 @@ STOP_GRACE_S = 5.0
 """What it may take from SIGTERM on, or beyond `MAX_RUN_S`, before it is cancelled."""
 
 
+class Stopped(SystemExit):
+    """Raised by a signal while no job runs: RQ lets it out, and no `except Exception` on the way keeps it."""
+
+
 class Turn:
     """What the worker, the dispatcher and the running job tell each other; plain values, safe across threads.
 

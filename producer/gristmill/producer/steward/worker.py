@@ -12,14 +12,13 @@ from typing import Any
 import structlog
 from redis.exceptions import RedisError
 from rq import SimpleWorker
-from rq.exceptions import StopRequested
 from rq.job import Job
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
 from rq.worker.base import WorkerStatus
 
 from gristmill.producer.steward.connection import hurry
-from gristmill.producer.steward.turn import Turn
+from gristmill.producer.steward.turn import Stopped, Turn
 
 log = structlog.get_logger()
 
@@ -58,12 +57,12 @@ class StewardWorker(SimpleWorker):
         """Stop after the running job, or now if there is none; asks nothing of Redis, unlike RQ's own.
 
         Raises:
-            StopRequested: No job runs; it ends `work`.
+            Stopped: No job runs; it ends `work`.
         """
         self._turn.stop()
         self._stop_requested = True
         if self.get_state() != WorkerStatus.BUSY:
-            raise StopRequested
+            raise Stopped
 
     def subscribe(self) -> None:
         """Listen to no commands: RQ's thread for them ends at the first time-out, with a traceback."""
