@@ -1,7 +1,9 @@
 """A steward from start to exit: a dispatcher in a thread, RQ's worker in the main one, signals, probes."""
 
 import asyncio
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,7 +21,7 @@ from gristmill.producer.steward.log import route_rq_logs
 from gristmill.producer.steward.runner import Function, Runner
 from gristmill.producer.steward.schedule import JOB_TIMEOUT_S, Schedule
 from gristmill.producer.steward.settings import StewardSettings
-from gristmill.producer.steward.turn import Stopped, Turn
+from gristmill.producer.steward.turn import STOP_GRACE_S, Stopped, Turn
 from gristmill.producer.steward.worker import StewardWorker
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
@@ -36,6 +38,10 @@ STALL_S = 120.0
 
 EXIT_S = 3.0
 """Longest wait for the dispatcher at the end."""
+
+LEAVE_S = STOP_GRACE_S + 5.0
+"""Time from the signal on after which the process ends whatever it waits for: several calls of RQ's
+bookkeeping may hang, one after the other, and a process that is gone loses nothing."""
 
 Functions = Callable[[StewardSettings, Turn], Mapping[str, Function]]
 
@@ -67,6 +73,7 @@ class Steward:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        threading.Thread(target=self._leave_in_time, name="gristmill-exit", daemon=True).start()
         probes = self._open_probes()
         log.info("steward.starting", version=version("gristmill"), health_port=probes.port)
         with suppress(Stopped):
@@ -84,6 +91,14 @@ class Steward:
         """Stop while RQ's worker, which handles signals itself, is not there."""
         self._turn.stop()
         raise Stopped
+
+    def _leave_in_time(self) -> None:
+        while not self._turn.is_stopping:
+            time.sleep(RESTART_S)
+        time.sleep(LEAVE_S)
+        log.warning("steward.left", reason="Redis did not answer in time; nothing is lost")
+        time.sleep(RESTART_S)  # the log is written by a thread
+        os._exit(0)
 
     def _until_redis_answers(self) -> None:
         while True:
