@@ -73,6 +73,11 @@ class Steps:
         return self._number >= 0
 
 
+def files_in(folder: Path) -> list[str]:
+    """Return what lies in a local storage, each as its path below the root."""
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
 async def rows_of(batches: Batches, file_id: str | None) -> list[dict[str, Any]]:
     """Return the rows of a file of results."""
     if file_id is None:

@@ -116,6 +116,7 @@ class SettlingWorker:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._is_stopping = False
+        self.answered: list[str] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["SettlingWorker"]:
@@ -130,6 +131,7 @@ class SettlingWorker:
         """Claim at most `count` requests, or what there is, and answer them."""
         claim = await self._queue.claim("worker", uuid4().hex, count)
         await self._queue.ack("worker", [_settlement(claimed) for claimed in claim.claimed])
+        self.answered += [claimed.id for claimed in claim.claimed]
         return [claimed.id for claimed in claim.claimed]
 
     async def register(self) -> None:

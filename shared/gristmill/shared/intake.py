@@ -55,6 +55,7 @@ def request_from_json(
     *,
     max_request_bytes: int,
     default_id: str | None = None,
+    line_id: str | None = None,
     default_endpoint: str | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Request:
@@ -64,6 +65,8 @@ def request_from_json(
         raw: The bytes of the element, without its line end.
         max_request_bytes: Longest body that is accepted (`GRISTMILL_MAX_REQUEST_BYTES`).
         default_id: The id unless the element has one; a fresh one if None.
+        line_id: For line n of a file: its id, `<run>-<n>`, whatever the element calls itself. That
+            becomes its custom_id; n if it has no name.
         default_endpoint: Where the element names none; a plain body then needs no known field.
         defaults: Fields of `Request` for elements that do not set them.
 
@@ -77,7 +80,9 @@ def request_from_json(
     element = _object_of(raw, max_element_bytes(max_request_bytes))
     envelope = _envelope_of(element, default_endpoint)
     body = envelope.pop("body")
-    if default_id is not None:
+    if line_id is not None:
+        _name_line(envelope, line_id)
+    elif default_id is not None:
         envelope.setdefault("id", default_id)
     request = request_from_body(body, **(dict(defaults or {}) | envelope))
     if len(request.body) > max_request_bytes:
@@ -86,6 +91,12 @@ def request_from_json(
             " (GRISTMILL_MAX_REQUEST_BYTES); shorten it, or raise the limit here and on the workers"
         )
     return request
+
+
+def _name_line(envelope: dict[str, Any], line_id: str) -> None:
+    name = envelope.get("id") or line_id.rpartition("-")[2]
+    envelope["metadata"] = {"custom_id": name} | envelope.get("metadata", {})
+    envelope["id"] = line_id
 
 
 def _object_of(raw: bytes, max_bytes: int) -> dict[str, Any]:

@@ -4,7 +4,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gristmill.producer.batches import BadLine, BatchInput, LineReader, Output, Run, bad_line_row, result_row
+from gristmill.producer.batches import (
+    BadLine,
+    BatchInput,
+    LineReader,
+    Output,
+    Run,
+    bad_line_row,
+    result_row,
+)
 from gristmill.producer.batches.lines import lines_of
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.records import Request

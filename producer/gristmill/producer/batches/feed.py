@@ -148,16 +148,11 @@ class Feeder:
             entry = self._reader.read(line)
             if isinstance(entry, Request):
                 self._expect(line)
-                yield self._of_batch(entry)
+                yield entry
             else:  # a limit was lowered since the file was validated
                 self._drop(line.number)
                 self._rows.add("error", bad_line_row(self._state.record.id, entry))
                 self._counts["failed"] += 1
-
-    def _of_batch(self, request: Request) -> Request:
-        remaining_s = max(0.001, self._state.record.expires_at - time.time())
-        deadline_s = min(request.deadline_s or remaining_s, remaining_s)
-        return replace(request, batch="", reply=self._reply, deadline_s=deadline_s)
 
     def _expect(self, line: Line) -> None:
         if line.number not in self._outstanding:
@@ -206,7 +201,7 @@ class Feeder:
 
     async def _replies(self) -> list[str]:
         """Return ids that finished, waiting a moment for the first if there is nothing else to do."""
-        key = self._queue.keys.reply(self._reply)
+        key = self._queue.keys.reply(self._state.record.id)
         redis: Any = self._queue.redis
         if found := await redis.lpop(key, IDS_A_CALL):
             return [request_id.decode() for request_id in found]
@@ -247,6 +242,7 @@ class Feeder:
     async def _look(self) -> None:
         """See what has changed outside: the workers' load, a cancel, the time."""
         await self._lease.extend()
+        self._reader = self._batches.reader(self._state.record)  # for the time that is left
         self._num_in_flight = (await self._queue.stats()).counters.get("in_flight", 0)
         if self._closing is None:
             state = await self._batches.registry.state(self._state.record.id)
@@ -327,7 +323,7 @@ class Feeder:
         for start in range(0, len(written), IDS_A_CALL):
             await self._queue.forget(written[start : start + IDS_A_CALL])
         if self._is_done:
-            await self._queue.redis.unlink(self._queue.keys.reply(self._reply))
+            await self._queue.redis.unlink(self._queue.keys.reply(self._state.record.id))
 
     def _record(self) -> BatchRecord:
         before = self._state.record
@@ -343,10 +339,6 @@ class Feeder:
         if self._is_done:
             update |= {"status": "finalizing", "finalizing_at": now, "closing": self._closing or "completed"}  # fmt: skip
         return before.model_copy(update=update)
-
-    @property
-    def _reply(self) -> str:
-        return self._state.record.id
 
     def _id(self, number: int) -> str:
         return f"{self._state.record.id}-{number}"

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -90,19 +90,16 @@ class LineReader:
         """Return the request of a line, with its custom_id in the metadata, or why it is none."""
         request_id = f"{self._run}-{line.number}"
         try:
-            request = request_from_json(
+            return request_from_json(
                 line.raw,
                 max_request_bytes=self._max_request_bytes,
-                default_id=request_id,
+                line_id=request_id,
                 default_endpoint=self._default_endpoint,
                 defaults=self._defaults,
             )
         except InvalidRequest as error:
             reason = str(error).removeprefix(f"request {request_id}: ")
             return BadLine(line.number, reason, name_of(line), error.code)
-        own_name = str(line.number) if request.id == request_id else request.id
-        metadata = {"custom_id": own_name} | dict(request.metadata or {})
-        return replace(request, id=request_id, metadata=metadata)
 
 
 class BatchInput:

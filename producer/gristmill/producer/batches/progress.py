@@ -60,7 +60,7 @@ class Progress:
 
     def dump(self) -> bytes:
         """Return it as JSON."""
-        places = {number: tuple(place) for number, place in self.outstanding.items()}
+        places = {n: (start, size) for n, (start, size) in self.outstanding.items()}
         return orjson.dumps(replace(self, outstanding=places), option=orjson.OPT_NON_STR_KEYS)
 
     @classmethod

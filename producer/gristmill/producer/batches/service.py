@@ -17,6 +17,7 @@ from ulid import ULID
 from gristmill.producer.batches.input import LineReader
 from gristmill.producer.batches.objects import (
     BatchErrors,
+    BatchObject,
     BatchRecord,
     FileObject,
     FileRecord,
@@ -288,8 +289,11 @@ class Batches:
         await self.registry.mark_announced(batch_id)
 
     def reader(self, record: BatchRecord) -> LineReader:
-        """Return what turns the lines of a batch into requests."""
-        defaults = {"priority": record.priority, "tenant": record.tenant}
+        """Return what turns the lines of a batch into requests that end with its completion window."""
+        remaining_s = max(0.001, record.expires_at - time.time())
+        defaults = {
+            "priority": record.priority, "tenant": record.tenant, "reply": record.id, "deadline_s": remaining_s,
+        }  # fmt: skip
         return LineReader(
             record.id, max_request_bytes=self.settings.max_request_bytes,
             default_endpoint=record.endpoint, defaults=defaults,
@@ -385,6 +389,12 @@ def seen(record: BatchRecord) -> BatchRecord:
     if record.cancelling_at and record.status in ("validating", "in_progress"):
         return record.model_copy(update={"status": "cancelling"})
     return record
+
+
+def public(record: FileRecord | BatchRecord) -> dict[str, Any]:
+    """Return what clients may see of a record: its public fields."""
+    kind = FileObject if isinstance(record, FileRecord) else BatchObject
+    return record.model_dump(include=set(kind.model_fields))
 
 
 def _page(found: Sequence[FileObject | BatchRecord], limit: int) -> Page:

@@ -50,8 +50,8 @@ class Checker:
         if request.endpoint != self._batch.endpoint:
             reason = f"its url is {request.endpoint}, that of the batch {self._batch.endpoint}; give each url a batch"
             return BadLine(number, reason, custom_id, "url_mismatch")
-        if request.tenant != self._batch.tenant:
-            reason = f"it names the tenant {request.tenant!r}; a line runs for whoever made the batch, leave it out"
+        if request.tenant != self._batch.tenant or request.batch:
+            reason = "it names a tenant or a batch; a line runs for whoever made the batch, so leave both out"
             return BadLine(number, reason, custom_id)
         first = self._seen.note(custom_id, number)
         if first is not None:

@@ -1,0 +1,209 @@
+"""What the commands of `gristmill batch` do, each with a connection of its own."""
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import fsspec
+
+from gristmill.producer.batches.objects import BatchRecord
+from gristmill.producer.batches.service import Batches, public
+from gristmill.producer.batches.settings import BatchSettings
+from gristmill.producer.batches.storage import COPY_BYTES, Storage
+from gristmill.producer.batches.upload import Upload
+from gristmill.producer.commands.progress import Tally, display
+from gristmill.producer.commands.session import on_queue, print_json
+from gristmill.shared.cli import say
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.intake import request_from_json
+from gristmill.shared.queue import Queue
+
+T = TypeVar("T")
+
+UNTAKEN_S = 5.0
+"""How long a new batch may lie before people are told that no steward seems to run."""
+
+
+class Session:
+    """One command on the batches of one tenant.
+
+    Args:
+        settings: Redis, queue and storage.
+        tenant: Whose batches.
+    """
+
+    def __init__(self, settings: BatchSettings, tenant: str) -> None:
+        self._settings = settings
+        self._tenant = tenant
+
+    def create(self, source: str, options: Mapping[str, Any]) -> BatchRecord:
+        """Copy a file into the storage and create a batch of it.
+
+        Raises:
+            InvalidRequest: It cannot be read, or an option is wrong.
+        """
+        return self._run(lambda batches: self._create(batches, source, dict(options)))
+
+    def batch(self, batch_id: str) -> BatchRecord:
+        """Return a batch."""
+        return self._run(lambda batches: batches.batch(self._tenant, batch_id))
+
+    def cancel(self, batch_id: str) -> BatchRecord:
+        """Cancel a batch."""
+        return self._run(lambda batches: batches.cancel(self._tenant, batch_id))
+
+    def retry_failed(self, batch_id: str) -> BatchRecord:
+        """Create a batch of what failed."""
+        return self._run(lambda batches: batches.retry_failed(self._tenant, batch_id))
+
+    def watch(self, batch_id: str) -> BatchRecord:
+        """Show progress until a batch has ended."""
+        return self._run(lambda batches: self._watch(batches, batch_id))
+
+    def list_batches(self, limit: int, *, as_json: bool) -> None:
+        """Print a tenant's batches."""
+        page = self._run(lambda batches: batches.batches(self._tenant, limit=limit))
+        for record in page.data:
+            if as_json:
+                print_json(public(record))
+            else:
+                click.echo(f"{record.id}  {record.status:<11}  {_counts(record)}")
+
+    def write_results(self, batch_id: str, output: Path | None, *, follow: bool = False) -> None:
+        """Write rows to a file or to stdout."""
+        self._run(lambda batches: self._write(batches, batch_id, output, follow))
+
+    def show(self, record: BatchRecord, *, as_json: bool, brief: bool = False) -> None:
+        """Print a batch: JSON, its id alone, or a few lines for people."""
+        if as_json:
+            print_json(public(record))
+        elif brief:
+            click.echo(record.id)
+            say(f"batch created; watch it with: gristmill batch show {record.id} --wait")
+        else:
+            for line in _lines(record):
+                click.echo(line)
+
+    @staticmethod
+    def exit_code(record: BatchRecord) -> int:
+        """Return 0 if every line succeeded."""
+        counts = record.request_counts
+        return 0 if record.status == "completed" and counts.completed == counts.total else 1
+
+    def _run(self, work: Callable[[Batches], Coroutine[Any, Any, T]]) -> T:
+        storage = Storage(self._settings.storage_url)
+
+        async def on_open_queue(queue: Queue) -> T:
+            return await work(Batches(queue, storage, self._settings))
+
+        return on_queue(self._settings, on_open_queue)
+
+    async def _create(self, batches: Batches, source: str, options: dict[str, Any]) -> BatchRecord:
+        upload = batches.upload(self._tenant, Path(source).name, "batch")
+        try:
+            first = _copy(source, upload)
+        except BaseException:
+            upload.abort()
+            raise
+        file = await upload.finish()
+        options["endpoint"] = options["endpoint"] or self._endpoint_of(first)
+        return await batches.create(self._tenant, input_file_id=file.id, **options)
+
+    def _endpoint_of(self, first: bytes) -> str:
+        """Return what the first line asks for; what is wrong with it the validation tells."""
+        limit = self._settings.max_request_bytes
+        try:
+            return request_from_json(first, max_request_bytes=limit).endpoint
+        except InvalidRequest as error:
+            raise InvalidRequest(f"line 1: {error}; or name the endpoint with --endpoint") from None
+
+    async def _watch(self, batches: Batches, batch_id: str) -> BatchRecord:
+        start_s = time.monotonic()
+        record = await self._until_begun(batches, batch_id)
+        tally = Tally(
+            record.request_counts.total, time.monotonic(),
+            num_finished=record.request_counts.finished, num_failed=_num_failed(record),
+        )  # fmt: skip
+        with display(tally.total) as shown:
+            while not record.is_final:
+                await asyncio.sleep(min(shown.interval_s, 1.0))
+                record = await batches.batch(self._tenant, batch_id)
+                tally.num_finished, tally.num_failed = record.request_counts.finished, _num_failed(record)  # fmt: skip
+                tally.output_tokens = record.usage.output_tokens
+                tally.sample(time.monotonic())
+                shown.show(tally.num_finished, f"{record.status}: {tally.line(Counter())}")
+        say(f"{record.id} {record.status} after {time.monotonic() - start_s:,.1f} s")
+        return record
+
+    async def _until_begun(self, batches: Batches, batch_id: str) -> BatchRecord:
+        start_s = time.monotonic()
+        is_told = False
+        while (record := await batches.batch(self._tenant, batch_id)).status == "validating":
+            if not is_told and time.monotonic() - start_s > UNTAKEN_S:
+                is_told = True
+                if not (await batches.registry.state(batch_id)).runs:
+                    say("no steward has taken the batch up yet; start one: gristmill steward")
+            await asyncio.sleep(0.2)
+        return record
+
+    async def _write(
+        self, batches: Batches, batch_id: str, output: Path | None, follow: bool
+    ) -> None:
+        rows = await batches.results(self._tenant, batch_id, follow=follow)
+        target = output.open("wb") if output else sys.stdout.buffer
+        try:
+            async for chunk in rows:
+                target.write(chunk)
+                target.flush()
+        finally:
+            if output:
+                target.close()
+
+
+def _copy(source: str, upload: Upload) -> bytes:
+    """Copy a file, a URL or stdin; returns its first line."""
+    try:
+        opened = sys.stdin.buffer if source == "-" else fsspec.open(source, "rb").open()
+    except (OSError, ValueError, ImportError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidRequest(
+            f"cannot read {source!r} ({reason}); name a JSONL file or its URL"
+        ) from None
+    with opened as stream:
+        first = b""
+        while chunk := stream.read(COPY_BYTES):
+            first = first or chunk
+            upload.write(chunk)
+    return first.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf").rstrip(b"\r")
+
+
+def _num_failed(record: BatchRecord) -> int:
+    return record.request_counts.finished - record.request_counts.completed
+
+
+def _counts(record: BatchRecord) -> str:
+    counts = record.request_counts
+    others = [
+        f"{number:,} {name}"
+        for name in ("failed", "cancelled", "expired")
+        if (number := getattr(counts, name))
+    ]
+    return f"{counts.completed:,}/{counts.total:,} completed" + "".join(f", {text}" for text in others)  # fmt: skip
+
+
+def _lines(record: BatchRecord) -> list[str]:
+    lines = [
+        f"batch    {record.id}",
+        f"status   {record.status}",
+        f"counts   {_counts(record)}",
+        f"tokens   {record.usage.input_tokens:,} in, {record.usage.output_tokens:,} out",
+    ]
+    lines += [f"error    {error.code}: {error.message}" for error in record.errors.data] if record.errors else []  # fmt: skip
+    lines += [f"output   {record.output_file_id}"] if record.output_file_id else []
+    lines += [f"errors   {record.error_file_id}"] if record.error_file_id else []
+    return lines

@@ -1,0 +1,127 @@
+"""A steward dies at a random command or write, again and again: each line still runs once and has one row."""
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batches import TENANT, all_rows, chat, create, desk, files_in
+from command_line import SettlingWorker
+from redis.asyncio import RedisCluster
+
+from gristmill.producer.batches.lifecycle import advance
+from gristmill.producer.batches.service import Batches
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Queue
+
+NUM_LINES = 120
+NUM_SEEDS = int(os.environ.get("GRISTMILL_BATCH_SEEDS", "3"))
+
+
+class Killed(BaseException):
+    """What a `kill -9` is to the code: nothing after it happens."""
+
+
+class Mortal:
+    """Lets a steward's clients work for a number of calls, then nothing any more.
+
+    Args:
+        batches: Of this steward alone.
+        calls: After how many it dies; whether the last one took place is chance.
+        chance: Where chance comes from.
+    """
+
+    def __init__(self, batches: Batches, calls: int, chance: random.Random) -> None:
+        self._calls = calls
+        self._chance = chance
+        redis: Any = batches.queue.redis
+        redis.execute_command = self._dying(redis.execute_command)
+        self._write = batches.storage.write
+        batches.storage.write = self.write  # type: ignore[method-assign]  # the fault is injected here
+
+    def _dying(self, execute: Any) -> Any:
+        async def execute_or_die(*args: Any, **options: Any) -> Any:
+            self._calls -= 1
+            if self._calls < 0:
+                raise Killed
+            if self._calls == 0:
+                if self._chance.random() < 0.5:
+                    await execute(*args, **options)
+                raise Killed
+            return await execute(*args, **options)
+
+        return execute_or_die
+
+    def write(self, path: str, data: bytes) -> None:
+        self._calls -= 1
+        if self._calls <= 0:
+            self._write(path, data[: len(data) // 2])
+            raise Killed
+        self._write(path, data)
+
+
+def lines(chance: random.Random) -> list[Any]:
+    made: list[Any] = [chat(f"c{i}") for i in range(NUM_LINES)]
+    for number in chance.sample(range(NUM_LINES), 5):
+        made[number] = b'{"custom_id": "c%d", "body": 5}' % number
+    return made
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+@pytest.mark.parametrize("ending", ["completed", "cancelled"])
+async def test_each_line_runs_once_and_has_one_row(
+    any_redis_url: str, queue: Queue, tmp_path: Path, seed: int, ending: str
+) -> None:
+    chance = random.Random(seed)
+    batches = desk(queue, tmp_path)
+    batch = await create(
+        batches, lines(chance), mode="lenient", order=chance.choice(["completion", "input"])
+    )
+    num_deaths = 0
+    cancel_at = chance.randrange(3, 20) if ending == "cancelled" else None
+    async with SettlingWorker(queue).running() as worker:
+        for turn in range(2_000):
+            if turn == cancel_at:
+                await _cancel(batches, batch.id)
+            num_deaths += await _life(any_redis_url, queue, tmp_path, batch.id, chance)
+            if (await batches.registry.state(batch.id)).phase == "announce":
+                break
+    ended = await batches.batch(TENANT, batch.id)
+    assert num_deaths > 0, "the schedule killed nobody"
+    assert max(Counter(worker.answered).values(), default=0) <= 1, "a line ran twice"
+    counts = ended.request_counts
+    if ended.status == "cancelled" and counts.total == 0:
+        return  # before its validation
+    assert ended.status in {"completed", ending}
+    assert counts.finished == counts.total == NUM_LINES
+    rows = await all_rows(batches, ended)
+    assert sorted(row["custom_id"] for row in rows) == sorted(f"c{i}" for i in range(NUM_LINES))
+    assert counts.completed == sum(row["response"] is not None and row["response"]["status_code"] == 200 for row in rows)  # fmt: skip
+    if ended.status == "completed":
+        assert (counts.completed, counts.failed) == (NUM_LINES - 5, 5)
+    left = [path for path in files_in(tmp_path) if not path.startswith("files/")]
+    assert len(left) == (ended.output_file_id is not None) + (ended.error_file_id is not None)
+
+
+async def _cancel(batches: Batches, batch: str) -> None:
+    if (await batches.registry.state(batch)).record.status in {"validating", "in_progress"}:
+        await batches.cancel(TENANT, batch)
+
+
+async def _life(url: str, queue: Queue, folder: Path, batch: str, chance: random.Random) -> bool:
+    """Be one steward for a slice; returns whether it was killed. Its lease ends at once."""
+    redis = connect(url)
+    steward = desk(Queue(redis, queue.keys.queue, queue.limits), folder, batch_window_requests=20)
+    if isinstance(redis, RedisCluster):
+        await redis.initialize()
+    Mortal(steward, chance.randrange(1, 60), chance)
+    try:
+        await advance(steward, batch, lambda: chance.random() < 0.7)
+    except Killed:
+        await queue.redis.unlink(queue.keys.batchlease(batch))
+        return True
+    finally:
+        await redis.aclose()
+    return False
