@@ -1,0 +1,25 @@
+"""The command `gristmill steward`."""
+
+import sys
+
+import click
+
+
+@click.command()
+@click.option("--redis-url", metavar="URL", help="Which Redis.  [env: REDIS_URL]")
+@click.option("--queue", metavar="NAME", help="Which queue.  [env: GRISTMILL_QUEUE]")
+def steward(redis_url: str | None, queue: str | None) -> None:
+    """Move batches on, until told to stop: validate, feed, write results, call webhooks.
+
+    Run as many as you like; each works on one batch at a time. Every other setting is an environment
+    variable; see the README. Exit codes: 0 stopped, 2 a setting is wrong, 3 Redis refuses the password.
+    """
+    from gristmill.producer.steward.jobs import Jobs
+    from gristmill.producer.steward.process import run_steward
+    from gristmill.producer.steward.settings import StewardSettings
+    from gristmill.shared.cli import redis_errors
+    from gristmill.shared.settings import read_settings
+
+    settings = read_settings(StewardSettings, redis_url=redis_url, queue=queue)
+    with redis_errors(settings.rq_url):
+        sys.exit(run_steward(settings, lambda known, turn: Jobs(known, turn).functions))

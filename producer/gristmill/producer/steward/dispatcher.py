@@ -1,0 +1,88 @@
+"""The thread that makes RQ jobs of batches that are due; every steward has one, and none leads.
+
+What is due stands in the queue's Redis. A job only says whom to look at, so an extra one does no harm
+(the batch's lease admits one steward), and a lost one is made again.
+"""
+
+import asyncio
+import threading
+import time
+
+import structlog
+from redis.exceptions import RedisError
+
+from gristmill.producer.batches.service import Batches
+from gristmill.producer.steward.schedule import Schedule
+from gristmill.producer.steward.settings import StewardSettings
+from gristmill.producer.steward.turn import Turn
+from gristmill.shared.redis_url import redacted
+
+log = structlog.get_logger()
+
+BELL_S = 1.0
+"""Longest wait for the bell before a look without it."""
+
+ANNOUNCE_LOOK_S = 60.0
+"""How often a batch whose webhook is not delivered is looked at; RQ does the retries in between."""
+
+
+class Dispatcher:
+    """Enqueues what is due until the process stops.
+
+    Args:
+        settings: Of this steward.
+        schedule: Where to, over a connection of its own.
+        turn: When to stop; is told how many jobs wait.
+    """
+
+    def __init__(self, settings: StewardSettings, schedule: Schedule, turn: Turn) -> None:
+        self._settings = settings
+        self._schedule = schedule
+        self._turn = turn
+        self._thread = threading.Thread(target=self._run, name="gristmill-dispatcher", daemon=True)
+        self.last_look_s = time.monotonic()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end, which follows `turn.stop()`."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        asyncio.run(self._dispatch())
+
+    async def _dispatch(self) -> None:
+        async with Batches.from_settings(self._settings) as batches:
+            while not self._turn.is_stopping:
+                self.last_look_s = time.monotonic()
+                try:
+                    await self._look(batches)
+                    await self._wait_for_bell(batches)
+                except (RedisError, OSError) as error:
+                    self._tell_wait(error)
+                    await asyncio.sleep(BELL_S)
+            self._schedule.close()
+
+    async def _look(self, batches: Batches) -> None:
+        """Enqueue once; RQ's calls block the loop, on which nothing else runs."""
+        self._schedule.sweep(self._settings.sweep_interval_s)
+        self._schedule.enqueue_retries()
+        waiting = self._schedule.waiting()
+        self._turn.num_waiting = len(waiting)
+        has_job = {job_id.split("-", 2)[1] for job_id in waiting if "-" in job_id}
+        for work in await batches.due():
+            if work.phase == "announce":
+                await batches.registry.wake(work.batch, ANNOUNCE_LOOK_S)
+                self._schedule.announce(work.batch)
+            elif work.batch not in has_job:
+                self._schedule.work_on(work.batch, work.phase, work.runs)
+
+    async def _wait_for_bell(self, batches: Batches) -> None:
+        queue = batches.queue
+        await queue.redis.blpop([queue.keys.steward_bell], timeout=BELL_S)
+
+    def _tell_wait(self, error: Exception) -> None:
+        url = redacted(self._settings.rq_url)
+        log.warning("redis.waited_for", url=url, error=str(error), remedy="check that it runs")

@@ -1,0 +1,61 @@
+"""The settings of a steward, over those of files and batches; read in the entry point only."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from gristmill.producer.batches.settings import BatchSettings
+from gristmill.shared.redis_url import parse
+from gristmill.shared.settings import alias
+
+
+class StewardSettings(BatchSettings):
+    """Where RQ keeps its jobs, how webhooks are sent, where the probes listen."""
+
+    rq_redis_url: Annotated[
+        SecretStr | None,
+        Field(
+            validation_alias=alias("RQ_REDIS_URL"),
+            description="Redis of the steward's jobs, if it is not that of the queue; no cluster",
+        ),
+    ] = None
+    sweep_interval_s: Annotated[
+        int, Field(ge=1, le=24 * 3600, description="time between two sweeps of expired files")
+    ] = 300
+    webhook_timeout_s: Annotated[
+        float, Field(gt=0, le=60, description="longest wait for a webhook's answer")
+    ] = 10.0
+    webhook_allowed_hosts: Annotated[
+        str,
+        Field(
+            description="hosts, separated by commas, that webhooks may reach although their addresses are private"
+        ),
+    ] = ""
+    health_host: Annotated[str, Field(description="where the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
+    health_port: Annotated[
+        int, Field(ge=0, le=65_535, description="of the probes; 0 takes a free one")
+    ] = 8080
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="of the JSON log")
+    ] = "INFO"
+
+    @model_validator(mode="after")
+    def _check_rq_url(self) -> Self:
+        if parse(self.rq_url).kind == "cluster":
+            message = (
+                "RQ, which runs the steward's jobs, cannot use a cluster; set RQ_REDIS_URL to a single Redis"
+                " or to its sentinels (a small one does: batches live in REDIS_URL, RQ only has their next step)"
+            )
+            raise ValueError(message)
+        return self
+
+    @property
+    def rq_url(self) -> str:
+        """URL of RQ's Redis."""
+        return (self.rq_redis_url or self.redis_url).get_secret_value()
+
+    @property
+    def allowed_hosts(self) -> frozenset[str]:
+        """The hosts of `webhook_allowed_hosts`, in lower case."""
+        hosts = (host.strip().lower() for host in self.webhook_allowed_hosts.split(","))
+        return frozenset(host for host in hosts if host)
