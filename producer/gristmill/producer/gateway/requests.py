@@ -23,7 +23,7 @@ from gristmill.producer.gateway.service import Gateway, GatewayOf
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.intake import max_element_bytes, request_from_json
-from gristmill.shared.media import check_media
+from gristmill.shared.media import check_media, names_media
 from gristmill.shared.records import Request as QueuedRequest
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
@@ -118,7 +118,8 @@ async def submit(
     call = request.state.call
     queued = _queued_request(raw, tenant, idempotency_key, call.request_id, gateway)
     call.facts["id"] = queued.id
-    await asyncio.to_thread(check_media, queued, gateway.settings.allowed_media_domains)
+    if names_media(queued):
+        await asyncio.to_thread(check_media, queued, gateway.settings.allowed_media_domains)
     await gateway.limits.check_load(tenant, queued.num_bytes)
     await _submit(gateway, queued)
     response.headers["Location"] = f"/v1/requests/{queued.id}"

@@ -11,6 +11,7 @@ from types import FrameType
 
 import structlog
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from gristmill.producer.gateway.app import create_app
@@ -36,8 +37,9 @@ def run_gateway(settings: GatewaySettings) -> int:
     configure_logging(settings.log_level)
     url = redacted(settings.redis_url.get_secret_value())
     notice_waits(partial(_tell_wait, url), REDIS_NOTICE_S)
-    with listen(settings.gateway_host, settings.gateway_port) as listener:
-        asyncio.run(serve(settings, listener))
+    listener = listen(settings.gateway_host, settings.gateway_port)
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, listener))
     return 0
 
 

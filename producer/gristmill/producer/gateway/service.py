@@ -62,8 +62,8 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         )
 
 
-def gateway_of(request: Request) -> Gateway:
-    """Return the gateway of a call."""
+async def gateway_of(request: Request) -> Gateway:
+    """Return the gateway of a call; a coroutine, since FastAPI runs plain functions in a thread."""
     gateway: Gateway = request.app.state.gateway
     return gateway
 
