@@ -164,7 +164,7 @@ async def test_a_redis_that_hangs_holds_up_no_exit(tmp_path: Path) -> None:
             assert seconds < 15
 
 
-@pytest.mark.parametrize("name", ["", "hold"])
+@pytest.mark.parametrize("name", ["", "nap"])
 async def test_a_steward_outlives_its_redis(tmp_path: Path, name: str) -> None:
     port = free_port()
     with ExitStack() as stack:

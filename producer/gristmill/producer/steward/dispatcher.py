@@ -12,7 +12,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.service import Batches
-from gristmill.producer.steward.schedule import Schedule
+from gristmill.producer.steward.schedule import Schedule, batch_of
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.turn import Turn
 from gristmill.shared.redis_url import redacted
@@ -24,6 +24,10 @@ BELL_S = 1.0
 
 ANNOUNCE_LOOK_S = 60.0
 """How often a batch whose webhook is not delivered is looked at; RQ does the retries in between."""
+
+
+MAX_WAITING = 32
+"""Jobs that wait in RQ; what is due beyond them is not looked at, so a thousand batches cost no more."""
 
 
 class Dispatcher:
@@ -63,6 +67,9 @@ class Dispatcher:
                 except (RedisError, OSError) as error:
                     self._tell_wait(error)
                     await asyncio.sleep(BELL_S)
+                except Exception:  # whatever it is: no batch goes on without this thread
+                    log.exception("dispatch.failed")
+                    await asyncio.sleep(BELL_S)
             self._schedule.close()
 
     async def _look(self, batches: Batches) -> None:
@@ -71,8 +78,11 @@ class Dispatcher:
         self._schedule.enqueue_retries()
         waiting = self._schedule.waiting()
         self._turn.num_waiting = len(waiting)
-        has_job = {job_id.split("-", 2)[1] for job_id in waiting if "-" in job_id}
-        for work in await batches.due():
+        if len(waiting) < MAX_WAITING:
+            await self._enqueue_due(batches, has_job={batch_of(job_id) for job_id in waiting})
+
+    async def _enqueue_due(self, batches: Batches, has_job: set[str]) -> None:
+        for work in await batches.registry.due(2 * MAX_WAITING):
             if work.phase == "announce":
                 await batches.registry.wake(work.batch, ANNOUNCE_LOOK_S)
                 self._schedule.announce(work.batch)

@@ -119,8 +119,11 @@ class Steward:
     def _work(self) -> None:
         """Run RQ's worker until it ends: told to stop, or Redis did not answer."""
         try:
-            self._worker = StewardWorker(self._queue, self._turn)
-            self._worker.work(logging_level="WARNING")
+            self._worker = worker = StewardWorker(self._queue, self._turn)
+            try:
+                worker.work(logging_level="WARNING")
+            finally:
+                worker.teardown()  # RQ's own comes only once it has begun in full
         except (RedisError, OSError) as error:
             self._wait(error)
         if not self._turn.is_stopping:

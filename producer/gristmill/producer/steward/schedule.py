@@ -25,6 +25,11 @@ RETRY_INTERVALS_S = (30, 120, 600, 1800, 3600, 2 * 3600, 6 * 3600)
 """Waits between the 8 tries of a webhook: 10 hours in all."""
 
 
+def batch_of(job_id: str) -> str:
+    """Return the batch in the id of a job; empty for one that has none, or is none of ours."""
+    return job_id.split("-", 2)[1] if "-" in job_id else ""
+
+
 class Schedule:
     """What is in the steward's RQ queue.
 

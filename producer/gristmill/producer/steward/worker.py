@@ -51,6 +51,7 @@ class StewardWorker(SimpleWorker):
             log_job_description=False,
         )
         self._turn = turn
+        self._has_left = False
         self.last_beat_s = time.monotonic()
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -87,7 +88,10 @@ class StewardWorker(SimpleWorker):
         super().execute_job(job, queue)
 
     def teardown(self) -> None:
-        """Leave RQ's lists, if Redis is there to tell it."""
+        """Leave RQ's lists, once, if Redis is there to tell it."""
+        if self._has_left:
+            return
+        self._has_left = True
         if self._turn.is_stopping:
             hurry(self.connection)
         with suppress(RedisError, OSError):
