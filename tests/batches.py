@@ -93,13 +93,22 @@ async def all_rows(batches: Batches, batch: BatchRecord) -> list[dict[str, Any]]
 
 
 @asynccontextmanager
-async def stewarded(
-    batches: Batches, batch: BatchRecord
-) -> AsyncIterator["asyncio.Task[BatchRecord]"]:
-    """Be the steward in the background."""
-    task = asyncio.create_task(run(batches, batch))
+async def stewarded(batches: Batches) -> AsyncIterator[None]:
+    """Be the steward of a queue for the length of a block."""
+    is_over = False
+
+    async def steward() -> None:
+        while not is_over:
+            for work in await batches.due():
+                if work.phase == "announce":
+                    await batches.mark_announced(work.batch)
+                else:
+                    await advance(batches, work.batch, lambda: not is_over)
+            await batches.queue.redis.blpop([batches.queue.keys.steward_bell], timeout=0.1)
+
+    task = asyncio.create_task(steward())
     try:
-        yield task
-        await task
+        yield
     finally:
-        task.cancel()
+        is_over = True
+        await task

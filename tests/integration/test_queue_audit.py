@@ -63,6 +63,10 @@ SABOTAGE: dict[str, tuple[Sabotage, set[str]]] = {
         lambda q, _: q.redis.hincrby(q.keys.stats, "bytes", 1),
         {"counter_mismatch"},
     ),
+    "tenant miscounted": (
+        lambda q, _: q.redis.hincrby(q.keys.tenant_load, "default|requests", 1),
+        {"counter_mismatch"},
+    ),
     "result nobody counted": (
         lambda q, _: q.redis.set(q.keys.result("x"), "{}"),
         {"counter_mismatch"},

@@ -157,12 +157,19 @@ async def _counter_findings(queue: Queue, walk: Walk) -> list[Finding]:
 
 async def _counted_at_once(queue: Queue) -> dict[str, tuple[int, int]]:
     keys = queue.keys
-    fields, num_owned = await at_once(queue, ("HGETALL", keys.stats), ("HLEN", keys.owner))
+    fields, num_owned, loads = await at_once(
+        queue, ("HGETALL", keys.stats), ("HLEN", keys.owner), ("HGETALL", keys.tenant_load)
+    )
     stats = Counter(integers(fields))
+    load = Counter[str]()
+    for field, amount in integers(loads).items():
+        load[field.rpartition("|")[2]] += amount
     fates = stats["queued"] + stats["in_flight"] + sum(stats[status] for status in TERMINAL)
     return {
         "in_flight, by owner": (stats["in_flight"], num_owned),
         "submitted": (stats["submitted"], fates),
+        "requests of all tenants": (load["requests"], stats["queued"] + stats["in_flight"]),
+        "bytes of all tenants": (load["bytes"], stats["bytes"]),
     }
 
 

@@ -125,6 +125,20 @@ class Keys:
         return f"{self.prefix}tenant:{tenant}"
 
     @property
+    def tenants(self) -> str:
+        """SET of the names of tenants."""
+        return f"{self.prefix}tenants"
+
+    @property
+    def tenant_load(self) -> str:
+        """HASH: "tenant|requests" and "tenant|bytes" of what is not terminal."""
+        return f"{self.prefix}tenant_load"
+
+    def rate(self, tenant: str) -> str:
+        """LIST with a TTL: when a tenant's last calls of the gateway came."""
+        return f"{self.prefix}rate:{tenant}"
+
+    @property
     def api_keys(self) -> str:
         """HASH: digest of an API key -> tenant."""
         return f"{self.prefix}api_keys"

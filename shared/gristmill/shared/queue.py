@@ -309,6 +309,12 @@ class Queue:
             workers={k: int(v) - now_ms for k, v in _pairs(workers)},
         )
 
+    async def tenant_load(self, tenant: str) -> tuple[int, int]:
+        """Return how many requests of a tenant are not terminal, and the bytes of their records."""
+        fields = [f"{tenant}|requests", f"{tenant}|bytes"]
+        requests, num_bytes = await self.redis.hmget(self.keys.tenant_load, fields)
+        return int(requests or 0), int(num_bytes or 0)
+
     async def results(self, ids: Sequence[str]) -> list[Result | None]:
         """Return the terminal records that exist, None for the others; at most 500 ids a call."""
         if not ids:

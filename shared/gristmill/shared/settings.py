@@ -6,8 +6,15 @@ use (`REDIS_URL`) work without it.
 
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.operations import Limits
@@ -19,6 +26,13 @@ S = TypeVar("S", bound=BaseSettings)
 def alias(name: str) -> AliasChoices:
     """Return the names under which a setting is read: with our prefix, and as people know it."""
     return AliasChoices(f"GRISTMILL_{name}", name)
+
+
+def _domains(value: Any) -> Any:
+    """Read `cdn.example.com, images.example.com`; hosts are compared in lower case."""
+    if not isinstance(value, str):
+        return value
+    return {host.strip().lower() for host in value.split(",") if host.strip()}
 
 
 class QueueSettings(BaseSettings):
@@ -63,6 +77,15 @@ class QueueSettings(BaseSettings):
         int,
         Field(ge=0, le=16, description="replicas that must have a request before it is accepted"),
     ] = 0
+
+    allowed_media_domains: Annotated[
+        frozenset[str],
+        NoDecode,
+        BeforeValidator(_domains),
+        Field(
+            description="hosts, separated by commas, from which workers fetch the images, sounds and videos of a request"
+        ),
+    ] = frozenset()
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:

@@ -57,7 +57,10 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
     key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
     try:
         limits = RunLimits(settings.max_request_s, settings.max_repeated_tokens)
-        engine = engine_from(settings.vllm_url, engine_argv, limits, api_key=key)
+        domains = settings.allowed_media_domains
+        engine = engine_from(
+            settings.vllm_url, engine_argv, limits, api_key=key, media_domains=domains
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, engine))
     except SettingsError as error:

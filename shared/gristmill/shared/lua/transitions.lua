@@ -28,6 +28,7 @@
 --   doorbell                 LIST    at most 4 tokens that wake idle workers
 --   clock                    HASH    last_beat_ms, grace_until_ms
 --   stats                    HASH    queued, in_flight, bytes (now); the other fields only grow
+--   tenant_load              HASH    "tenant|requests", "tenant|bytes" of what is not terminal; no field is 0
 --
 -- Header of request:<id>, version 1, fields separated by "|":
 --   1|enqueued_ms|deadline_ms|tenant|priority|digest|batch|prompt_tokens|max_tokens|max_attempts|reply|endpoint|model|prefix|origin
@@ -51,10 +52,22 @@ local function integer(number) -- Lua prints large floats as 1e+15
 end
 
 -- Counters, batches and replies are gathered while a script runs and written once by flush().
-local counts, batch_counts, replies = {}, {}, {}
+local counts, batch_counts, replies, loads = {}, {}, {}, {}
 
 local function count(field, amount)
   counts[field] = (counts[field] or 0) + amount
+end
+
+-- Count a record that has come (1) or gone (-1), for the queue and for its tenant.
+local function weigh(tenant, sign, record)
+  count("bytes", sign * #record)
+  local load = loads[tenant]
+  if not load then
+    load = { requests = 0, bytes = 0 }
+    loads[tenant] = load
+  end
+  load.requests = load.requests + sign
+  load.bytes = load.bytes + sign * #record
 end
 
 local IS_PRIORITY = { high = true, normal = true, low = true }
@@ -140,7 +153,7 @@ local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
     call("ZREM", prefix .. "deadlines", id)
   end
   count(status, 1)
-  count("bytes", -#record)
+  weigh(header.tenant, -1, record)
   if header.batch ~= "" then
     local of_batch = batch_counts[header.batch] or {}
     of_batch[status] = (of_batch[status] or 0) + 1
@@ -276,6 +289,15 @@ local function flush(ttl_ms, time_ms)
       call("HINCRBY", prefix .. "stats", field, integer(amount))
     end
   end
+  for tenant, load in pairs(loads) do
+    for what, amount in pairs(load) do
+      local field = tenant .. "|" .. what
+      -- Below 0: accepted by a version that did not count.
+      if amount ~= 0 and call("HINCRBY", prefix .. "tenant_load", field, integer(amount)) <= 0 then
+        call("HDEL", prefix .. "tenant_load", field)
+      end
+    end
+  end
   for batch, of_batch in pairs(batch_counts) do
     for status, amount in pairs(of_batch) do
       call("HINCRBY", prefix .. "batch:" .. batch, status, amount)
@@ -309,7 +331,7 @@ local function accept(is_new, id, tenant, priority, deadline_in_ms, delay_ms, di
   end
   count("submitted", 1)
   count("queued", 1)
-  count("bytes", #record)
+  weigh(tenant, 1, record)
   if deadline_ms > 0 then
     call("ZADD", prefix .. "deadlines", deadline_ms, id)
   end

@@ -7,11 +7,12 @@ errors, because argparse would end the worker with an unexplained code, and defa
 import os
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from gristmill.shared.errors import SettingsError
+from gristmill.shared.media import NO_DOMAIN
 from gristmill.worker.engine import compat
 from gristmill.worker.engine.devices import Devices, available_memory_bytes, compute_threads
 
@@ -31,6 +32,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # an allowed host could redirect to any other
 }
 
 
@@ -73,11 +75,12 @@ def _reworded(error: SettingsError, argv: Sequence[str]) -> SettingsError:
     return SettingsError(message)
 
 
-def serve_arguments(argv: Sequence[str]) -> Namespace:
+def serve_arguments(argv: Sequence[str], media_domains: Collection[str] = ()) -> Namespace:
     """Parse what follows `--` on the worker's command line.
 
     Args:
         argv: Such as `["--model", "X", "--max-num-seqs", "256"]`; the model may also stand first.
+        media_domains: Hosts from which vLLM may fetch media unless `argv` says which; none if empty.
 
     Returns:
         The namespace that `vllm serve` would have, `model` filled in.
@@ -86,7 +89,8 @@ def serve_arguments(argv: Sequence[str]) -> Namespace:
         SettingsError: No model, a model folder that does not exist, or a flag vLLM does not know.
     """
     try:
-        args = compat.parse_serve_arguments(_model_first(argv))
+        domains = sorted(media_domains) or [NO_DOMAIN]
+        args = compat.parse_serve_arguments(_model_first(argv), domains)
     except SettingsError as error:
         raise _reworded(error, argv) from None
     except (TypeError, ValueError) as error:

@@ -7,7 +7,7 @@ done there.
 import gc
 import os
 from argparse import Namespace
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,13 @@ class Core:
         gc.unfreeze()
 
 
-def build(argv: Sequence[str], reports: CoreReports) -> Core:
+def build(argv: Sequence[str], reports: CoreReports, media_domains: Collection[str] = ()) -> Core:
     """Build the engine that `vllm serve` would build from `argv`.
 
     Args:
         argv: What follows `--` on the worker's command line.
         reports: Where its processes report; a kill through it ends the build.
+        media_domains: Hosts from which it may fetch media unless `argv` says which.
 
     Returns:
         The running engine, not warmed up.
@@ -63,7 +64,7 @@ def build(argv: Sequence[str], reports: CoreReports) -> Core:
         EngineDied: EngineCore did not come up; nothing of it is left.
     """
     arguments.prepare_environment()
-    args = arguments.serve_arguments(argv)
+    args = arguments.serve_arguments(argv, media_domains)
     devices = find_devices()
     arguments.settle_for_device(args, devices)
     return _core(args, devices, reports)

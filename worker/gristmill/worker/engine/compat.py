@@ -80,15 +80,17 @@ def exit_codes(engine: Any) -> str:
     return ", ".join(f"{name} ended with {code}" for name, code in finished.items())
 
 
-def parse_serve_arguments(argv: Sequence[str]) -> Namespace:
-    """Parse what follows `vllm serve`, with two defaults of our own.
+def parse_serve_arguments(argv: Sequence[str], media_domains: Sequence[str]) -> Namespace:
+    """Parse what follows `vllm serve`, with three defaults of our own.
 
-    `--scheduling-policy priority`, and a `--shutdown-timeout`, so that a signal that reaches the
+    `--scheduling-policy priority`; a `--shutdown-timeout`, so that a signal that reaches the
     engine's process all the same (systemd signals every process of a unit) drains and aborts
-    nothing. `ServeSubcommand` is at the same place in all versions.
+    nothing; and `--allowed-media-domains`, which in vLLM are all unless some are named.
+    `ServeSubcommand` is at the same place in all versions.
 
     Args:
         argv: The model, then flags.
+        media_domains: Hosts from which vLLM may fetch; not empty.
 
     Raises:
         SettingsError: A flag or value is unknown, in argparse's words.
@@ -103,7 +105,11 @@ def parse_serve_arguments(argv: Sequence[str]) -> Namespace:
     command = ServeSubcommand()
     parser = Parser(prog="gristmill worker --")
     serve = command.subparser_init(parser.add_subparsers(required=True, dest="subparser"))
-    serve.set_defaults(scheduling_policy="priority", shutdown_timeout=DEFAULT_SHUTDOWN_TIMEOUT_S)
+    serve.set_defaults(
+        scheduling_policy="priority",
+        shutdown_timeout=DEFAULT_SHUTDOWN_TIMEOUT_S,
+        allowed_media_domains=list(media_domains),
+    )
     args: Namespace = parser.parse_args(["serve", *argv])
     command.validate(args)
     args.api_server_count = None

@@ -8,7 +8,7 @@ in one thread, in order, so a close during a start waits for it and then undoes 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from http import HTTPStatus
@@ -45,15 +45,22 @@ ABORT_CHECK_S = 5.0
 class InProcessEngine:
     """vLLM in this process; see `Engine` for the contract."""
 
-    def __init__(self, argv: Sequence[str], limits: RunLimits | None = None) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        limits: RunLimits | None = None,
+        media_domains: Collection[str] = (),
+    ) -> None:
         """Keep the arguments; nothing is parsed or loaded before `start`.
 
         Args:
             argv: The very arguments of `vllm serve`, such as `["--model", "X"]`.
             limits: When the runaway guard cuts a request.
+            media_domains: Hosts from which it may fetch media unless `argv` says which.
         """
         self._argv = tuple(argv)
         self._limits = limits or RunLimits()
+        self._media_domains = media_domains
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._reports: CoreReports | None = None
         self._core: Core | None = None  # written in the thread only
@@ -143,7 +150,7 @@ class InProcessEngine:
 
     def _build(self) -> None:
         self._reports = CoreReports()
-        self._core = building.build(self._argv, self._reports)
+        self._core = building.build(self._argv, self._reports, self._media_domains)
 
     def _shut_down(self) -> None:
         if self._core is not None:

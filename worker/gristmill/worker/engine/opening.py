@@ -1,6 +1,6 @@
 """Which engine a worker gets; called once by the wiring."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gristmill.shared.errors import SettingsError
 from gristmill.worker.engine.arguments import without_secrets
@@ -10,7 +10,12 @@ from gristmill.worker.engine.remote import RemoteEngine
 
 
 def engine_from(
-    vllm_url: str | None, argv: Sequence[str], limits: RunLimits, *, api_key: str | None = None
+    vllm_url: str | None,
+    argv: Sequence[str],
+    limits: RunLimits,
+    *,
+    api_key: str | None = None,
+    media_domains: Collection[str] = (),
 ) -> Engine:
     """Return the engine that the settings ask for, not started.
 
@@ -19,6 +24,7 @@ def engine_from(
         argv: vLLM's arguments, what follows `--` on the command line.
         limits: When a request is cut.
         api_key: Sent to the server as a bearer token.
+        media_domains: Hosts from which an engine in this process may fetch media; a server has its own rule.
 
     Raises:
         SettingsError: Both are given, or neither.
@@ -34,4 +40,4 @@ def engine_from(
         raise SettingsError(
             "no engine: give vLLM's arguments after --, such as --model, or set VLLM_URL"
         )
-    return InProcessEngine(argv, limits)
+    return InProcessEngine(argv, limits, media_domains)

@@ -93,7 +93,7 @@ class ServingObjects:
     def _to_json(self, answer: Any, status: int) -> Response:
         fields = answer.model_dump()
         try:
-            body = self._json_response(fields).body
+            body = bytes(self._json_response(fields).body)
         except ValueError as error:  # NaN among the logprobs; the application answers likewise
             return self._rendered(self._error_of(error))
         return described(status, body, fields)

@@ -1,0 +1,124 @@
+"""`gristmill tenant`: who may use the gateway, under which key and how much of it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gristmill.shared.cli import queue_options, say
+
+if TYPE_CHECKING:
+    from gristmill.producer.tenants import Tenant
+    from gristmill.shared.settings import QueueSettings
+
+name_argument = click.argument("name")
+
+
+def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the fields of a tenant but its name and secret."""
+    for option in (
+        click.option("--webhook-url", metavar="URL", help="Told when a batch ends."),
+        click.option("--requests-per-minute", type=int, help="Calls of the gateway."),
+        click.option("--max-batches", type=int, help="Batches that have not ended."),
+        click.option("--max-bytes", type=int, help="Bytes of its requests in the queue."),
+        click.option("--max-depth", type=int, help="Its requests in the queue."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def tenant() -> None:
+    """Say who may use the gateway, and how much of it."""
+
+
+@tenant.command()
+@name_argument
+@limit_options
+@queue_options
+def create(name: str, settings: "QueueSettings", **fields: Any) -> None:
+    """Add a tenant; prints its API key and webhook secret, this once."""
+    from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.producer.tenants import Tenants, new_webhook_secret, tenant_from
+
+    made = tenant_from(name=name, webhook_secret=new_webhook_secret(), **fields)
+    key = on_queue(settings, lambda queue: Tenants(queue).create(made))
+    print_json({"name": name, "api_key": key, "webhook_secret": made.webhook_secret})
+    say("keep both: the key is not stored, and the secret is not shown again")
+
+
+@tenant.command()
+@name_argument
+@limit_options
+@queue_options
+def change(name: str, settings: "QueueSettings", **fields: Any) -> None:
+    """Give a tenant other limits or another webhook; what is not named stays."""
+    from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.tenants import Tenants, tenant_from
+    from gristmill.shared.queue import Queue
+
+    async def changed(queue: Queue) -> None:
+        tenants = Tenants(queue)
+        known = (await tenants.require(name)).model_dump()
+        given = {field: value for field, value in fields.items() if value is not None}
+        await tenants.change(tenant_from(**known | given))
+
+    on_queue(settings, changed)
+
+
+@tenant.command()
+@name_argument
+@click.option("--revoke", is_flag=True, help="End the keys that it has.")
+@queue_options
+def key(name: str, revoke: bool, settings: "QueueSettings") -> None:
+    """Print one more API key of a tenant."""
+    from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.producer.tenants import Tenants
+    from gristmill.shared.queue import Queue
+
+    async def made(queue: Queue) -> str:
+        tenants = Tenants(queue)
+        await tenants.require(name)
+        if revoke:
+            await tenants.revoke_keys(name)
+        return await tenants.add_key(name)
+
+    print_json({"name": name, "api_key": on_queue(settings, made)})
+
+
+@tenant.command()
+@name_argument
+@queue_options
+def show(name: str, settings: "QueueSettings") -> None:
+    """Print a tenant as JSON, without its secret."""
+    from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.producer.tenants import Tenants
+
+    print_json(_shown(on_queue(settings, lambda queue: Tenants(queue).require(name))))
+
+
+@tenant.command("list")
+@queue_options
+def list_all(settings: "QueueSettings") -> None:
+    """Print all tenants, one JSON object a line."""
+    from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.producer.tenants import Tenants
+
+    for each in on_queue(settings, lambda queue: Tenants(queue).list()):
+        print_json(_shown(each))
+
+
+@tenant.command()
+@name_argument
+@queue_options
+def delete(name: str, settings: "QueueSettings") -> None:
+    """End a tenant and its keys; its requests and batches run on."""
+    from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.tenants import Tenants
+
+    on_queue(settings, lambda queue: Tenants(queue).delete(name))
+    say(f"tenant {name} is gone; its files and batches stay until they expire")
+
+
+def _shown(each: "Tenant") -> dict[str, Any]:
+    return each.model_dump(exclude={"webhook_secret"})

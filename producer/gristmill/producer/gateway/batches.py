@@ -1,0 +1,120 @@
+"""The routes of `/v1/batches`: OpenAI's Batch API (https://platform.openai.com/docs/api-reference/batch), and two of ours."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from gristmill.producer.batches.objects import BatchObject, Mode, Order
+from gristmill.producer.gateway.callers import Caller
+from gristmill.producer.gateway.form import MAX_EXPIRY_S, MIN_EXPIRY_S
+from gristmill.producer.gateway.patience import patiently
+from gristmill.producer.gateway.service import GatewayOf
+from gristmill.shared.records import Priority
+
+router = APIRouter(tags=["batches"])
+
+MetadataName = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+class ExpiresAfter(BaseModel):
+    """When the files of a batch's results are deleted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+
+
+class NewBatch(BaseModel):
+    """What a batch is made of; `mode`, `order` and `priority` are ours."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input_file_id: str
+    endpoint: str
+    completion_window: Annotated[
+        str, Field(description="a whole number and s, m, h or d", examples=["24h", "30m", "7d"])
+    ] = "24h"
+    metadata: Annotated[dict[MetadataName, MetadataValue] | None, Field(max_length=16)] = None
+    output_expires_after: ExpiresAfter | None = None
+    mode: Mode = "strict"
+    order: Order = "completion"
+    priority: Priority = "normal"
+
+
+class BatchPage(BaseModel):
+    """A page of batches."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@router.post("/v1/batches", response_model=BatchObject)
+async def create(new: NewBatch, request: Request, gateway: GatewayOf, tenant: Caller) -> object:
+    """Run every line of a file. Not repeated when Redis fails: sent again, it would run twice."""
+    expires = new.output_expires_after
+    made = await gateway.batches.create(
+        tenant.name,
+        **new.model_dump(exclude={"output_expires_after"}),
+        output_expires_after_s=expires.seconds if expires else None,
+        max_active=tenant.max_batches,
+    )
+    request.state.call.facts["batch"] = made.id
+    return made
+
+
+@router.get("/v1/batches", response_model=BatchPage)
+async def batches(
+    gateway: GatewayOf,
+    tenant: Caller,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> object:
+    """List batches, newest first."""
+    found = partial(gateway.batches.batches, tenant.name, after=after, limit=limit)
+    return await patiently(found)
+
+
+@router.get("/v1/batches/{batch_id}", response_model=BatchObject)
+async def batch(batch_id: str, gateway: GatewayOf, tenant: Caller) -> object:
+    """Return a batch."""
+    return await patiently(partial(gateway.batches.batch, tenant.name, batch_id))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", response_model=BatchObject)
+async def cancel(batch_id: str, gateway: GatewayOf, tenant: Caller) -> object:
+    """Cancel a batch; what has its row keeps it."""
+    return await gateway.batches.cancel(tenant.name, batch_id)
+
+
+@router.post("/v1/batches/{batch_id}/retry", response_model=BatchObject)
+async def retry(batch_id: str, request: Request, gateway: GatewayOf, tenant: Caller) -> object:
+    """Run the failed lines of a batch that has ended, as a new batch."""
+    limit = tenant.max_batches
+    made = await gateway.batches.retry_failed(tenant.name, batch_id, max_active=limit)
+    request.state.call.facts["batch"] = made.id
+    return made
+
+
+@router.get(
+    "/v1/batches/{batch_id}/results",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {}}, "description": "Rows as JSON lines"}},
+)
+async def results(
+    batch_id: str, gateway: GatewayOf, tenant: Caller, follow: bool = False
+) -> StreamingResponse:
+    """Stream the rows that are there, in the form of the output file; with `follow` until the batch has ended.
+
+    A stream that the gateway's own end cuts short ends as a broken connection, never as a whole answer.
+    """
+    rows: AsyncIterator[bytes] = await gateway.batches.results(tenant.name, batch_id, follow=follow)
+    return StreamingResponse(rows, media_type="application/x-ndjson")

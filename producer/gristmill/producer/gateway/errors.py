@@ -1,0 +1,157 @@
+"""What went wrong, in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
+
+The one place that knows which error has which HTTP status.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
+
+from gristmill.shared.errors import (
+    GristmillError,
+    IdConflict,
+    InvalidRequest,
+    LimitReached,
+    NotFound,
+    NotReplicated,
+    QueueFull,
+    ResultExpired,
+)
+
+log = structlog.get_logger()
+
+RETRY_AFTER_S = 5
+"""When to come back after a full queue, a reached limit or an absent Redis."""
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
+_CODES = {400: "invalid_request", 401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}  # fmt: skip
+
+
+class ErrorBody(BaseModel):
+    """The inside of an error."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(BaseModel):
+    """What every answer but 2xx carries."""
+
+    error: ErrorBody
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 409, 411, 413, 429, 503)
+}
+"""For the OpenAPI page: what any route may answer."""
+
+
+@dataclass
+class ApiError(Exception):
+    """An error with the status under which the caller gets it.
+
+    Attributes:
+        status: Of HTTP.
+        message: What, which value, the limit and the remedy.
+        param: The field or header at fault, if one is.
+        code: For programs.
+        headers: Sent along.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def response(self) -> JSONResponse:
+        """Return the answer."""
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        body = ErrorBody(
+            message=self.message,
+            type=_TYPES.get(self.status, default),
+            param=self.param,
+            code=self.code or _CODES.get(self.status),
+        )
+        return JSONResponse({"error": body.model_dump()}, self.status, dict(self.headers))
+
+
+def too_large(what: str, limit: int, setting: str) -> ApiError:
+    """Return the error for a body over its limit."""
+    return ApiError(413, f"{what} has more than {limit:,} bytes, the limit ({setting}); split it")
+
+
+_STATUS: Sequence[tuple[type[Exception], int, str]] = (
+    (IdConflict, 409, "id_conflict"),
+    (InvalidRequest, 400, ""),
+    (NotFound, 404, ""),
+    (ResultExpired, 404, ""),
+    (LimitReached, 429, "limit_reached"),
+    (QueueFull, 429, "queue_full"),
+    (NotReplicated, 503, "not_replicated"),
+    (RedisError, 503, "redis_away"),
+    (ConnectionError, 503, "redis_away"),
+    (OSError, 503, "storage_failed"),
+)
+"""Class of an error, the status of its answer and its code; the first that fits."""
+
+_PUBLIC = {
+    "redis_away": "the queue's Redis does not answer, or refuses to; nothing is lost, call again later",
+    "storage_failed": "the storage of files failed; call again later",
+}
+"""What a caller is told of errors whose own words may name our machines."""
+
+FAILED = "the gateway failed; its log says why, under the X-Request-Id of this answer"
+
+
+def api_error(error: Exception) -> ApiError:
+    """Return the error under which a caller gets one of ours, of Redis or of the framework."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail), headers=error.headers or {})
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            return _known(error, status, code)
+    return ApiError(500, FAILED)
+
+
+def _known(error: Exception, status: int, code: str) -> ApiError:
+    if isinstance(error, InvalidRequest) and error.code == "file_too_large":
+        status = 413
+    message = _PUBLIC.get(code, str(error))
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in {429, 503} else {}
+    return ApiError(status, message, code=code or getattr(error, "code", None), headers=headers)
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """Name the first field that is wrong; its value is not repeated."""
+    first = error.errors()[0]
+    where, *path = (str(step) for step in first["loc"])
+    name = ".".join(path) or where
+    return ApiError(400, f"{name}: {first['msg']}", param=name)
+
+
+def install(app: FastAPI) -> None:
+    """Have every error answered in this form."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        found = api_error(error)
+        if isinstance(error, RedisError | OSError):
+            log.warning("call.not_served", error=repr(error)[:500], path=request.url.path[:200])
+        return found.response()
+
+    for kind in (ApiError, GristmillError, RedisError, OSError, HTTPException, RequestValidationError):  # fmt: skip
+        app.add_exception_handler(kind, answer)

@@ -1,0 +1,195 @@
+"""Tenants: who may use a queue from outside, under which key and how much of it.
+
+The gateway asks for each call, the steward for a batch's webhook, `gristmill tenant` writes.
+"""
+
+import asyncio
+import base64
+import binascii
+import re
+import secrets
+from hashlib import sha256
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from gristmill.shared.errors import InvalidRequest, NotFound
+from gristmill.shared.queue import Queue
+
+NAME = r"[a-z0-9-]{1,64}"
+KEY_PREFIX = "gm-"
+SECRET_PREFIX = "whsec_"  # noqa: S105  # Standard Webhooks' mark of a secret
+
+_URL = re.compile(r"https?://[^\s/?#@\\]+(?:[/?#]\S*)?")
+
+
+class Tenant(BaseModel):
+    """One tenant.
+
+    Attributes:
+        name: 1 to 64 of `a-z`, `0-9` and `-`; no dot, since ids are `<tenant>.<rest>`.
+        max_depth: Its requests in the queue, waiting or in flight.
+        max_bytes: Bytes of their records.
+        max_batches: Its batches that have not ended.
+        requests_per_minute: Calls of the gateway.
+        webhook_url: Told when a batch ends; None for nobody.
+        webhook_secret: Signs what the webhook gets, `whsec_` and 24 to 64 bytes in base64
+            (https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: Annotated[str, Field(pattern=rf"^{NAME}$")]
+    max_depth: Annotated[int, Field(ge=1)] = 100_000
+    max_bytes: Annotated[int, Field(ge=1024)] = 2**30
+    max_batches: Annotated[int, Field(ge=1)] = 100
+    requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 6_000
+    webhook_url: str | None = None
+    webhook_secret: Annotated[str | None, Field(repr=False)] = None
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is not None and not _URL.fullmatch(url):
+            raise ValueError("a webhook is http://host/path or https://host/path")
+        return url
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_secret(cls, secret: str | None) -> str | None:
+        if secret is not None and not _is_secret(secret):
+            raise ValueError(f"a secret is {SECRET_PREFIX} and 24 to 64 bytes in base64")
+        return secret
+
+
+def tenant_from(**fields: Any) -> Tenant:
+    """Return a tenant; fields that are None get their default.
+
+    Raises:
+        InvalidRequest: Names each field that is wrong and its rule; no secret is repeated.
+    """
+    try:
+        return Tenant(**{name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        problems = (f"{item['loc'][0]}: {item['msg']}" for item in error.errors())
+        raise InvalidRequest(f"this tenant is not allowed: {'; '.join(problems)}") from None
+
+
+def new_webhook_secret() -> str:
+    """Return a fresh secret for `Tenant.webhook_secret`."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _is_secret(text: str) -> bool:
+    try:
+        decoded = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
+    except binascii.Error:
+        return False
+    return text.startswith(SECRET_PREFIX) and 24 <= len(decoded) <= 64
+
+
+class Tenants:
+    """The tenants of one queue.
+
+    Args:
+        queue: Which queue.
+
+    An API key is 256 random bits and stored as its SHA-256: nobody can guess it, so a slow hash with a
+    salt, which passwords need, would protect nothing and cost each call its time.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._redis: Any = queue.redis
+        self._keys = queue.keys
+
+    async def create(self, tenant: Tenant) -> str:
+        """Add a tenant; returns its API key, which is kept nowhere.
+
+        Raises:
+            InvalidRequest: The name is taken.
+        """
+        record = tenant.model_dump_json()
+        if not await self._redis.set(self._keys.tenant(tenant.name), record, nx=True):
+            raise InvalidRequest(f"tenant {tenant.name} exists already; delete it, or change it")
+        await self._redis.sadd(self._keys.tenants, tenant.name)
+        return await self.add_key(tenant.name)
+
+    async def change(self, tenant: Tenant) -> None:
+        """Give a tenant other limits or another webhook; running gateways see it within seconds.
+
+        Raises:
+            NotFound: There is no such tenant.
+        """
+        record = tenant.model_dump_json()
+        if not await self._redis.set(self._keys.tenant(tenant.name), record, xx=True):
+            raise _unknown(tenant.name)
+
+    async def add_key(self, name: str) -> str:
+        """Return one more API key of a tenant; those it has stay good.
+
+        Raises:
+            NotFound: There is no such tenant.
+        """
+        await self.require(name)
+        key = KEY_PREFIX + secrets.token_urlsafe(32)
+        await self._redis.hset(self._keys.api_keys, _digest(key), name)
+        return key
+
+    async def revoke_keys(self, name: str) -> int:
+        """End every API key of a tenant; returns how many there were."""
+        found = [
+            digest
+            async for digest, owner in self._redis.hscan_iter(self._keys.api_keys, count=500)
+            if owner.decode() == name
+        ]
+        return await self._redis.hdel(self._keys.api_keys, *found) if found else 0
+
+    async def get(self, name: str) -> Tenant | None:
+        """Return a tenant, or None."""
+        record = await self._redis.get(self._keys.tenant(name))
+        return Tenant.model_validate_json(record) if record else None
+
+    async def require(self, name: str) -> Tenant:
+        """Return a tenant.
+
+        Raises:
+            NotFound: There is no such tenant.
+        """
+        tenant = await self.get(name)
+        if tenant is None:
+            raise _unknown(name)
+        return tenant
+
+    async def by_key(self, key: str) -> Tenant | None:
+        """Return the tenant of an API key, or None."""
+        name = await self._redis.hget(self._keys.api_keys, _digest(key))
+        return await self.get(name.decode()) if name else None
+
+    async def list(self) -> list[Tenant]:
+        """Return all tenants by name."""
+        names = sorted(name.decode() for name in await self._redis.smembers(self._keys.tenants))
+        found = await asyncio.gather(*(self.get(name) for name in names))
+        return [tenant for tenant in found if tenant]
+
+    async def exist(self) -> bool:
+        """Whether there is any tenant."""
+        return bool(await self._redis.scard(self._keys.tenants))
+
+    async def delete(self, name: str) -> None:
+        """End a tenant and its keys; its files, batches and requests stay until they expire.
+
+        Raises:
+            NotFound: There is no such tenant.
+        """
+        await self.revoke_keys(name)
+        await self._redis.srem(self._keys.tenants, name)
+        if not await self._redis.delete(self._keys.tenant(name)):
+            raise _unknown(name)
+
+
+def _digest(key: str) -> str:
+    return sha256(key.encode(errors="replace")).hexdigest()
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no tenant {name!r}; gristmill tenant list shows those there are")

@@ -1,0 +1,159 @@
+"""Which media a request may have fetched: no server of ours shall read its neighbours for a stranger.
+
+Whoever takes requests from outside (the gateway, the steward) calls `check_media` before they are queued.
+What it refuses is what an attacker would name: files, loopback, private networks, cloud metadata. Names are
+looked up here and again when the engine fetches, and may have changed meanwhile (DNS rebinding); so the
+worker has a rule of its own that needs no look-up: vLLM fetches from allowed domains only.
+"""
+
+import ipaddress
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.records import Request
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+NO_DOMAIN = "none.invalid"
+"""A name that never resolves (RFC 6761): vLLM takes an empty list of allowed domains for all of them."""
+
+MAX_HOSTS = 32
+"""Hosts that one request may name; each costs a look-up."""
+
+LOOKUP_TTL_S = 30
+"""How long an answer of the DNS is reused."""
+
+MAX_SHOWN = 120
+
+_URL_FIELDS = ("image_url", "audio_url", "video_url", "file_url")
+_URL = re.compile(
+    r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#].*)?", re.I
+)
+_LIKE_IPV4 = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def check_media(request: Request, allowed: frozenset[str]) -> None:
+    """Refuse a request that would have something fetched that is not for it.
+
+    Args:
+        request: Its body as `request_from_body` writes it. One that names no URL costs a search of
+            its bytes; one that does is parsed and may wait for the DNS, so call this in a thread.
+        allowed: Hosts, in lower case, from which anything may be fetched (`GRISTMILL_ALLOWED_MEDIA_DOMAINS`).
+
+    Raises:
+        InvalidRequest: The URL, what is wrong with it and the remedy.
+    """
+    if b'url"' not in request.body:  # every field that carries a URL ends so
+        return
+    hosts = {host_of(url, request.id): url for url in media_urls(orjson.loads(request.body))}
+    hosts = {host: url for host, url in hosts.items() if host and host not in allowed}
+    if len(hosts) > MAX_HOSTS:
+        raise InvalidRequest(
+            f"request {request.id}: it names media on {len(hosts)} hosts; the limit is {MAX_HOSTS}; split it"
+        )
+    for host, url in hosts.items():
+        _check_host(host, url, request.id)
+
+
+def media_urls(body: Any) -> Iterator[str]:
+    """Yield the URL of each image, sound, video and file in a body of OpenAI's or Anthropic's form."""
+    left = [body]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left.extend(node)
+        elif isinstance(node, dict):
+            left.extend(node.values())
+            yield from _urls_of_part(node)
+
+
+def _urls_of_part(part: dict[str, Any]) -> Iterator[str]:
+    for name in _URL_FIELDS:
+        value = part.get(name)
+        url = value.get("url") if isinstance(value, dict) else value
+        if isinstance(url, str):
+            yield url
+    if part.get("type") == "url" and isinstance(part.get("url"), str):  # Anthropic's source
+        yield part["url"]
+
+
+def host_of(url: str, request_id: str) -> str:
+    """Return the host of a URL in lower case, "" for a data: URL.
+
+    One form only is read, without user, spaces or backslashes: what two parsers read differently could
+    be one host for us and another for who fetches it.
+
+    Raises:
+        InvalidRequest: Another scheme, or a URL that cannot be read for certain.
+    """
+    if url[:5].lower() == "data:":
+        return ""
+    found = _URL.fullmatch(url)
+    if not found:
+        raise InvalidRequest(
+            f"request {request_id}: media URL {_shown(url)} is not allowed; use http://host/path or"
+            " https://host/path without user or password, percent-encoded, or a data: URL"
+        )
+    return found[1].lower().removesuffix(".")
+
+
+def _check_host(host: str, url: str, request_id: str) -> None:
+    addresses = _addresses(host, int(time.monotonic() // LOOKUP_TTL_S))
+    if addresses and all(_is_public(address) for address in addresses):
+        return
+    reason = "is on a private or reserved network" if addresses else "has no address"
+    raise InvalidRequest(
+        f"request {request_id}: media URL {_shown(url)}: its host {_shown(host)} {reason}; use a public host,"
+        " send the data itself as a data: URL, or add the host to GRISTMILL_ALLOWED_MEDIA_DOMAINS"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _addresses(host: str, _period: int) -> tuple[IPAddress, ...]:
+    """Return the addresses of a host; none for a name that the DNS does not know, or an odd number.
+
+    `_period` makes an answer age.
+    """
+    if host.startswith("["):
+        return _literal(ipaddress.IPv6Address, host.strip("[]"))
+    if _LIKE_IPV4.fullmatch(host):
+        return _literal(ipaddress.IPv4Address, host)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple({ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found})
+
+
+def _literal(kind: Callable[[str], IPAddress], text: str) -> tuple[IPAddress, ...]:
+    """Read an address in its usual spelling: 127.1, 0x7f000001 and 2130706433 are none."""
+    try:
+        return (kind(text),)
+    except ValueError:
+        return ()
+
+
+def _is_public(address: IPAddress) -> bool:
+    """Whether an address, and the IPv4 address within it, belongs to the public network."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return _is_public(inner)
+    return address.is_global and not address.is_multicast
+
+
+def _shown(text: str) -> str:
+    shown = repr(text)
+    return (
+        shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}... ({len(text):,} characters)"
+    )

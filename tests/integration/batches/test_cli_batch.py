@@ -1,0 +1,111 @@
+"""The commands of `gristmill batch` as people type them, with a steward and a worker beside them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pytest
+from batches import desk, stewarded
+from command_line import CommandLine, SettlingWorker
+
+
+@pytest.fixture
+def shell(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    monkeypatch.setenv("GRISTMILL_STORAGE_URL", str(tmp_path / "storage"))
+    return CommandLine(redis_url, f"test-{uuid4().hex[:12]}", tmp_path)
+
+
+@asynccontextmanager
+async def working(shell: CommandLine) -> AsyncIterator[None]:
+    async with (
+        shell.open_queue() as queue,
+        stewarded(desk(queue, shell.folder / "storage")),
+        SettlingWorker(queue).running(),
+    ):
+        yield
+
+
+def line(custom_id: str, prompt: str) -> dict[str, Any]:
+    return {"custom_id": custom_id, "url": "/v1/completions", "body": {"prompt": prompt}}
+
+
+async def test_create_and_wait_writes_every_row(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [line(f"c{n}", f"say {n}") for n in range(300)])
+    async with working(shell):
+        done = await shell.finish(
+            "batch", "create", "in.jsonl", "--wait", "-o", "out.jsonl", "--json", "--metadata", "team=a"
+        )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.rows[0]["request_counts"]["completed"] == 300
+    assert (done.rows[0]["endpoint"], done.rows[0]["metadata"]) == ("/v1/completions", {"team": "a"})  # fmt: skip
+    assert "tenant" not in done.rows[0]
+    rows = {row["custom_id"]: row for row in shell.rows("out.jsonl")}
+    assert len(rows) == 300
+    assert rows["c7"]["response"]["body"]["choices"] == [{"text": "say 7"}]
+
+
+async def test_the_way_of_a_batch_with_failures(shell: CommandLine) -> None:
+    lines = [line("ok", "a"), line("bad", "fail"), line("ok2", "b")]
+    shell.write("in.jsonl", lines)
+    created = shell.run("batch", "create", "in.jsonl")
+    assert created.code == 0, created.err
+    batch = created.out.strip()
+    assert batch.startswith("batch_")
+    assert shell.run("batch", "show", batch).out.splitlines()[1] == "status   validating"
+    async with working(shell):
+        shown = await shell.finish("batch", "show", batch, "--wait")
+        assert shown.code == 1
+        assert "counts   2/3 completed, 1 failed" in shown.out
+        rows = await shell.finish("batch", "results", batch)
+        assert sorted(row["custom_id"] for row in rows.rows) == ["bad", "ok", "ok2"]
+        again = await shell.finish("batch", "retry-failed", batch, "--json")
+        assert again.rows[0]["retry_of"] == batch
+        assert (await shell.finish("batch", "show", again.rows[0]["id"], "--wait")).code == 1
+    listed = shell.run("batch", "list").out.splitlines()
+    assert [row.split()[0] for row in listed] == [again.rows[0]["id"], batch]
+    refused = shell.run("batch", "cancel", batch)
+    assert (refused.code, "is completed; only one that is" in refused.err) == (2, True)
+    assert shell.run("batch", "show", batch, "--tenant", "other").code == 4
+
+
+async def test_rows_come_while_the_batch_runs(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [line(f"c{n}", f"say {n}") for n in range(2000)])
+    batch = shell.run("batch", "create", "in.jsonl").out.strip()
+    following = await shell.start("batch", "results", batch, "--follow")
+    assert following.stdout
+    async with shell.open_queue() as queue, stewarded(desk(queue, shell.folder / "storage")):
+        worker = SettlingWorker(queue)
+        await worker.register()
+        while len(worker.answered) < 50:
+            await worker.settle(10)
+        first = orjson.loads(await following.stdout.readline())
+        assert not (await desk(queue, shell.folder / "storage").batch("default", batch)).is_final
+        async with worker.running():
+            rest, _ = await following.communicate()
+    rows = [first, *map(orjson.loads, rest.splitlines())]
+    assert sorted(row["custom_id"] for row in rows) == sorted(f"c{n}" for n in range(2000))
+
+
+def test_a_file_that_is_not_there_is_named(shell: CommandLine) -> None:
+    done = shell.run("batch", "create", "nowhere.jsonl")
+    assert (done.code, "cannot read 'nowhere.jsonl'" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--window", "soon"), "completion_window 'soon' is not allowed"),
+        (("--endpoint", "/v1/nothing"), "endpoint '/v1/nothing' is unknown"),
+        (("--metadata", "x"), "--metadata 'x' is no NAME=VALUE"),
+        (("-o", "out.jsonl"), "-o needs --wait"),
+    ],
+)
+def test_an_option_that_is_wrong_is_named(
+    shell: CommandLine, arguments: tuple[str, ...], message: str
+) -> None:
+    shell.write("in.jsonl", [line("a", "a")])
+    done = shell.run("batch", "create", "in.jsonl", *arguments)
+    assert (done.code, message in done.err) == (2, True), done.err
