@@ -12,13 +12,15 @@ from uuid import uuid4
 
 import pytest
 from redis import Redis
-from rq import Callback, Queue
+from rq import Callback, Queue, Worker
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.suspension import resume, suspend
 from rq.webhook import Webhook
 from servers import ask, port_of, process_id, running_cluster, with_user
 from stewards import STUB, TRUE, Place, start_steward, steward_process
 
+from gristmill.producer.steward.dispatcher import MAX_WAITING
 from gristmill.shared.server import free_port, running_server
 
 
@@ -182,7 +184,8 @@ async def test_a_steward_outlives_its_redis(tmp_path: Path, name: str) -> None:
 def _enqueue(url: str, name: str) -> Job:
     with Redis.from_url(url) as redis:
         queue = Queue("gristmill-test", connection=redis, serializer=JSONSerializer)
-        return queue.enqueue(name, "batch_x")
+        job: Job = queue.enqueue(name, "batch_x")
+        return job
 
 
 async def test_a_steward_waits_for_a_redis_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -236,3 +239,25 @@ async def test_a_failed_job_can_be_seen_for_days(place: Place) -> None:
         place.rq.enqueue("note", "batch_x")
         await place.notes(1)
         assert isinstance(Job.fetch(job.id, place.redis, JSONSerializer), Job)
+
+
+async def test_rqs_suspend_pauses_a_steward_and_resume_ends_it(tmp_path: Path) -> None:
+    with running_server() as url, Redis.from_url(url) as redis:
+        suspend(redis)
+        async with steward_process(STUB, url, "test", tmp_path) as steward:
+            job = _enqueue(url, "note")
+            while [worker.get_state() for worker in Worker.all(redis)] != ["suspended"]:
+                await asyncio.sleep(0.02)
+            assert Job.fetch(job.id, redis, JSONSerializer).get_status() == "queued"
+            resume(redis)
+            await steward.until("job.finished", job=job.id)
+            suspend(redis)
+            assert (await steward.terminate())[0] == 0
+
+
+@pytest.mark.timeout(90)
+async def test_more_batches_than_jobs_that_may_wait_all_get_their_turn(place: Place) -> None:
+    made = [await place.create() for _ in range(3 * MAX_WAITING)]
+    async with steward_process(STUB, place.url, place.queue, place.folder):
+        notes = await place.notes(len(made))
+        assert sorted(note["batch"] for note in notes) == sorted(made)
