@@ -206,7 +206,7 @@ def _probe(port: int) -> tuple[int, str]:
 async def test_a_cluster_needs_another_redis_for_rq(place: Place) -> None:
     with running_cluster() as url:
         refused = start_steward(TRUE, url, place.queue, place.folder)
-        assert await asyncio.to_thread(refused.process.wait, 20) != 0
+        assert await asyncio.to_thread(refused.process.wait, 20) == 2
         assert "RQ_REDIS_URL" in refused.log.read_text()
         async with steward_process(
             STUB, url, place.queue, place.folder, RQ_REDIS_URL=place.url
@@ -220,7 +220,7 @@ async def test_a_user_without_rqs_keys_is_told_what_is_missing(place: Place) -> 
     ask(port, "ACL", "SETUSER", "no-rq", "on", ">hush-hush", "~gm:*", "+@all", "-@dangerous")
     url = with_user(place.url, "no-rq", "hush-hush")
     refused = start_steward(TRUE, url, place.queue, place.folder)
-    assert await asyncio.to_thread(refused.process.wait, 20) != 0
+    assert await asyncio.to_thread(refused.process.wait, 20) == 2
     told = refused.log.read_text()
     assert "~rq:*" in told
     assert "hush-hush" not in told
@@ -230,6 +230,15 @@ async def test_a_user_without_rqs_keys_is_told_what_is_missing(place: Place) -> 
         await place.notes(1)
         assert steward.events("rq.warned") == []
         assert "hush-hush" not in steward.log.read_text()
+
+
+async def test_a_wrong_password_ends_the_command(place: Place) -> None:
+    ask(port_of(place.url), "ACL", "SETUSER", "who", "on", ">right-one", "~*", "+@all")
+    url = with_user(place.url, "who", "hush-hush")
+    refused = start_steward(TRUE, url, place.queue, place.folder)
+    assert await asyncio.to_thread(refused.process.wait, 20) == 3
+    assert "refused user or password" in refused.log.read_text()
+    assert "hush-hush" not in refused.log.read_text()
 
 
 async def test_a_failed_job_can_be_seen_for_days(place: Place) -> None:

@@ -7,6 +7,7 @@ What is due stands in the queue's Redis. A job only says whom to look at, so an 
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import structlog
 from redis.exceptions import RedisError
@@ -15,7 +16,6 @@ from gristmill.producer.batches.service import Batches
 from gristmill.producer.steward.schedule import Schedule, batch_of
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.turn import Turn
-from gristmill.shared.redis_url import redacted
 
 log = structlog.get_logger()
 
@@ -37,12 +37,20 @@ class Dispatcher:
         settings: Of this steward.
         schedule: Where to, over a connection of its own.
         turn: When to stop; is told how many jobs wait.
+        tell_wait: Is told why Redis is waited for.
     """
 
-    def __init__(self, settings: StewardSettings, schedule: Schedule, turn: Turn) -> None:
+    def __init__(
+        self,
+        settings: StewardSettings,
+        schedule: Schedule,
+        turn: Turn,
+        tell_wait: Callable[[Exception], None],
+    ) -> None:
         self._settings = settings
         self._schedule = schedule
         self._turn = turn
+        self._tell_wait = tell_wait
         self._thread = threading.Thread(target=self._run, name="gristmill-dispatcher", daemon=True)
         self.last_look_s = time.monotonic()
 
@@ -92,7 +100,3 @@ class Dispatcher:
     async def _wait_for_bell(self, batches: Batches) -> None:
         queue = batches.queue
         await queue.redis.blpop([queue.keys.steward_bell], timeout=BELL_S)
-
-    def _tell_wait(self, error: Exception) -> None:
-        url = redacted(self._settings.rq_url)
-        log.warning("redis.waited_for", url=url, error=str(error), remedy="check that it runs")
