@@ -19,7 +19,7 @@ from gristmill.producer.steward.connection import check_access, rq_connect
 from gristmill.producer.steward.dispatcher import Dispatcher
 from gristmill.producer.steward.log import NOTICE_S, Notice, route_rq_logs
 from gristmill.producer.steward.runner import Function, Runner
-from gristmill.producer.steward.schedule import JOB_TIMEOUT_S, Schedule
+from gristmill.producer.steward.schedule import Schedule
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.turn import STOP_GRACE_S, Stopped, Turn
 from gristmill.producer.steward.worker import StewardWorker
@@ -64,7 +64,6 @@ class Steward:
         self._queue = queue_of(self._redis, settings.queue, job_class)
         apart = queue_of(rq_connect(settings.rq_url), settings.queue, job_class)
         self._dispatcher = Dispatcher(settings, Schedule(apart), self._turn, self._tell_wait)
-        self._worker: StewardWorker | None = None
 
     def run(self) -> int:
         """Work until told to stop; returns the exit code.
@@ -121,7 +120,7 @@ class Steward:
     def _work(self) -> None:
         """Run RQ's worker until it ends: told to stop, or Redis did not answer."""
         try:
-            self._worker = worker = StewardWorker(self._queue, self._turn)
+            worker = StewardWorker(self._queue, self._turn)
             try:
                 worker.work(logging_level="WARNING")
             finally:
@@ -148,12 +147,9 @@ class Steward:
         return probes
 
     def _stalled_reason(self) -> str | None:
-        now_s = time.monotonic()
-        if now_s - self._dispatcher.last_look_s > STALL_S:
+        if time.monotonic() - self._dispatcher.last_look_s > STALL_S:
             return "the dispatcher has not looked for a while"
-        if self._worker and now_s - self._worker.last_beat_s > JOB_TIMEOUT_S + STALL_S:
-            return "the worker is stuck in a job"
-        return None
+        return "the worker is stuck in a job" if self._turn.overdue_s > STALL_S else None
 
 
 def run_steward(settings: StewardSettings, functions: Functions) -> int:
