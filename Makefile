@@ -13,7 +13,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 CUDA_ONLY = torchvision torchaudio torchcodec
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-faults check format bench install-worker-cpu install-worker-gpu install-producer clean
+.PHONY: help demo test test-long test-faults check format bench install-worker-cpu install-worker-gpu install-producer install-desk clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ install-worker-gpu: $(VENV)/.venv  ## Into VENV: a worker with vLLM on CUDA (the
 
 install-producer: $(VENV)/.venv  ## Into VENV: client and CLI, no torch (the image runs this)
 	@$(call step,installing the producer,$(PIP) .)
+
+install-desk: $(VENV)/.venv  ## Into VENV: producer, gateway and steward, with S3 (the image runs this)
+	@$(call step,installing gateway and steward,$(PIP) '.[gateway,steward,s3]')
 
 clean:  ## Remove the environment, the caches and the demo's output
 	@rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output.jsonl*

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gristmill.producer.gateway.settings import GatewaySettings
+from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.records import CHAT
@@ -17,7 +19,9 @@ from gristmill.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted(
-    path for folder in ("base", "examples") for path in (ROOT / "k8s" / folder).glob("*.yaml")
+    path
+    for folder in ("base", "batches", "examples")
+    for path in (ROOT / "k8s" / folder).glob("*.yaml")
 )
 DOCKERFILES = [ROOT / "worker" / "Dockerfile", ROOT / "producer" / "Dockerfile"]
 WORKERS = ["worker", "worker-gpu"]
@@ -108,9 +112,14 @@ def test_scrapes_go_where_the_worker_answers() -> None:
 
 
 def test_every_variable_of_ours_is_a_setting() -> None:
-    given = set(CONFIG) | set(COMPOSE["services"]["worker"]["environment"])
+    given = set(CONFIG) | set(BASE["ConfigMap", "gristmill-batches"]["data"])
+    for service in COMPOSE["services"].values():
+        given |= set(service.get("environment", ()))
+    for _, pod in pod_specs():
+        given |= {entry["name"] for entry in pod["containers"][0].get("env", ())}
+    known = {*WorkerSettings.model_fields, *GatewaySettings.model_fields, *StewardSettings.model_fields}  # fmt: skip
     ours = {name for name in given if name.startswith("GRISTMILL_")}
-    assert ours <= {f"GRISTMILL_{name.upper()}" for name in WorkerSettings.model_fields}
+    assert ours <= {f"GRISTMILL_{name.upper()}" for name in known}
 
 
 @pytest.mark.parametrize(("name", "pod"), pod_specs())
@@ -140,12 +149,43 @@ def test_pods_run_without_privileges(name: str, pod: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("Deployment", "gristmill-worker"), ("Job", "gristmill-submit")]
+    ("kind", "name"),
+    [
+        ("Deployment", "gristmill-worker"),
+        ("Deployment", "gristmill-gateway"),
+        ("Deployment", "gristmill-steward"),
+        ("Job", "gristmill-submit"),
+    ],
 )
 def test_network_policy_lets_our_pods_reach_redis(kind: str, name: str) -> None:
     (rule,) = BASE["NetworkPolicy", "redis"]["spec"]["ingress"]
     wanted = rule["from"][0]["podSelector"]["matchLabels"].items()
     assert wanted <= BASE[kind, name]["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_gateways_probes_and_service_go_where_it_listens() -> None:
+    (container,) = BASE["Deployment", "gristmill-gateway"]["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    assert port["containerPort"] == GatewaySettings.model_fields["gateway_port"].default
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": port["name"]}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    service = BASE["Service", "gristmill-gateway"]["spec"]
+    assert service["ports"][0]["targetPort"] == port["name"]
+    labels = BASE["Deployment", "gristmill-gateway"]["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("name", ["gateway", "steward"])
+def test_gateway_and_steward_share_a_storage(name: str) -> None:
+    pod = BASE["Deployment", f"gristmill-{name}"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    storage = BASE["ConfigMap", "gristmill-batches"]["data"]["GRISTMILL_STORAGE_URL"]
+    assert {"name": "storage", "mountPath": storage} in container["volumeMounts"]
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if v["name"] == "storage"]  # fmt: skip
+    assert [("PersistentVolumeClaim", claim) in BASE for claim in claims] == [True]
+    service = COMPOSE["services"][name]
+    url = service["environment"]["GRISTMILL_STORAGE_URL"]
+    assert service["volumes"] == [f"storage:{url}"]
 
 
 def test_example_requests_are_accepted() -> None:
