@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import orjson
+from command_line import COMMAND
 from redis import Redis
 from rq.queue import Queue as RqQueue
 from rq.serializers import JSONSerializer
@@ -23,7 +24,7 @@ from gristmill.producer.batches.settings import BatchSettings
 from gristmill.shared.server import die_with_parent, free_port
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_steward.py")))
-TRUE = (sys.executable, "-c", "from gristmill.producer.steward.commands import steward; steward()")
+TRUE = (*COMMAND, "steward")
 
 WAIT_S = 30.0
 

@@ -1,4 +1,4 @@
-"""A steward process whose jobs leave notes instead of working: `note`, `hold`, `stubborn`; batches are noted and settled."""
+"""A steward process whose jobs leave notes instead of working: `note`, `nap`, `hold`, `stubborn`; batches are noted and settled."""
 
 import asyncio
 import os
@@ -28,15 +28,23 @@ def functions(settings: StewardSettings, turn: Turn) -> Mapping[str, Function]:
             await asyncio.sleep(0.02)
         await note(call)
 
+    async def nap(call: Call) -> None:
+        await asyncio.sleep(2)
+        await note(call)
+
     async def stubborn(_: Call) -> None:
         await asyncio.Event().wait()
 
     async def sweep(_: Call) -> None:
         pass
 
-    return {"note": note, "hold": hold, "stubborn": stubborn, "sweep": sweep} | dict.fromkeys(
-        ("validate", "feed", "finalize", "announce"), note
-    )
+    return {
+        "note": note,
+        "hold": hold,
+        "nap": nap,
+        "stubborn": stubborn,
+        "sweep": sweep,
+    } | dict.fromkeys(("validate", "feed", "finalize", "announce"), note)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from workers import STUB, worker_process
 
 from gristmill.producer import Client
 from gristmill.producer.gateway.settings import GatewaySettings
+from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
@@ -76,4 +77,5 @@ def test_every_setting_is_in_the_table_and_nothing_else() -> None:
         name.removeprefix("GRISTMILL_").lower() for name in re.findall(r"`([A-Z][A-Z_]+)`", table)
     }
     told -= {"gristmill_", "", "info"}
-    assert told == WorkerSettings.model_fields.keys() | GatewaySettings.model_fields.keys()
+    models = (WorkerSettings, GatewaySettings, StewardSettings)
+    assert told == {name for model in models for name in model.model_fields}

@@ -19,6 +19,6 @@ def test_no_portion_hides_the_others() -> None:
 def test_producer_loads_no_engine() -> None:
     script = (
         "import sys; import gristmill.producer, gristmill.shared.cli, gristmill.producer.commands.submit;"
-        "sys.exit(bool({'torch', 'vllm', 'aiohttp', 'prometheus_client'} & set(sys.modules)))"
+        "sys.exit(bool({'torch', 'vllm', 'aiohttp', 'prometheus_client', 'rq'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

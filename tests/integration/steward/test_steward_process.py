@@ -12,13 +12,15 @@ from uuid import uuid4
 
 import pytest
 from redis import Redis
-from rq import Callback, Queue
+from rq import Callback, Queue, Worker
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.suspension import resume, suspend
 from rq.webhook import Webhook
 from servers import ask, port_of, process_id, running_cluster, with_user
 from stewards import STUB, TRUE, Place, start_steward, steward_process
 
+from gristmill.producer.steward.dispatcher import MAX_WAITING
 from gristmill.shared.server import free_port, running_server
 
 
@@ -164,7 +166,7 @@ async def test_a_redis_that_hangs_holds_up_no_exit(tmp_path: Path) -> None:
             assert seconds < 15
 
 
-@pytest.mark.parametrize("name", ["", "hold"])
+@pytest.mark.parametrize("name", ["", "nap"])
 async def test_a_steward_outlives_its_redis(tmp_path: Path, name: str) -> None:
     port = free_port()
     with ExitStack() as stack:
@@ -182,7 +184,8 @@ async def test_a_steward_outlives_its_redis(tmp_path: Path, name: str) -> None:
 def _enqueue(url: str, name: str) -> Job:
     with Redis.from_url(url) as redis:
         queue = Queue("gristmill-test", connection=redis, serializer=JSONSerializer)
-        return queue.enqueue(name, "batch_x")
+        job: Job = queue.enqueue(name, "batch_x")
+        return job
 
 
 async def test_a_steward_waits_for_a_redis_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def _probe(port: int) -> tuple[int, str]:
 async def test_a_cluster_needs_another_redis_for_rq(place: Place) -> None:
     with running_cluster() as url:
         refused = start_steward(TRUE, url, place.queue, place.folder)
-        assert await asyncio.to_thread(refused.process.wait, 20) != 0
+        assert await asyncio.to_thread(refused.process.wait, 20) == 2
         assert "RQ_REDIS_URL" in refused.log.read_text()
         async with steward_process(
             STUB, url, place.queue, place.folder, RQ_REDIS_URL=place.url
@@ -217,7 +220,7 @@ async def test_a_user_without_rqs_keys_is_told_what_is_missing(place: Place) -> 
     ask(port, "ACL", "SETUSER", "no-rq", "on", ">hush-hush", "~gm:*", "+@all", "-@dangerous")
     url = with_user(place.url, "no-rq", "hush-hush")
     refused = start_steward(TRUE, url, place.queue, place.folder)
-    assert await asyncio.to_thread(refused.process.wait, 20) != 0
+    assert await asyncio.to_thread(refused.process.wait, 20) == 2
     told = refused.log.read_text()
     assert "~rq:*" in told
     assert "hush-hush" not in told
@@ -229,6 +232,15 @@ async def test_a_user_without_rqs_keys_is_told_what_is_missing(place: Place) -> 
         assert "hush-hush" not in steward.log.read_text()
 
 
+async def test_a_wrong_password_ends_the_command(place: Place) -> None:
+    ask(port_of(place.url), "ACL", "SETUSER", "who", "on", ">right-one", "~*", "+@all")
+    url = with_user(place.url, "who", "hush-hush")
+    refused = start_steward(TRUE, url, place.queue, place.folder)
+    assert await asyncio.to_thread(refused.process.wait, 20) == 3
+    assert "refused user or password" in refused.log.read_text()
+    assert "hush-hush" not in refused.log.read_text()
+
+
 async def test_a_failed_job_can_be_seen_for_days(place: Place) -> None:
     async with steward_process(STUB, place.url, place.queue, place.folder) as steward:
         job = place.rq.enqueue("os.system", "true")
@@ -236,3 +248,25 @@ async def test_a_failed_job_can_be_seen_for_days(place: Place) -> None:
         place.rq.enqueue("note", "batch_x")
         await place.notes(1)
         assert isinstance(Job.fetch(job.id, place.redis, JSONSerializer), Job)
+
+
+async def test_rqs_suspend_pauses_a_steward_and_resume_ends_it(tmp_path: Path) -> None:
+    with running_server() as url, Redis.from_url(url) as redis:
+        suspend(redis)
+        async with steward_process(STUB, url, "test", tmp_path) as steward:
+            job = _enqueue(url, "note")
+            while [worker.get_state() for worker in Worker.all(redis)] != ["suspended"]:
+                await asyncio.sleep(0.02)
+            assert Job.fetch(job.id, redis, JSONSerializer).get_status() == "queued"
+            resume(redis)
+            await steward.until("job.finished", job=job.id)
+            suspend(redis)
+            assert (await steward.terminate())[0] == 0
+
+
+@pytest.mark.timeout(90)
+async def test_more_batches_than_jobs_that_may_wait_all_get_their_turn(place: Place) -> None:
+    made = [await place.create() for _ in range(3 * MAX_WAITING)]
+    async with steward_process(STUB, place.url, place.queue, place.folder):
+        notes = await place.notes(len(made))
+        assert sorted(note["batch"] for note in notes) == sorted(made)

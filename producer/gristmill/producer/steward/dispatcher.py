@@ -7,15 +7,15 @@ What is due stands in the queue's Redis. A job only says whom to look at, so an 
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import structlog
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.service import Batches
-from gristmill.producer.steward.schedule import Schedule
+from gristmill.producer.steward.schedule import Schedule, batch_of
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.turn import Turn
-from gristmill.shared.redis_url import redacted
 
 log = structlog.get_logger()
 
@@ -26,6 +26,10 @@ ANNOUNCE_LOOK_S = 60.0
 """How often a batch whose webhook is not delivered is looked at; RQ does the retries in between."""
 
 
+MAX_WAITING = 32
+"""Jobs that wait in RQ; what is due beyond them is not looked at, so a thousand batches cost no more."""
+
+
 class Dispatcher:
     """Enqueues what is due until the process stops.
 
@@ -33,12 +37,20 @@ class Dispatcher:
         settings: Of this steward.
         schedule: Where to, over a connection of its own.
         turn: When to stop; is told how many jobs wait.
+        tell_wait: Is told why Redis is waited for.
     """
 
-    def __init__(self, settings: StewardSettings, schedule: Schedule, turn: Turn) -> None:
+    def __init__(
+        self,
+        settings: StewardSettings,
+        schedule: Schedule,
+        turn: Turn,
+        tell_wait: Callable[[Exception], None],
+    ) -> None:
         self._settings = settings
         self._schedule = schedule
         self._turn = turn
+        self._tell_wait = tell_wait
         self._thread = threading.Thread(target=self._run, name="gristmill-dispatcher", daemon=True)
         self.last_look_s = time.monotonic()
 
@@ -63,6 +75,9 @@ class Dispatcher:
                 except (RedisError, OSError) as error:
                     self._tell_wait(error)
                     await asyncio.sleep(BELL_S)
+                except Exception:  # whatever it is: no batch goes on without this thread
+                    log.exception("dispatch.failed")
+                    await asyncio.sleep(BELL_S)
             self._schedule.close()
 
     async def _look(self, batches: Batches) -> None:
@@ -71,8 +86,11 @@ class Dispatcher:
         self._schedule.enqueue_retries()
         waiting = self._schedule.waiting()
         self._turn.num_waiting = len(waiting)
-        has_job = {job_id.split("-", 2)[1] for job_id in waiting if "-" in job_id}
-        for work in await batches.due():
+        if len(waiting) < MAX_WAITING:
+            await self._enqueue_due(batches, has_job={batch_of(job_id) for job_id in waiting})
+
+    async def _enqueue_due(self, batches: Batches, has_job: set[str]) -> None:
+        for work in await batches.registry.due(2 * MAX_WAITING):
             if work.phase == "announce":
                 await batches.registry.wake(work.batch, ANNOUNCE_LOOK_S)
                 self._schedule.announce(work.batch)
@@ -82,7 +100,3 @@ class Dispatcher:
     async def _wait_for_bell(self, batches: Batches) -> None:
         queue = batches.queue
         await queue.redis.blpop([queue.keys.steward_bell], timeout=BELL_S)
-
-    def _tell_wait(self, error: Exception) -> None:
-        url = redacted(self._settings.rq_url)
-        log.warning("redis.waited_for", url=url, error=str(error), remedy="check that it runs")

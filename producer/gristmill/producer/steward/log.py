@@ -1,6 +1,7 @@
-"""What RQ's loggers say, as one event; without their traces, whose frames are ours to log."""
+"""What RQ's loggers say, and that Redis is waited for, as events."""
 
 import logging
+import time
 
 import structlog
 from redis.exceptions import RedisError
@@ -8,6 +9,29 @@ from redis.exceptions import RedisError
 log = structlog.get_logger()
 
 MAX_CHARACTERS = 200
+
+
+NOTICE_S = 10.0
+"""Shortest time between two notices of a Redis that does not answer."""
+
+
+class Notice:
+    """Says, not too often, that Redis is waited for.
+
+    Args:
+        url: Which one, without its password.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._next_s = 0.0
+
+    def __call__(self, error: Exception) -> None:
+        """Tell the error of the last try."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + NOTICE_S
+            remedy = "check that it runs, that this machine may reach it, and REDIS_URL"
+            log.warning("redis.waited_for", url=self._url, error=str(error), remedy=remedy)
 
 
 def route_rq_logs() -> None:

@@ -17,12 +17,13 @@ from gristmill.producer.batches.service import Batches
 from gristmill.producer.steward.allowed import allow, queue_of
 from gristmill.producer.steward.connection import check_access, rq_connect
 from gristmill.producer.steward.dispatcher import Dispatcher
-from gristmill.producer.steward.log import route_rq_logs
+from gristmill.producer.steward.log import NOTICE_S, Notice, route_rq_logs
 from gristmill.producer.steward.runner import Function, Runner
-from gristmill.producer.steward.schedule import JOB_TIMEOUT_S, Schedule
+from gristmill.producer.steward.schedule import Schedule
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.turn import STOP_GRACE_S, Stopped, Turn
 from gristmill.producer.steward.worker import StewardWorker
+from gristmill.shared.connection import notice_waits
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.probes import ProbeServer
@@ -57,12 +58,12 @@ class Steward:
     def __init__(self, settings: StewardSettings, functions: Functions) -> None:
         self._settings = settings
         self._turn = Turn()
+        self._tell_wait = Notice(redacted(settings.rq_url))
         self._redis = rq_connect(settings.rq_url)
         job_class = allow(Runner(self._turn).functions(functions(settings, self._turn)))
         self._queue = queue_of(self._redis, settings.queue, job_class)
         apart = queue_of(rq_connect(settings.rq_url), settings.queue, job_class)
-        self._dispatcher = Dispatcher(settings, Schedule(apart), self._turn)
-        self._worker: StewardWorker | None = None
+        self._dispatcher = Dispatcher(settings, Schedule(apart), self._turn, self._tell_wait)
 
     def run(self) -> int:
         """Work until told to stop; returns the exit code.
@@ -119,19 +120,18 @@ class Steward:
     def _work(self) -> None:
         """Run RQ's worker until it ends: told to stop, or Redis did not answer."""
         try:
-            self._worker = StewardWorker(self._queue, self._turn)
-            self._worker.work(logging_level="WARNING")
+            worker = StewardWorker(self._queue, self._turn)
+            try:
+                worker.work(logging_level="WARNING")
+            finally:
+                worker.teardown()  # RQ's own comes only once it has begun in full
         except (RedisError, OSError) as error:
             self._wait(error)
         if not self._turn.is_stopping:
             time.sleep(RESTART_S)
 
     def _wait(self, error: Exception) -> None:
-        url = redacted(self._settings.rq_url)
-        remedy = (
-            "check that it runs, that this machine may reach it, and REDIS_URL (or RQ_REDIS_URL)"
-        )
-        log.warning("redis.waited_for", url=url, error=str(error), remedy=remedy)
+        self._tell_wait(error)
         time.sleep(RESTART_S)
 
     def _open_probes(self) -> ProbeServer:
@@ -147,12 +147,9 @@ class Steward:
         return probes
 
     def _stalled_reason(self) -> str | None:
-        now_s = time.monotonic()
-        if now_s - self._dispatcher.last_look_s > STALL_S:
+        if time.monotonic() - self._dispatcher.last_look_s > STALL_S:
             return "the dispatcher has not looked for a while"
-        if self._worker and now_s - self._worker.last_beat_s > JOB_TIMEOUT_S + STALL_S:
-            return "the worker is stuck in a job"
-        return None
+        return "the worker is stuck in a job" if self._turn.overdue_s > STALL_S else None
 
 
 def run_steward(settings: StewardSettings, functions: Functions) -> int:
@@ -164,4 +161,5 @@ def run_steward(settings: StewardSettings, functions: Functions) -> int:
     """
     configure_logging(settings.log_level)
     route_rq_logs()
+    notice_waits(Notice(redacted(settings.redis_url.get_secret_value())), NOTICE_S)
     return Steward(settings, functions).run()

@@ -62,7 +62,7 @@ class Runner:
     async def _within_turn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         while not (await asyncio.wait([task], timeout=POLL_S))[0]:
-            if self._turn.is_overdue:
+            if self._turn.overdue_s > 0:
                 await end(task)
                 raise JobOverdue("it did not end within its time; what it had committed stays")
         await task

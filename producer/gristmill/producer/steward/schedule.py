@@ -9,10 +9,13 @@ from rq.job import Retry
 from rq.queue import Queue
 from rq.scheduler import RQScheduler
 
-from gristmill.producer.steward.turn import MAX_RUN_S, STOP_GRACE_S
+from gristmill.producer.steward.turn import ALARM_MARGIN_S, MAX_RUN_S
 
-JOB_TIMEOUT_S = int(MAX_RUN_S + STOP_GRACE_S) + 55
-"""RQ's alarm, which strikes anywhere; `Turn` ends a job long before."""
+JOB_TIMEOUT_S = int(MAX_RUN_S + ALARM_MARGIN_S) + 30
+LONG_JOB_TIMEOUT_S = 6 * 3600
+"""For the phases that cannot pause: they read or write a whole file, and cut short they begin anew."""
+
+LONG_PHASES = ("validate", "finalize")
 
 RESULT_TTL_S = 60
 FAILURE_TTL_S = 3 * 24 * 3600
@@ -23,6 +26,11 @@ ANNOUNCE_FAILURE_TTL_S = 24 * 3600
 
 RETRY_INTERVALS_S = (30, 120, 600, 1800, 3600, 2 * 3600, 6 * 3600)
 """Waits between the 8 tries of a webhook: 10 hours in all."""
+
+
+def batch_of(job_id: str) -> str:
+    """Return the batch in the id of a job; empty for one that has none, or is none of ours."""
+    return job_id.split("-", 2)[1] if "-" in job_id else ""
 
 
 class Schedule:
@@ -51,7 +59,8 @@ class Schedule:
         minute = int(
             time.time() // 60
         )  # a job that RQ lost before it took the batch up is made anew
-        self._enqueue(phase, f"{phase}-{batch}-{runs}-{minute}", batch)
+        timeout_s = LONG_JOB_TIMEOUT_S if phase in LONG_PHASES else JOB_TIMEOUT_S
+        self._enqueue(phase, f"{phase}-{batch}-{runs}-{minute}", batch, job_timeout=timeout_s)
 
     def announce(self, batch: str) -> None:
         """Enqueue the webhook of a batch, unless it was; RQ repeats it by itself."""

@@ -34,7 +34,7 @@ class StewardSettings(BatchSettings):
     health_host: Annotated[str, Field(description="where the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
     health_port: Annotated[
         int, Field(ge=0, le=65_535, description="of the probes; 0 takes a free one")
-    ] = 8080
+    ] = 8081
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="of the JSON log")
     ] = "INFO"

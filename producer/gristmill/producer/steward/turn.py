@@ -9,7 +9,10 @@ MAX_RUN_S = 300.0
 """What it may take while nobody waits; then it is enqueued again, and RQ sees that the steward lives."""
 
 STOP_GRACE_S = 5.0
-"""What it may take from SIGTERM on, or beyond `MAX_RUN_S`, before it is cancelled."""
+"""What it may take from SIGTERM on before it is cancelled."""
+
+ALARM_MARGIN_S = 30.0
+"""How long before RQ's timeout, whose alarm strikes anywhere in a loop, a job is cancelled."""
 
 
 class Stopped(SystemExit):
@@ -28,11 +31,20 @@ class Turn:
         self.is_stopping = False
         self.num_waiting = 0
         self._stop_s = float("inf")
-        self._began_s = 0.0
+        self.end()
 
-    def begin(self) -> None:
-        """Start the clock of a job."""
+    def begin(self, timeout_s: float) -> None:
+        """Start the clock of a job.
+
+        Args:
+            timeout_s: After which RQ would end it.
+        """
         self._began_s = time.monotonic()
+        self._limit_s = self._began_s + timeout_s - ALARM_MARGIN_S
+
+    def end(self) -> None:
+        """Note that no job runs."""
+        self._began_s = self._limit_s = float("inf")
 
     def stop(self) -> None:
         """Tell the process to stop; may be called from a signal handler, and twice."""
@@ -47,7 +59,6 @@ class Turn:
         return ran_s < SLICE_S or not self.num_waiting
 
     @property
-    def is_overdue(self) -> bool:
-        """Whether the running job had all the time to end its step, and did not."""
-        now_s = time.monotonic()
-        return now_s > min(self._began_s + MAX_RUN_S, self._stop_s) + STOP_GRACE_S
+    def overdue_s(self) -> float:
+        """For how long the running job should have ended; negative while it may run, or none does."""
+        return time.monotonic() - min(self._limit_s, self._stop_s + STOP_GRACE_S)

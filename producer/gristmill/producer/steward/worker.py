@@ -4,10 +4,8 @@ RQ 3.0.0's `work` returns when a command times out or fails while no job is bein
 process calls it again; docs/decisions/0010-rq.md lists what is overridden here and why.
 """
 
-import time
 from contextlib import suppress
 from types import FrameType
-from typing import Any
 
 import structlog
 from redis.exceptions import RedisError
@@ -51,7 +49,7 @@ class StewardWorker(SimpleWorker):
             log_job_description=False,
         )
         self._turn = turn
-        self.last_beat_s = time.monotonic()
+        self._has_left = False
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Stop after the running job, or now if there is none; asks nothing of Redis, unlike RQ's own.
@@ -67,11 +65,6 @@ class StewardWorker(SimpleWorker):
     def subscribe(self) -> None:
         """Listen to no commands: RQ's thread for them ends at the first time-out, with a traceback."""
 
-    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        """Note that the worker lives, for RQ and for the liveness probe."""
-        self.last_beat_s = time.monotonic()
-        super().heartbeat(timeout, pipeline)
-
     def run_maintenance_tasks(self) -> None:
         """Clean up as RQ does; what fails there, for a job that is none, must not end the worker."""
         try:
@@ -82,12 +75,18 @@ class StewardWorker(SimpleWorker):
             log.exception("maintenance.failed")
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Run a job, and have the dispatcher's count of others start anew."""
-        self._turn.begin()
-        super().execute_job(job, queue)
+        """Run a job in its turn."""
+        self._turn.begin(job.timeout or 0)
+        try:
+            super().execute_job(job, queue)
+        finally:
+            self._turn.end()
 
     def teardown(self) -> None:
-        """Leave RQ's lists, if Redis is there to tell it."""
+        """Leave RQ's lists, once, if Redis is there to tell it."""
+        if self._has_left:
+            return
+        self._has_left = True
         if self._turn.is_stopping:
             hurry(self.connection)
         with suppress(RedisError, OSError):
