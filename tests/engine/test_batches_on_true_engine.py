@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 import orjson
@@ -21,7 +22,7 @@ from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 
 MODEL = "tiny"
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 
 
 @dataclass

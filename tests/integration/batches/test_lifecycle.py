@@ -101,6 +101,7 @@ BAD_LINES: list[tuple[Any, str]] = [
     (chat("c1", "/v1/embeddings"), "url_mismatch"),
     (chat("c0"), "duplicate_custom_id"),
     ({"custom_id": "x", "body": 5}, "invalid_request"),
+    (chat("x", image_url="http://127.0.0.1/secret"), "invalid_media_url"),
     (chat("other", tenant="x") | {"tenant": "somebody"}, "invalid_request"),
 ]
 

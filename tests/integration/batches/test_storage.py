@@ -17,7 +17,7 @@ from gristmill.shared.errors import NotFound, SettingsError
 from gristmill.shared.queue import Queue
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3_url() -> Iterator[str]:
     server = ThreadedMotoServer(port=0)
     server.start()

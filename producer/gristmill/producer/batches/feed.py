@@ -307,8 +307,8 @@ class Feeder:
 
     async def _commit(self) -> None:
         """Write rows, record and progress; then forget the results that have their row now."""
-        await self._lease.extend()
-        parts = list(self._rows.take())
+        await self._lease.hold(self._rows.flush)
+        parts = self._rows.take()
         progress = replace(
             self._state.progress, line=self._line, offset=self._offset, is_read=self._is_read,
             outstanding=dict(self._outstanding), has_parts=self._state.progress.has_parts or bool(parts),

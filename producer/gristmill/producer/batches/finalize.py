@@ -14,9 +14,6 @@ from gristmill.producer.batches.rows import line_of_row
 from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.storage import COPY_BYTES
 
-EXTEND_BYTES = 32 * 2**20
-"""Bytes after which the lease is extended."""
-
 
 async def finalize(batches: Batches, lease: BatchLease, state: BatchState) -> None:
     """Write both files, then list them and end the batch in one commit.
@@ -45,8 +42,9 @@ async def tidy(batches: Batches, lease: BatchLease, state: BatchState) -> None:
         for file_id in (record.output_file_id, record.error_file_id)
         if file_id
     ]
-    batches.storage.keep_only(results_folder_of(record.id), [file.path for file in files])
-    batches.storage.delete_folder(folder_of(record.id))
+    paths = [file.path for file in files]
+    await lease.hold(lambda: batches.storage.keep_only(results_folder_of(record.id), paths))
+    await lease.hold(lambda: batches.storage.delete_folder(folder_of(record.id)))
     await batches.registry.forget_parts(state.record.id)
     await batches.commit(lease, state, state.record, replace(state.progress, has_parts=False))
 
@@ -58,14 +56,12 @@ async def _assemble(
     chunks = _concatenated(batches, parts)
     if record.order == "input":
         chunks = _in_input_order(chunks, record)
-    num_bytes = 0
-    with batches.storage.create(file.path) as output:
-        for chunk in chunks:
-            output.write(chunk)
-            if num_bytes // EXTEND_BYTES != (num_bytes + len(chunk)) // EXTEND_BYTES:
-                await lease.extend()
-            num_bytes += len(chunk)
-    return file.model_copy(update={"bytes": num_bytes})
+
+    def write() -> int:
+        with batches.storage.create(file.path) as output:
+            return sum(output.write(chunk) for chunk in chunks)
+
+    return file.model_copy(update={"bytes": await lease.hold(write)})
 
 
 def _concatenated(batches: Batches, parts: list[Part]) -> Iterator[bytes]:

@@ -1,6 +1,5 @@
 """Rows that are not in the storage yet; `flush` writes them as parts, each an object of its own."""
 
-from collections.abc import Iterable
 from typing import Literal
 
 from gristmill.producer.batches.progress import Part
@@ -53,8 +52,7 @@ class Rows:
                 self._parts.append(Part(kind, path, len(rows)))
                 rows.clear()
 
-    def take(self) -> Iterable[Part]:
-        """Flush, and return all parts since the last `take`."""
-        self.flush()
+    def take(self) -> list[Part]:
+        """Return the parts that were flushed since the last `take`."""
         parts, self._parts = self._parts, []
         return parts

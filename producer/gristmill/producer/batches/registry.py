@@ -4,11 +4,12 @@ A record is written whole, by whoever holds the batch's lease (`commit`); what i
 meanwhile (`cancel`) stands in fields of its own, so no writer ever overwrites another's words.
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from redis.asyncio.lock import Lock
 
@@ -17,6 +18,8 @@ from gristmill.producer.batches.progress import Part, Progress
 from gristmill.shared.errors import LeaseLost, LimitReached, NotFound
 from gristmill.shared.operations import HeldLease
 from gristmill.shared.queue import Queue
+
+T = TypeVar("T")
 
 LEASE_S = 15.0
 """Silence after which a batch is given to another steward."""
@@ -56,11 +59,9 @@ class BatchState:
     @property
     def phase(self) -> Phase | None:
         """What is to be done next; None if nothing."""
-        if self.record.status == "validating":
-            return "validate"
-        if self.record.status == "in_progress":
-            return "feed"
-        if self.record.status == "finalizing" or self.progress.has_parts:
+        if not self.record.is_final:
+            return _phase(self.record)
+        if self.progress.has_parts:
             return "finalize"
         return None if self.is_announced else "announce"
 
@@ -211,15 +212,15 @@ class Registry:
     async def _work(self, batch: str) -> Work | None:
         if await self._redis.exists(self._keys.batchlease(batch)):
             return None
-        try:
-            state = await self.state(batch)
-        except NotFound:
+        key = self._keys.batchinfo(batch)
+        record, runs = await self._redis.hmget(key, "record", "runs")
+        phase = _phase(BatchRecord.model_validate_json(record)) if record else None
+        if record and phase is None:
+            phase = (await self.state(batch)).phase
+        if phase is None:
             await self.settle(batch)
             return None
-        if state.phase is None:
-            await self.settle(batch)
-            return None
-        return Work(batch, state.phase, state.runs)
+        return Work(batch, phase, int(runs or 0))
 
     async def settle(self, batch: str) -> None:
         """Note that nothing is left to do for a batch."""
@@ -292,6 +293,17 @@ class BatchLease:
         """
         await self._lock.extend(LEASE_S, replace_ttl=True)
 
+    async def hold(self, work: Callable[[], T]) -> T:
+        """Run what blocks (the storage, the DNS) in a thread, and hold the lease meanwhile.
+
+        Raises:
+            redis.exceptions.LockError: The lease is lost; what the thread does ends unheard.
+        """
+        task = asyncio.create_task(asyncio.to_thread(work))
+        while not (await asyncio.wait([task], timeout=LEASE_S / 5))[0]:
+            await self.extend()
+        return task.result()
+
     async def release(self) -> None:
         """Give it back, if it is still held."""
         await self._lock.release()
@@ -314,6 +326,16 @@ class BatchLease:
         due_ms = int(time.time() * 1000)
         if not await self._registry.write(self, state, parts, new, due_ms=due_ms, ttl_s=ttl_s):
             raise LeaseLost(f"batch {self.batch} is with another steward now", self.batch)
+
+
+def _phase(record: BatchRecord) -> Phase | None:
+    """Return what is to be done for a batch that has not ended."""
+    phases: dict[str, Phase] = {
+        "validating": "validate",
+        "in_progress": "feed",
+        "finalizing": "finalize",
+    }
+    return phases.get(record.status)
 
 
 def _state(info: dict[bytes, bytes]) -> BatchState:

@@ -4,6 +4,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from gristmill.producer.batches.input import BadLine, LineReader, Seen, custom_id_of, duplicate
@@ -13,6 +14,8 @@ from gristmill.producer.batches.parts import MAX_BYTES, Rows, folder_of
 from gristmill.producer.batches.registry import BatchLease, BatchState
 from gristmill.producer.batches.rows import bad_line_row
 from gristmill.producer.batches.service import Batches
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.media import check_media
 from gristmill.shared.records import Request
 
 MAX_ERRORS = 100
@@ -27,18 +30,25 @@ class Checker:
     Args:
         batch: What they must fit; in a strict one all must name the same model, as with OpenAI.
         reader: Turns lines into requests.
+        media_domains: Hosts from which anything may be fetched.
     """
 
-    def __init__(self, batch: BatchRecord, reader: LineReader) -> None:
+    def __init__(
+        self, batch: BatchRecord, reader: LineReader, media_domains: frozenset[str]
+    ) -> None:
         self._batch = batch
+        self._media_domains = media_domains
         self._reader = reader
         self._seen = Seen()
         self.model: str | None = None
         self.num_lines = 0
         self.num_bad = 0
 
-    def check(self, line: Line) -> BadLine | None:
-        """Return what is wrong with a line, or None."""
+    def check_all(self, lines: list[Line]) -> list[BadLine]:
+        """Return what is wrong with these lines; blocks on the DNS if they name media."""
+        return [bad for line in lines if (bad := self._check(line))]
+
+    def _check(self, line: Line) -> BadLine | None:
         self.num_lines = line.number
         entry = self._reader.read(line)
         bad = entry if isinstance(entry, BadLine) else self._misfit(line.number, entry)
@@ -47,6 +57,11 @@ class Checker:
 
     def _misfit(self, number: int, request: Request) -> BadLine | None:
         custom_id = custom_id_of(request)
+        try:
+            check_media(request, self._media_domains)
+        except InvalidRequest as error:
+            reason = str(error).removeprefix(f"request {request.id}: ")
+            return BadLine(number, reason, custom_id, "invalid_media_url")
         if request.endpoint != self._batch.endpoint:
             reason = f"its url is {request.endpoint}, that of the batch {self._batch.endpoint}; give each url a batch"
             return BadLine(number, reason, custom_id, "url_mismatch")
@@ -73,19 +88,19 @@ async def validate(batches: Batches, lease: BatchLease, state: BatchState, path:
     Memory: 80 MB for a million lines, for their custom_ids. Killed on the way, it begins anew.
     """
     record = state.record
-    checker = Checker(record, batches.reader(record))
+    checker = Checker(record, batches.reader(record), batches.settings.allowed_media_domains)
     rows = Rows(batches.storage, record.id)
     errors: list[BatchError] = []
     skipped = array("Q")
     for lines in _steps(batches, record, path):
-        for bad in filter(None, map(checker.check, lines)):
+        for bad in await lease.hold(partial(checker.check_all, lines)):
             if len(errors) < MAX_ERRORS:
                 errors.append(BatchError(code=bad.code, message=str(bad), line=bad.number))
             if record.mode == "lenient":
                 rows.add("error", bad_line_row(record.id, bad))
                 skipped.append(bad.number)
         if rows.num_bytes > MAX_BYTES:
-            rows.flush()
+            await lease.hold(rows.flush)
         if checker.num_lines > batches.settings.max_batch_requests:
             break
         await lease.extend()
@@ -108,7 +123,8 @@ async def _begin(
     if skipped:
         path = batches.storage.new_path(folder_of(state.record.id), "skipped")
         batches.storage.write(path, skipped.tobytes())
-    parts = list(rows.take())
+    await lease.hold(rows.flush)
+    parts = rows.take()
     counts = {"total": checker.num_lines, "failed": len(skipped)}
     record = state.record.model_copy(
         update={
