@@ -1,13 +1,17 @@
 """The README's examples run, and its settings are the settings."""
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
 
+from gateways import gateway_settings, running_gateway
 from pydantic import SecretStr
+from stewards import TRUE as STEWARD
+from stewards import steward_process
 from workers import STUB, worker_process
 
 from gristmill.producer import Client
@@ -15,6 +19,8 @@ from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
+from gristmill.shared.records import CHAT
+from gristmill.shared.server import running_server
 from gristmill.shared.settings import QueueSettings
 from gristmill.worker.settings import WorkerSettings
 
@@ -69,6 +75,35 @@ async def test_the_asynchronous_example_runs(redis_url: str, tmp_path: Path) -> 
         result = await names["main"]()  # type: ignore[operator]
     await redis.aclose()
     assert result.is_success
+
+
+async def test_openais_client_runs_a_file(redis_url: str, tmp_path: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[2]
+    redis = connect(redis_url)
+    queue = Queue(redis, f"test-{uuid4().hex[:12]}")
+    lines = [
+        {"custom_id": f"c{n}", "method": "POST", "url": CHAT, "body": {"messages": [{"role": "user", "content": "Hi"}]}}
+        for n in range(20)
+    ]  # fmt: skip
+    (tmp_path / "requests.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    settings = gateway_settings(redis_url, queue, tmp_path / "storage")
+    with running_server() as jobs_url:  # RQ cannot use the cluster that may stand behind redis_url
+        async with (
+            running_gateway(settings) as gateway,
+            steward_process(STEWARD, redis_url, queue.keys.queue, tmp_path, RQ_REDIS_URL=jobs_url),
+            worker_process(STUB, redis_url, queue, tmp_path / "log"),
+        ):
+            done = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                code.replace("http://localhost:8000", gateway.url),
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+            )
+            printed, _ = await done.communicate()
+    await redis.aclose()
+    assert printed == b"completed 20 of 20\n"
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 20
 
 
 def test_every_setting_is_in_the_table_and_nothing_else() -> None:
