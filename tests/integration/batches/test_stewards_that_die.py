@@ -1,5 +1,6 @@
 """A steward dies at a random command or write, again and again: each line still runs once and has one row."""
 
+import asyncio
 import os
 import random
 from collections import Counter
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import TENANT, all_rows, chat, create, desk, files_in
+from batches import TENANT, all_rows, chat, create, desk, files_in, run
 from command_line import SettlingWorker
 from redis.asyncio import RedisCluster
 
@@ -125,3 +126,34 @@ async def _life(url: str, queue: Queue, folder: Path, batch: str, chance: random
     finally:
         await redis.aclose()
     return False
+
+
+async def test_one_dies_at_each_stage_of_finalizing(
+    any_redis_url: str, queue: Queue, tmp_path: Path
+) -> None:
+    """Die at the first call, then at the second, ... until nothing is left to die at."""
+    batches = desk(queue, tmp_path)
+    num_deaths = 0
+    while True:
+        batch = await create(batches, [chat(f"c{i}") for i in range(40)])
+        async with SettlingWorker(queue).running():
+            await run(batches, batch, until=lambda record: record.status == "finalizing")
+        redis = connect(any_redis_url)
+        if isinstance(redis, RedisCluster):
+            await redis.initialize()
+        steward = desk(Queue(redis, queue.keys.queue, queue.limits), tmp_path)
+        Mortal(steward, num_deaths + 1, random.Random(num_deaths))
+        try:
+            await run(steward, batch)
+            break
+        except Killed:
+            num_deaths += 1
+        finally:
+            await redis.aclose()
+        await queue.redis.unlink(queue.keys.batchlease(batch.id))
+        two = await asyncio.gather(run(batches, batch), run(batches, batch))
+        assert [ended.request_counts.completed for ended in two] == [40, 40]
+        rows = await all_rows(batches, two[0])
+        assert sorted(row["custom_id"] for row in rows) == sorted(f"c{i}" for i in range(40))
+    assert num_deaths > 15
+    assert {path.split("/")[0] for path in files_in(tmp_path)} == {"files", "results"}
