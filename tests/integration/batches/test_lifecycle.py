@@ -1,6 +1,8 @@
 """A batch from its creation to its files, with a true server and a worker that answers at once."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +316,39 @@ async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(queue: Queue,
         file.write(b"x" * 1025)
     file.abort()
     assert files_in(tmp_path) == []
+
+
+@pytest.fixture
+def small_queue(queue: Queue) -> Queue:
+    return Queue(queue.redis, queue.keys.queue, replace(queue.limits, max_depth=10))
+
+
+async def test_a_queue_that_is_full_takes_the_rest_when_it_drains(
+    small_queue: Queue, tmp_path: Path
+) -> None:
+    batches = desk(small_queue, tmp_path)
+    batch = await create(batches, [chat(f"c{i}") for i in range(300)])
+    await run(batches, batch, until=lambda record: record.status == "in_progress")
+    await advance(batches, batch.id, Steps(3))
+    assert (await small_queue.stats()).counters["queued"] == 10
+    async with SettlingWorker(small_queue).running():
+        ended = await run(batches, batch)
+    assert (ended.status, ended.request_counts.completed) == ("completed", 300)
+
+
+async def test_a_batch_that_waits_for_a_full_queue_can_be_cancelled(
+    small_queue: Queue, tmp_path: Path
+) -> None:
+    batches = desk(small_queue, tmp_path)
+    batch = await create(batches, [chat(f"c{i}") for i in range(300)])
+    await run(batches, batch, until=lambda record: record.status == "in_progress")
+    feeding = asyncio.create_task(advance(batches, batch.id, Steps(10_000)))
+    while (await small_queue.stats()).counters.get("queued", 0) < 10:
+        await asyncio.sleep(0)
+    await batches.cancel(
+        TENANT, batch.id
+    )  # the same slice, which holds what the queue did not take
+    await feeding
+    ended = await run(batches, batch)
+    assert (ended.status, ended.request_counts.cancelled) == ("cancelled", 300)
+    assert len(await rows_of(batches, ended.error_file_id)) == 300

@@ -78,8 +78,10 @@ class Registry:
         self._redis: Any = queue.redis
         self._keys = queue.keys
         lua = files("gristmill.producer.batches") / "lua"
-        self._create = queue.redis.register_script((lua / "create.lua").read_text())
-        self._commit = queue.redis.register_script((lua / "commit.lua").read_text())
+        self._scripts = {
+            name: queue.redis.register_script((lua / f"{name}.lua").read_text())
+            for name in ("create", "commit", "due", "wake")
+        }
 
     # --- files
 
@@ -133,7 +135,7 @@ class Registry:
             LimitReached: The tenant has `max_open` that have not ended; 0 for no limit.
         """
         args: list[Any] = [record.id, record.tenant, record.model_dump_json(), max_open]
-        if not await self._create(keys=[self._keys.prefix], args=args):
+        if not await self._run("create", *args):
             raise LimitReached(
                 f"tenant {record.tenant} has {max_open:,} batches that have not ended, which is its limit;"
                 " wait for one, or cancel one"
@@ -176,6 +178,10 @@ class Registry:
         await self._redis.hsetnx(self._keys.batchinfo(batch), "cancelling_at", int(time.time()))
         await self.wake(batch)
 
+    async def is_cancelled(self, batch: str) -> bool:
+        """Whether a batch is to be ended."""
+        return bool(await self._redis.hexists(self._keys.batchinfo(batch), "cancelling_at"))
+
     async def mark_announced(self, batch: str) -> None:
         """Note that a batch's end was told, or that there is nobody to tell."""
         if await self._redis.exists(self._keys.batchinfo(batch)):
@@ -183,11 +189,12 @@ class Registry:
 
     # --- work
 
+    async def _run(self, name: str, *args: Any) -> Any:
+        return await self._scripts[name](keys=[self._keys.prefix], args=args)
+
     async def wake(self, batch: str, delay_s: float = 0) -> None:
-        """Make a batch due."""
-        due_ms = int((time.time() + delay_s) * 1000)
-        await self._redis.zadd(self._keys.batches_active, {batch: due_ms})
-        await self.ring()
+        """Make a batch due after a delay, by the clock of Redis."""
+        await self._run("wake", batch, int(delay_s * 1000))
 
     async def ring(self) -> None:
         """Wake a steward."""
@@ -203,15 +210,10 @@ class Registry:
 
     async def due(self, limit: int = 100) -> list[Work]:
         """Return batches that are due and that nobody works on."""
-        ids = await self._redis.zrange(
-            self._keys.batches_active, 0, int(time.time() * 1000), byscore=True, offset=0, num=limit
-        )
-        found = [await self._work(batch.decode()) for batch in ids]
+        found = [await self._work(batch.decode()) for batch in await self._run("due", limit)]
         return [work for work in found if work]
 
     async def _work(self, batch: str) -> Work | None:
-        if await self._redis.exists(self._keys.batchlease(batch)):
-            return None
         key = self._keys.batchinfo(batch)
         record, runs = await self._redis.hmget(key, "record", "runs")
         phase = _phase(BatchRecord.model_validate_json(record)) if record else None
@@ -257,17 +259,17 @@ class Registry:
         return BatchLease(self, batch, lock)
 
     async def write(
-        self, lease: "BatchLease", state: BatchState, parts: Sequence[Part], new: Sequence[FileRecord], *, due_ms: int, ttl_s: int,
+        self, lease: "BatchLease", state: BatchState, parts: Sequence[Part], new: Sequence[FileRecord], ttl_s: int,
     ) -> bool:  # fmt: skip
         """Send a commit; see `BatchLease.commit`."""
         record = state.record
         args: list[Any] = [
             record.id, lease.held.token, state.num_commits, record.tenant, record.model_dump_json(),
-            state.progress.dump(), due_ms, ttl_s if record.is_final else 0, len(parts), *(part.dump() for part in parts),
+            state.progress.dump(), ttl_s if record.is_final else 0, len(parts), *(part.dump() for part in parts),
         ]  # fmt: skip
         for file in new:
             args += [file.id, file.model_dump_json(), file.expires_at or 0]
-        return bool(await self._commit(keys=[self._keys.prefix], args=args))
+        return bool(await self._run("commit", *args))
 
 
 class BatchLease:
@@ -323,8 +325,7 @@ class BatchLease:
         Raises:
             LeaseLost: Nothing was written.
         """
-        due_ms = int(time.time() * 1000)
-        if not await self._registry.write(self, state, parts, new, due_ms=due_ms, ttl_s=ttl_s):
+        if not await self._registry.write(self, state, parts, new, ttl_s):
             raise LeaseLost(f"batch {self.batch} is with another steward now", self.batch)
 
 

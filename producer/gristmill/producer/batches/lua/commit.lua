@@ -1,7 +1,7 @@
 -- commit: write what a steward has done for a batch, all of it or nothing.
 --
 -- KEYS[1]  prefix
--- ARGV     batch, token of the lease, number of this commit, tenant, record (JSON), progress (JSON), due_ms,
+-- ARGV     batch, token of the lease, number of this commit, tenant, record (JSON), progress (JSON),
 --          ttl_s (0 while the batch has not ended), number of parts, parts (JSON)...,
 --          then for each new file: id, record (JSON), expires_at (seconds)
 -- Returns  1, or 0 if the lease is no longer this steward's: then nothing was written; the same
@@ -10,7 +10,7 @@
 --          only by the one who holds the lease
 
 local prefix, call = KEYS[1], redis.call
-local batch, token, number, tenant, record, progress, due_ms, ttl_s, num_parts = unpack(ARGV, 1, 9)
+local batch, token, number, tenant, record, progress, ttl_s, num_parts = unpack(ARGV, 1, 8)
 local info_key, parts_key = prefix .. "batchinfo:" .. batch, prefix .. "batchparts:" .. batch
 
 if call("HGET", info_key, "commit") == number then
@@ -21,8 +21,8 @@ if call("GET", prefix .. "batchlease:" .. batch) ~= token then
 end
 call("HSET", info_key, "commit", number, "record", record, "progress", progress)
 call("HDEL", info_key, "failures")
-local first_file = 10 + num_parts
-for i = 10, first_file - 1 do
+local first_file = 9 + num_parts
+for i = 9, first_file - 1 do
   call("RPUSH", parts_key, ARGV[i])
 end
 for i = first_file, #ARGV, 3 do
@@ -30,7 +30,8 @@ for i = first_file, #ARGV, 3 do
   call("ZADD", prefix .. "files:" .. tenant, 0, ARGV[i])
   call("ZADD", prefix .. "files_expiring", ARGV[i + 2], ARGV[i])
 end
-call("ZADD", prefix .. "batches_active", due_ms, batch)
+local time = call("TIME") -- behind the others that are due
+call("ZADD", prefix .. "batches_active", time[1] .. "000", batch)
 if tonumber(ttl_s) > 0 then
   call("SREM", prefix .. "batches_open:" .. tenant, batch)
   call("EXPIRE", info_key, ttl_s)

@@ -1,0 +1,12 @@
+-- wake: make a batch due and ring for a steward.
+--
+-- KEYS[1]  prefix
+-- ARGV     batch, delay_ms from now
+-- Returns  nothing
+
+local prefix, call = KEYS[1], redis.call
+local time = call("TIME")
+local due_ms = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[2])
+call("ZADD", prefix .. "batches_active", string.format("%.0f", due_ms), ARGV[1])
+call("LPUSH", prefix .. "steward_bell", "1")
+call("LTRIM", prefix .. "steward_bell", 0, 3)
