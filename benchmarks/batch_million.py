@@ -101,7 +101,7 @@ def lines(number: int) -> Iterator[bytes]:
 
 
 async def create(batches: Batches, number: int) -> BatchRecord:
-    upload = batches.upload(TENANT, "million.jsonl", "batch")
+    upload = batches.files.upload(TENANT, "million.jsonl", "batch")
     for line in lines(number):
         upload.write(line)
     file = await upload.finish()

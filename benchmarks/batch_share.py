@@ -96,7 +96,7 @@ async def by_vllm(engine: InProcessEngine, argv: list[str], source: Path) -> tup
 
 async def by_batch(batches: Batches, source: Path) -> tuple[float, bytes]:
     """Return the seconds from a batch's creation to its files, and its rows."""
-    upload = batches.upload("default", source.name, "batch")
+    upload = batches.files.upload("default", source.name, "batch")
     upload.write(source.read_bytes())
     file = await upload.finish()
     started_s = time.perf_counter()

@@ -39,7 +39,7 @@ def jsonl(lines: Iterable[Any]) -> bytes:
 
 
 async def upload(batches: Batches, data: bytes, tenant: str = TENANT) -> FileObject:
-    file = batches.upload(tenant, "in.jsonl", "batch")
+    file = batches.files.upload(tenant, "in.jsonl", "batch")
     file.write(data)
     return await file.finish()
 
@@ -82,8 +82,8 @@ async def rows_of(batches: Batches, file_id: str | None) -> list[dict[str, Any]]
     """Return the rows of a file of results."""
     if file_id is None:
         return []
-    file = await batches.file(TENANT, file_id)
-    return [orjson.loads(row) for row in b"".join(batches.content(file)).splitlines()]
+    file = await batches.files.get(TENANT, file_id)
+    return [orjson.loads(row) for row in b"".join(batches.files.content(file)).splitlines()]
 
 
 async def all_rows(batches: Batches, batch: BatchRecord) -> list[dict[str, Any]]:

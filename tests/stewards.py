@@ -129,7 +129,7 @@ class Place:
 
     async def upload(self, content: bytes, tenant: str = "default") -> str:
         """Store a file; returns its id."""
-        upload = self.batches.upload(tenant, "input.jsonl", "batch")
+        upload = self.batches.files.upload(tenant, "input.jsonl", "batch")
         upload.write(content)
         return (await upload.finish()).id
 

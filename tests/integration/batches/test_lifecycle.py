@@ -64,9 +64,9 @@ async def test_every_line_has_one_row_and_the_counts_are_true(
     assert all(row["response"]["status_code"] == 200 and row["error"] is None for row in rows)
     moments = [ended.created_at, ended.in_progress_at, ended.finalizing_at, ended.completed_at]
     assert moments == sorted(moments, key=lambda moment: moment or 0)
-    file = await batches.file(TENANT, ended.output_file_id or "")
+    file = await batches.files.get(TENANT, ended.output_file_id or "")
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
-    assert file.bytes == sum(len(chunk) for chunk in batches.content(file))
+    assert file.bytes == sum(len(chunk) for chunk in batches.files.content(file))
     assert not await keys_of(queue, "result:*"), "results are forgotten once they have their row"
     assert not await keys_of(queue, "batchparts:*")
     assert [path.split("/")[0] for path in files_in(tmp_path / "storage")] == ["files", "results"]
@@ -246,8 +246,8 @@ async def test_only_what_failed_is_run_again(batches: Batches) -> None:
     first = await run(batches, await create(batches, lines, mode="lenient", metadata={"a": "b"}))
     again = await batches.retry_failed(TENANT, first.id)
     assert (again.retry_of, again.mode, again.metadata) == (first.id, "lenient", {"a": "b"})
-    source = await batches.file(TENANT, again.input_file_id)
-    assert b"".join(batches.content(source)) == b"broken\n"
+    source = await batches.files.get(TENANT, again.input_file_id)
+    assert b"".join(batches.files.content(source)) == b"broken\n"
     ended = await run(batches, again)
     assert (ended.request_counts.total, ended.request_counts.failed) == (1, 1)
 
@@ -263,14 +263,14 @@ async def test_what_is_another_tenants_is_not_there(batches: Batches) -> None:
     batch = await create(batches, [chat("a")])
     for call in (
         batches.batch("other", batch.id), batches.cancel("other", batch.id), batches.retry_failed("other", batch.id),
-        batches.results("other", batch.id), batches.file("other", batch.input_file_id),
-        batches.delete_file("other", batch.input_file_id),
+        batches.results("other", batch.id), batches.files.get("other", batch.input_file_id),
+        batches.files.delete("other", batch.input_file_id),
         batches.create("other", input_file_id=batch.input_file_id, endpoint=CHAT),
     ):  # fmt: skip
         with pytest.raises(NotFound):
             await call
     assert (await batches.batches("other")).data == ()
-    assert (await batches.files("other")).data == ()
+    assert (await batches.files.page("other")).data == ()
 
 
 async def test_lists_come_in_pages(batches: Batches) -> None:
@@ -280,9 +280,9 @@ async def test_lists_come_in_pages(batches: Batches) -> None:
     assert ([batch.id for batch in first.data], first.has_more) == (newest_first[:2], True)
     rest = await batches.batches(TENANT, after=first.last_id, limit=3)
     assert ([batch.id for batch in rest.data], rest.has_more) == (newest_first[2:], False)
-    files = await batches.files(TENANT, limit=4, order="asc")
+    files = await batches.files.page(TENANT, limit=4, order="asc")
     assert ([file.id for file in files.data], files.has_more) == ([b.input_file_id for b in made[:4]], True)  # fmt: skip
-    assert (await batches.files(TENANT, purpose="batch_output")).data == ()
+    assert (await batches.files.page(TENANT, purpose="batch_output")).data == ()
 
 
 async def test_a_tenant_has_a_limit_of_unfinished_batches(batches: Batches) -> None:
@@ -296,11 +296,11 @@ async def test_a_tenant_has_a_limit_of_unfinished_batches(batches: Batches) -> N
 async def test_a_file_in_use_is_not_deleted(batches: Batches) -> None:
     batch = await create(batches, [b"x"])
     with pytest.raises(InvalidRequest, match=f"is the input of batch {batch.id}"):
-        await batches.delete_file(TENANT, batch.input_file_id)
+        await batches.files.delete(TENANT, batch.input_file_id)
     await run(batches, batch)
-    await batches.delete_file(TENANT, batch.input_file_id)
+    await batches.files.delete(TENANT, batch.input_file_id)
     with pytest.raises(NotFound):
-        await batches.file(TENANT, batch.input_file_id)
+        await batches.files.get(TENANT, batch.input_file_id)
 
 
 @pytest.mark.parametrize("window", ["", "24", "h", "1w", "0h", "-1h", "400d", "1.5h", "24h "])
@@ -311,7 +311,7 @@ async def test_a_window_that_is_no_duration_is_refused(batches: Batches, window:
 
 async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(queue: Queue, tmp_path: Path) -> None:  # fmt: skip
     batches = desk(queue, tmp_path, max_file_bytes=1024)
-    file = batches.upload(TENANT, "in.jsonl", "batch")
+    file = batches.files.upload(TENANT, "in.jsonl", "batch")
     with pytest.raises(InvalidRequest, match="more than 1,024 bytes"):
         file.write(b"x" * 1025)
     file.abort()

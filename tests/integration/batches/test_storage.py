@@ -40,8 +40,8 @@ async def test_a_batch_whose_files_lie_in_s3(queue: Queue, s3_url: str) -> None:
     rows = await all_rows(batches, ended)
     assert [row["custom_id"] for row in rows] == [f"c{i}" for i in range(300) if i != 5] + ["c5"]
     again = await batches.retry_failed(TENANT, ended.id)
-    source = await batches.file(TENANT, again.input_file_id)
-    assert b'"custom_id":"c5"' in b"".join(batches.content(source))
+    source = await batches.files.get(TENANT, again.input_file_id)
+    assert b'"custom_id":"c5"' in b"".join(batches.files.content(source))
 
 
 async def test_large_objects_of_s3_are_sent_and_read_in_parts(s3_url: str) -> None:
@@ -99,14 +99,14 @@ async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
 async def test_expired_files_are_deleted(queue: Queue, tmp_path: Path) -> None:
     batches = desk(queue, tmp_path)
     kept = await upload(batches, b"x\n")
-    file = batches.upload(TENANT, "old.jsonl", "batch", expires_after_s=1)
+    file = batches.files.upload(TENANT, "old.jsonl", "batch", expires_after_s=1)
     file.write(b"x\n")
     expiring = await file.finish()
     while not await sweep(batches):
         pass
     with pytest.raises(NotFound):
-        await batches.file(TENANT, expiring.id)
-    assert (await batches.file(TENANT, kept.id)).id == kept.id
+        await batches.files.get(TENANT, expiring.id)
+    assert (await batches.files.get(TENANT, kept.id)).id == kept.id
     assert len(files_in(tmp_path)) == 1
 
 

@@ -24,8 +24,8 @@ async def _until_final(place: Place, batch: str, within_s: float) -> BatchRecord
 
 async def _rows(place: Place, record: BatchRecord) -> Counter[str]:
     assert record.output_file_id is not None
-    file = await place.batches.file("default", record.output_file_id)
-    lines = b"".join(place.batches.content(file)).splitlines()
+    file = await place.batches.files.get("default", record.output_file_id)
+    lines = b"".join(place.batches.files.content(file)).splitlines()
     return Counter(orjson.loads(line)["custom_id"] for line in lines)
 
 

@@ -38,7 +38,7 @@ async def tidy(batches: Batches, lease: BatchLease, state: BatchState) -> None:
     """Delete the parts of a batch that has ended, and what a dead steward left beside its files."""
     record = state.record
     files = [
-        await batches.file(record.tenant, file_id)
+        await batches.files.get(record.tenant, file_id)
         for file_id in (record.output_file_id, record.error_file_id)
         if file_id
     ]
@@ -52,7 +52,7 @@ async def tidy(batches: Batches, lease: BatchLease, state: BatchState) -> None:
 async def _assemble(
     batches: Batches, lease: BatchLease, record: BatchRecord, kind: Kind, parts: list[Part]
 ) -> FileRecord:
-    file = batches.new_output_file(record, kind)
+    file = batches.files.new_result(record, kind)
     chunks = _concatenated(batches, parts)
     if record.order == "input":
         chunks = _in_input_order(chunks, record)

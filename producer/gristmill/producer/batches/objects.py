@@ -4,6 +4,7 @@ The names and the meaning of the public fields are OpenAI's
 (https://platform.openai.com/docs/api-reference/batch/object); times are seconds since 1970.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -162,3 +163,14 @@ class Page(_Object):
     first_id: str | None = None
     last_id: str | None = None
     has_more: bool = False
+
+
+def page(found: Sequence[FileObject | BatchObject], limit: int) -> Page:
+    """Return a page of what was found; one more than `limit` says that there is more."""
+    data = tuple(found[:limit])
+    return Page(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(found) > limit,
+    )

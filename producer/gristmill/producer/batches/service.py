@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from ulid import ULID
 
+from gristmill.producer.batches.files import Files
 from gristmill.producer.batches.input import LineReader
 from gristmill.producer.batches.objects import (
     BatchErrors,
@@ -24,9 +25,8 @@ from gristmill.producer.batches.objects import (
     Mode,
     Order,
     Page,
-    Purpose,
+    page,
 )
-from gristmill.producer.batches.parts import results_folder_of
 from gristmill.producer.batches.progress import Part, Progress
 from gristmill.producer.batches.registry import BatchLease, BatchState, Registry, Work
 from gristmill.producer.batches.retry import failed_lines
@@ -42,7 +42,6 @@ from gristmill.shared.records import ENDPOINTS, Priority
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 _WINDOW = re.compile(r"([1-9]\d{0,8})([smhd])")
 MAX_WINDOW_S = 365 * 24 * 3600
-PURPOSES: tuple[Purpose, ...] = ("batch",)
 
 
 class Batches:
@@ -59,6 +58,7 @@ class Batches:
         self.storage = storage
         self.settings = settings
         self.registry = Registry(queue)
+        self.files = Files(self.registry, storage, settings)
 
     @classmethod
     def from_settings(cls, settings: BatchSettings) -> Self:
@@ -77,82 +77,6 @@ class Batches:
         trace: TracebackType | None,
     ) -> None:
         await self.queue.redis.aclose()
-
-    # --- files
-
-    def upload(
-        self, tenant: str, filename: str, purpose: str, expires_after_s: int | None = None
-    ) -> Upload:
-        """Begin a file.
-
-        Raises:
-            InvalidRequest: The purpose is none of `PURPOSES`.
-        """
-        if purpose not in PURPOSES:
-            raise InvalidRequest(f"purpose {purpose!r} is not supported; use {', '.join(PURPOSES)}")
-        record = self._new_file(tenant, filename, "batch", expires_after_s)
-        return Upload(self.registry, self.storage, record, self.settings.max_file_bytes)
-
-    async def files(
-        self,
-        tenant: str,
-        *,
-        after: str | None = None,
-        limit: int = 10_000,
-        order: str = "desc",
-        purpose: str | None = None,
-    ) -> Page:
-        """Return a page of a tenant's files.
-
-        Args:
-            tenant: Whose.
-            after: The last id of the page before.
-            limit: How many.
-            order: asc or desc, by the time at which they were made.
-            purpose: Only these.
-        """
-        found: list[FileRecord] = []
-        while len(found) <= limit:
-            more = await self.registry.files(tenant, after=after, limit=limit + 1, order=order)
-            found += [file for file in more if purpose in (None, file.purpose)]
-            if len(more) <= limit:
-                break
-            after = more[-1].id
-        return _page(found, limit)
-
-    async def file(self, tenant: str, file_id: str) -> FileRecord:
-        """Return a file.
-
-        Raises:
-            NotFound: This tenant has none of this id.
-        """
-        return await self.registry.file(tenant, file_id)
-
-    def content(self, file: FileRecord) -> Iterator[bytes]:
-        """Yield the bytes of a file; blocks on the storage."""
-        return self.storage.chunks(file.path)
-
-    async def delete_file(self, tenant: str, file_id: str) -> None:
-        """Delete a file.
-
-        Raises:
-            NotFound: This tenant has none of this id.
-            InvalidRequest: A batch that has not ended reads it.
-        """
-        file = await self.registry.file(tenant, file_id)
-        for batch in await self.registry.open_batches(tenant):
-            if batch.input_file_id == file_id:
-                raise InvalidRequest(
-                    f"file {file_id} is the input of batch {batch.id}, which has not ended; wait for it, or cancel it"
-                )
-        await self.remove_file(file)
-
-    async def remove_file(self, file: FileRecord) -> None:
-        """Delete a file, whoever uses it."""
-        await self.registry.remove_file(file)
-        await asyncio.to_thread(self.storage.delete, file.path)
-
-    # --- batches
 
     async def create(
         self,
@@ -206,7 +130,7 @@ class Batches:
     async def batches(self, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
         """Return a page of a tenant's batches, newest first; `after` is the last id before it."""
         found = await self.registry.batches(tenant, after=after, limit=limit + 1)
-        return _page([seen(record) for record in found], limit)
+        return page([seen(record) for record in found], limit)
 
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
         """Return a batch.
@@ -244,9 +168,9 @@ class Batches:
         if not record.is_final or record.error_file_id is None:
             state = "nothing in it failed" if record.is_final else "it has not ended"
             raise InvalidRequest(f"batch {batch_id} cannot be retried: {state} ({record.status})")
-        source = await self.file(tenant, record.input_file_id)
-        errors = await self.file(tenant, record.error_file_id)
-        upload = self.upload(tenant, f"retry of {source.filename}", "batch")
+        source = await self.files.get(tenant, record.input_file_id)
+        errors = await self.files.get(tenant, record.error_file_id)
+        upload = self.files.upload(tenant, f"retry of {source.filename}", "batch")
         await asyncio.to_thread(
             _copy, failed_lines(self.storage, source, errors, record.id), upload
         )
@@ -345,28 +269,6 @@ class Batches:
         }  # fmt: skip
         await self.commit(lease, state, state.record.model_copy(update=update), state.progress)
 
-    def new_output_file(self, record: BatchRecord, kind: str) -> FileRecord:
-        """Return the record of a file of results, with its size still to be told."""
-        name = f"{record.id}_{kind}.jsonl"
-        expires_after_s = record.output_expires_after_s
-        folder = results_folder_of(record.id)
-        return self._new_file(record.tenant, name, "batch_output", expires_after_s, folder)
-
-    def _new_file(
-        self,
-        tenant: str,
-        filename: str,
-        purpose: Purpose,
-        expires_after_s: int | None,
-        folder: str = "files",
-    ) -> FileRecord:
-        now = int(time.time())
-        file_id = f"file-{ULID()}"
-        return FileRecord(
-            id=file_id, bytes=0, created_at=now, filename=filename, purpose=purpose, tenant=tenant,
-            expires_at=now + (expires_after_s or self.settings.file_ttl_s), path=Storage.new_path(folder, file_id),
-        )  # fmt: skip
-
 
 def window_s(text: str) -> int:
     """Return the seconds of a completion window such as `24h`.
@@ -395,16 +297,6 @@ def public(record: FileRecord | BatchRecord) -> dict[str, Any]:
     """Return what clients may see of a record: its public fields."""
     kind = FileObject if isinstance(record, FileRecord) else BatchObject
     return record.model_dump(include=set(kind.model_fields))
-
-
-def _page(found: Sequence[FileObject | BatchRecord], limit: int) -> Page:
-    data: tuple[Any, ...] = tuple(found[:limit])
-    return Page(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=len(found) > limit,
-    )
 
 
 def _copy(chunks: Iterator[bytes], upload: Upload) -> None:

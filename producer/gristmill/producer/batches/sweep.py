@@ -16,11 +16,8 @@ async def sweep(batches: Batches) -> int:
     """
     expired = await batches.registry.expired_files(FILES_A_SWEEP)
     for file in expired:
-        if any(
-            batch.input_file_id == file.id
-            for batch in await batches.registry.open_batches(file.tenant)
-        ):
+        if await batches.files.reader_of(file):
             continue
-        await batches.remove_file(file)
+        await batches.files.remove(file)
         log.info("file.expired", file=file.id, tenant=file.tenant, bytes=file.bytes)
     return len(expired)

@@ -104,7 +104,7 @@ class Session:
         return on_queue(self._settings, on_open_queue)
 
     async def _create(self, batches: Batches, source: str, options: dict[str, Any]) -> BatchRecord:
-        upload = batches.upload(self._tenant, Path(source).name, "batch")
+        upload = batches.files.upload(self._tenant, Path(source).name, "batch")
         try:
             first = _copy(source, upload)
         except BaseException:

@@ -49,7 +49,7 @@ async def upload(request: Request, gateway: GatewayOf, tenant: Caller) -> FileOb
     max_bytes = gateway.settings.max_file_bytes + FORM_BYTES
     if int(request.headers.get("content-length", 0)) > max_bytes:
         raise too_large("the file", gateway.settings.max_file_bytes, "GRISTMILL_MAX_FILE_BYTES")
-    begin = partial(gateway.batches.upload, tenant.name)
+    begin = partial(gateway.batches.files.upload, tenant.name)
     form = UploadForm(request.headers.get("content-type", ""), begin)
     try:
         await _feed(form, request, max_bytes)
@@ -85,14 +85,14 @@ async def files(
     purpose: Purpose | None = None,
 ) -> object:
     """List files."""
-    found = partial(gateway.batches.files, tenant.name, after=after, limit=limit, order=order)
+    found = partial(gateway.batches.files.page, tenant.name, after=after, limit=limit, order=order)
     return await patiently(partial(found, purpose=purpose))
 
 
 @router.get("/v1/files/{file_id}", response_model=FileObject)
 async def file(file_id: str, gateway: GatewayOf, tenant: Caller) -> object:
     """Return a file's facts."""
-    return await patiently(partial(gateway.batches.file, tenant.name, file_id))
+    return await patiently(partial(gateway.batches.files.get, tenant.name, file_id))
 
 
 @router.get(
@@ -102,9 +102,9 @@ async def file(file_id: str, gateway: GatewayOf, tenant: Caller) -> object:
 )
 async def content(file_id: str, gateway: GatewayOf, tenant: Caller) -> StreamingResponse:
     """Download a file."""
-    found = await patiently(partial(gateway.batches.file, tenant.name, file_id))
+    found = await patiently(partial(gateway.batches.files.get, tenant.name, file_id))
     return StreamingResponse(
-        gateway.batches.content(found),
+        gateway.batches.files.content(found),
         media_type="application/octet-stream",
         headers={
             "Content-Length": str(found.bytes),
@@ -116,5 +116,5 @@ async def content(file_id: str, gateway: GatewayOf, tenant: Caller) -> Streaming
 @router.delete("/v1/files/{file_id}", response_model=DeletedFile)
 async def delete(file_id: str, gateway: GatewayOf, tenant: Caller) -> DeletedFile:
     """Delete a file; not one that a batch still reads."""
-    await gateway.batches.delete_file(tenant.name, file_id)
+    await gateway.batches.files.delete(tenant.name, file_id)
     return DeletedFile(id=file_id)
