@@ -1,10 +1,10 @@
-"""A batch of a million lines through stewards and workers that answer at once: time, memory, exactness.
+"""A batch of a million lines, from OpenAI's client to its files: time, memory, and whether each line has one row.
 
     python benchmarks/batch_million.py                    (a million lines)
     python benchmarks/batch_million.py --kills 5          (and kill -9 of each kind of process, five times)
 
-Everything is a process of its own: a Redis, stewards, workers with the stub engine, and this one, which
-creates the batch, watches it and counts its rows. Peak memory is the largest of any process of a kind.
+Everything is a process of its own: a Valkey with an append-only file, a gateway, stewards, workers with the stub engine, and
+this one, which uploads, watches and counts through the official client. Peak memory is the largest of any process of a kind.
 """
 
 import argparse
@@ -19,40 +19,58 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import orjson
-from pydantic import SecretStr
+from openai import APIError, AsyncOpenAI
+from openai.types import Batch
+from redis.exceptions import RedisError
 
-from gristmill.producer.batches.objects import BatchRecord
-from gristmill.producer.batches.service import Batches
-from gristmill.producer.batches.settings import BatchSettings
-from gristmill.shared.server import die_with_parent, running_server
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Queue
+from gristmill.shared.server import die_with_parent, free_port, server_binary
 
-TENANT = "default"
-ENDPOINT = "/v1/chat/completions"
-COMMANDS = {
-    "worker": (sys.executable, str(Path(__file__).parents[1] / "tests" / "stub_worker.py")),
-    "steward": (sys.executable, "-m", "gristmill.shared.cli", "steward"),
-}
+ENDPOINT: Final = "/v1/chat/completions"
+RUNNING = ("validating", "in_progress", "finalizing")
+GRISTMILL = (sys.executable, "-m", "gristmill.shared.cli")
+WORKER = (sys.executable, str(Path(__file__).parents[1] / "tests" / "stub_worker.py"))
 
 
 class Fleet:
     """Processes of several kinds, killed and started anew.
 
     Args:
-        environment: Of all of them.
+        folder: Where the append-only file and the storage lie.
         numbers: How many of each kind.
     """
 
-    def __init__(self, environment: dict[str, str], numbers: dict[str, int]) -> None:
-        self._environment = environment
+    def __init__(self, folder: Path, numbers: dict[str, int]) -> None:
+        redis_port, self.gateway_port = free_port(), free_port()
+        self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
+        self._environment = os.environ | {
+            "REDIS_URL": self.redis_url,
+            "GRISTMILL_STORAGE_URL": str(folder / "storage"),
+            "GRISTMILL_GATEWAY_PORT": str(self.gateway_port),
+            "GRISTMILL_HEALTH_PORT": "0",
+            "GRISTMILL_LEASE_S": "5",
+            "MAX_IN_FLIGHT": "1024",
+        }
+        self._commands = {
+            "redis": (
+                *(str(server_binary()), "--port", str(redis_port), "--bind", "127.0.0.1"),
+                *("--dir", str(folder), "--appendonly", "yes", "--save", ""),
+            ),
+            "gateway": (*GRISTMILL, "gateway"),
+            "steward": (*GRISTMILL, "steward"),
+            "worker": WORKER,
+        }
         self._running = {kind: [self._start(kind) for _ in range(n)] for kind, n in numbers.items()}
         self.peak_mb: Counter[str] = Counter()
         self.num_killed = 0
 
     def _start(self, kind: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(  # noqa: S603  # our own commands
-            COMMANDS[kind],
+            self._commands[kind],
             env=self._environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -78,92 +96,106 @@ class Fleet:
             self.num_killed += 1
 
     def stop(self) -> None:
-        """Let all of them stop."""
-        for processes in self._running.values():
+        """Let all of them stop, Redis last."""
+        for processes in reversed(self._running.values()):
             for process in processes:
                 process.terminate()
-        for processes in self._running.values():
             for process in processes:
                 process.wait()
 
 
+def write_input(path: Path, number: int) -> None:
+    with path.open("wb") as stream:
+        stream.writelines(lines(number))
+
+
 def lines(number: int) -> Iterator[bytes]:
     for i in range(number):
-        body = {
-            "model": "m",
-            "messages": [{"role": "user", "content": f"say {i}"}],
-            "max_tokens": 8,
-        }
-        yield orjson.dumps(
-            {"custom_id": f"c{i}", "method": "POST", "url": ENDPOINT, "body": body},
-            option=orjson.OPT_APPEND_NEWLINE,
-        )
+        messages = [{"role": "user", "content": f"say {i}"}]
+        body = {"model": "m", "messages": messages, "max_tokens": 8}
+        fields = {"custom_id": f"c{i}", "method": "POST", "url": ENDPOINT, "body": body}
+        yield orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
-async def create(batches: Batches, number: int) -> BatchRecord:
-    upload = batches.files.upload(TENANT, "million.jsonl", "batch")
-    for line in lines(number):
-        upload.write(line)
-    file = await upload.finish()
-    return await batches.create(TENANT, input_file_id=file.id, endpoint=ENDPOINT)
+async def until_ready(client: AsyncOpenAI) -> None:
+    while True:
+        with suppress(APIError):
+            await client.batches.list(limit=1)
+            return
+        await asyncio.sleep(0.1)
 
 
-async def watch(batches: Batches, batch: str, fleet: Fleet, kills: list[float]) -> BatchRecord:
+async def watch(client: AsyncOpenAI, batch: Batch, fleet: Fleet, kills: list[float]) -> Batch:
     """Return the batch when it has ended; kill at these shares of it."""
     chance = random.Random(1)
-    while True:
-        record = await batches.batch(TENANT, batch)
-        counts = record.request_counts
-        if record.is_final and (await batches.registry.state(batch)).phase is None:
-            return record
-        if kills and counts.finished >= kills[0] * (counts.total or 10**9):
+    while batch.status in RUNNING:
+        counts = batch.request_counts
+        if kills and counts and counts.total and counts.completed >= kills[0] * counts.total:
             kills.pop(0)
             fleet.kill_one_of_each(chance)
-            print(f"  killed one of each kind at {counts.finished:,}", flush=True)
+            print(f"  killed one of each kind at {counts.completed:,}", flush=True)
         fleet.measure()
         await asyncio.sleep(0.25)
+        with suppress(APIError):  # the gateway, or its Redis, is coming back
+            batch = await client.batches.retrieve(batch.id)
+    return batch
 
 
-async def count_rows(batches: Batches, record: BatchRecord) -> Counter[str]:
+async def count_rows(client: AsyncOpenAI, batch: Batch) -> Counter[str]:
     """Count each custom_id in both files."""
     seen: Counter[str] = Counter()
-    rest = b""
-    async for chunk in await batches.results(TENANT, record.id):
-        *rows, rest = (rest + chunk).split(b"\n")
-        seen.update(row.split(b'"custom_id":"', 1)[1].split(b'"', 1)[0].decode() for row in rows)
+    for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
+        rest = b""
+        async with client.files.with_streaming_response.content(file_id) as content:
+            async for chunk in content.iter_bytes(2**20):
+                *rows, rest = (rest + chunk).split(b"\n")
+                seen.update(row.split(b'"custom_id":"', 1)[1].split(b'"', 1)[0].decode() for row in rows)  # fmt: skip
     return seen
 
 
-async def measure(options: argparse.Namespace, url: str, folder: str) -> None:
-    settings = BatchSettings(redis_url=SecretStr(url), storage_url=f"{folder}/storage")
-    environment = os.environ | {
-        "REDIS_URL": url,
-        "GRISTMILL_STORAGE_URL": settings.storage_url,
-        "GRISTMILL_HEALTH_PORT": "0",
-        "MAX_IN_FLIGHT": "1024",
-        "GRISTMILL_LEASE_S": "5",
-    }
+async def num_succeeded(redis_url: str) -> int:
+    redis = connect(redis_url)
+    try:
+        return (await Queue(redis).stats()).counters["succeeded"]
+    except RedisError as error:
+        raise SystemExit(f"Redis is gone: {error}") from None
+    finally:
+        await redis.aclose()
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> None:
     chance = random.Random(options.seed)
     kills = sorted(chance.random() for _ in range(options.kills))
-    async with Batches.from_settings(settings) as batches:
-        batch = await create(batches, options.lines)
-        fleet = Fleet(environment, {"worker": options.workers, "steward": options.stewards})
-        started_s = time.perf_counter()
+    source = folder / "in.jsonl"
+    write_input(source, options.lines)
+    numbers = {"redis": 1, "gateway": 1, "steward": options.stewards, "worker": options.workers}
+    fleet = Fleet(folder, numbers)
+    url = f"http://127.0.0.1:{fleet.gateway_port}/v1"
+    async with AsyncOpenAI(api_key="any", base_url=url, timeout=600) as client:
         try:
-            record = await watch(batches, batch.id, fleet, kills)
+            await until_ready(client)
+            began_s = time.perf_counter()
+            file = await client.files.create(file=source, purpose="batch")
+            uploaded_s = time.perf_counter()
+            batch = await client.batches.create(
+                input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
+            )
+            batch = await watch(client, batch, fleet, kills)
+            ended_s = time.perf_counter()
+            seen = await count_rows(client, batch)
+            ended = await num_succeeded(fleet.redis_url)
+            fleet.measure()
         finally:
             fleet.stop()
-        seconds = time.perf_counter() - started_s
-        seen = await count_rows(batches, record)
-        ends = (await batches.queue.stats()).counters
-        redis_mb = (await batches.queue.redis.info("memory"))["used_memory_peak"] >> 20
     repeated = sum(number > 1 for number in seen.values())
+    validated_s = (batch.in_progress_at or 0) - batch.created_at
+    peaks = ", ".join(f"{kind} {mb} MB" for kind, mb in fleet.peak_mb.items())
     print(
-        f"{options.lines:,} lines: {record.status} in {seconds:,.0f} s, {options.lines / seconds:,.0f} lines/s;"
-        f" {len(seen):,} rows, {repeated} doubled, {options.lines - len(seen)} lost;"
-        f" {ends['succeeded']:,} requests ended for them\n"
-        f"peak memory: steward {fleet.peak_mb['steward']} MB, worker {fleet.peak_mb['worker']} MB, Redis {redis_mb} MB;"
-        f" {fleet.num_killed} processes killed"
+        f"{options.lines:,} lines: uploaded in {uploaded_s - began_s:,.1f} s, validated in about {validated_s} s, {batch.status}"
+        f" after {ended_s - uploaded_s:,.0f} s, {options.lines / (ended_s - uploaded_s):,.0f} lines/s\n"
+        f"{len(seen):,} rows, {repeated} doubled, {options.lines - len(seen)} lost; {ended:,} requests ended for them;"
+        f" {fleet.num_killed} processes killed\n"
+        f"peak memory: {peaks}"
     )
     if len(seen) != options.lines or repeated:
         raise SystemExit(1)
@@ -177,8 +209,8 @@ def main() -> None:
     parser.add_argument("--stewards", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running_server() as url:
-        asyncio.run(measure(options, url, folder))
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(options, Path(folder)))
 
 
 if __name__ == "__main__":
