@@ -16,10 +16,9 @@ from typing import Any
 
 import orjson
 
+from gristmill.shared.addresses import IPAddress, is_public
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.records import Request
-
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 NO_DOMAIN = "none.invalid"
 """A name that never resolves (RFC 6761): vLLM takes an empty list of allowed domains for all of them."""
@@ -37,7 +36,6 @@ _URL = re.compile(
     r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?#].*)?", re.I
 )
 _LIKE_IPV4 = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def check_media(request: Request, allowed: frozenset[str]) -> None:
@@ -112,7 +110,7 @@ def host_of(url: str, request_id: str) -> str:
 
 def _check_host(host: str, url: str, request_id: str) -> None:
     addresses = _addresses(host, int(time.monotonic() // LOOKUP_TTL_S))
-    if addresses and all(_is_public(address) for address in addresses):
+    if addresses and all(is_public(address) for address in addresses):
         return
     reason = "is on a private or reserved network" if addresses else "has no address"
     raise InvalidRequest(
@@ -144,17 +142,6 @@ def _literal(kind: Callable[[str], IPAddress], text: str) -> tuple[IPAddress, ..
         return (kind(text),)
     except ValueError:
         return ()
-
-
-def _is_public(address: IPAddress) -> bool:
-    """Whether an address, and the IPv4 address within it, belongs to the public network."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
-        if address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return _is_public(inner)
-    return address.is_global and not address.is_multicast
 
 
 def _shown(text: str) -> str:

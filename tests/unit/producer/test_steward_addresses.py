@@ -1,10 +1,12 @@
 """Which addresses a webhook may reach."""
 
+import ipaddress
 import socket
 
 import pytest
 
-from gristmill.producer.steward.addresses import PrivateAddress, is_public, public_socket
+from gristmill.producer.steward.addresses import PrivateAddress, public_socket
+from gristmill.shared.addresses import is_public
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,7 @@ from gristmill.producer.steward.addresses import PrivateAddress, is_public, publ
     ],
 )  # fmt: skip
 def test_what_is_not_the_public_internet_is_refused(address: str) -> None:
-    assert not is_public(address)
+    assert not is_public(ipaddress.ip_address(address))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with pytest.raises(PrivateAddress, match="GRISTMILL_WEBHOOK_ALLOWED_HOSTS"):
         public_socket((family, socket.SOCK_STREAM, 0, "", (address, 80)))
@@ -28,6 +30,6 @@ def test_what_is_not_the_public_internet_is_refused(address: str) -> None:
     "address", ["1.1.1.1", "8.8.8.8", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 )
 def test_public_addresses_pass(address: str) -> None:
-    assert is_public(address)
+    assert is_public(ipaddress.ip_address(address))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     public_socket((family, socket.SOCK_STREAM, 0, "", (address, 80))).close()
