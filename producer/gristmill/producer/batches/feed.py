@@ -7,11 +7,10 @@ result is deleted only after its row is committed, so no line is run twice or ha
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from gristmill.producer.batches.ledger import Ledger, number_of
-from gristmill.producer.batches.lines import Line, lines_of
+from gristmill.producer.batches.lines import Line, lines_of, some
 from gristmill.producer.batches.pace import Pace
 from gristmill.producer.batches.parts import MAX_BYTES, Rows
 from gristmill.producer.batches.registry import BatchLease, BatchState
@@ -22,8 +21,8 @@ from gristmill.shared.errors import QueueFull
 from gristmill.shared.records import Request
 
 LINES_A_SUBMIT = 128
-SUBMIT_BYTES = 8 * 2**20
-RESULTS_A_CALL = 128
+MAX_RESULTS_A_CALL = 128
+RESULT_BYTES_A_CALL = 8 * 2**20
 IDS_A_CALL = 500
 REPLY_WAIT_S = 0.25
 LOOK_S = 1.0
@@ -103,7 +102,7 @@ class Feeder:
         await self._submit(self._waiting)
         num_free = self._room()
         for start in range(0, num_free, LINES_A_SUBMIT):
-            step = _limited(islice(lines, min(LINES_A_SUBMIT, num_free - start)))
+            step = some(lines, min(LINES_A_SUBMIT, num_free - start))
             await self._submit(self._requests(step))
             if not step or self._waiting:
                 break
@@ -146,7 +145,7 @@ class Feeder:
 
     async def _close(self, lines: Iterator[Line]) -> None:
         """End lines that were not read yet: cancel what the queue has of them, give the others a row."""
-        step = list(islice(lines, IDS_A_CALL))
+        step = some(lines, IDS_A_CALL)
         ids = [self._ledger.id_of(line.number) for line in step]
         codes = await self._queue.cancel(ids) if ids else []
         for line, code in zip(step, codes, strict=True):
@@ -170,8 +169,10 @@ class Feeder:
 
     async def _collect(self, ids: Sequence[str]) -> None:
         known = [found for found in ids if number_of(found) in self._ledger.outstanding]
-        for start in range(0, len(known), RESULTS_A_CALL):
-            for result in await self._queue.results(known[start : start + RESULTS_A_CALL]):
+        while known:
+            number = self._ledger.results_within(RESULT_BYTES_A_CALL, MAX_RESULTS_A_CALL)
+            some_ids, known = known[:number], known[number:]
+            for result in await self._queue.results(some_ids):
                 if result and self._ledger.finish(result):
                     self._pace.count()
 
@@ -217,7 +218,7 @@ class Feeder:
     async def _bring_back(self, numbers: Sequence[int]) -> None:
         """Submit lines that are outstanding and not in the queue, or end them if the batch ends."""
         lines = self._reread(sorted(numbers))
-        while step := _limited(islice(lines, LINES_A_SUBMIT)):
+        while step := some(lines, LINES_A_SUBMIT):
             if self._ledger.closing:
                 for line in step:
                     self._ledger.end_unanswered(line, self._reader.read(line))
@@ -258,15 +259,3 @@ class Feeder:
             await self._queue.forget(written[start : start + IDS_A_CALL])
         if self._ledger.is_done:
             await self._queue.redis.unlink(self._queue.keys.reply(self._state.record.id))
-
-
-def _limited(lines: Iterator[Line]) -> list[Line]:
-    """Take lines until they are enough for one submit."""
-    step: list[Line] = []
-    num_bytes = 0
-    for line in lines:
-        step.append(line)
-        num_bytes += len(line.raw)
-        if num_bytes > SUBMIT_BYTES:
-            break
-    return step

@@ -51,6 +51,7 @@ class Ledger:
         self.closing: Closing | None = state.record.closing
         self.line, self.offset = state.progress.line, state.progress.offset
         self.is_read = state.progress.is_read
+        self._mean_row_bytes = 2**20
         self._counts: Counter[str] = Counter()
         self._usage: Counter[str] = Counter()
 
@@ -67,6 +68,10 @@ class Ledger:
     def id_of(self, number: int) -> str:
         """Return the id of a line's request."""
         return f"{self._batch}-{number}"
+
+    def results_within(self, max_bytes: int, max_results: int) -> int:
+        """Return how many results may be read at once, if they are as large as the last ones."""
+        return max(1, min(max_results, max_bytes // max(1, self._mean_row_bytes)))
 
     def expect(self, line: Line) -> None:
         """Note that a line is outstanding."""
@@ -90,15 +95,17 @@ class Ledger:
         if not self._drop(number_of(result.id)):
             return False
         self.written.append(result.id)
+        row = result_row(result)
+        self._mean_row_bytes = (7 * self._mean_row_bytes + len(row)) // 8
         if result.is_success:
-            self.rows.add("output", result_row(result))
+            self.rows.add("output", row)
             self._counts["completed"] += 1
             self._count_tokens((result.body or {}).get("usage") or {})
         elif self.closing and result.status in REASONS:
             self._end_closed(result.id, str((result.metadata or {}).get("custom_id")))
         else:
             status = result.status if result.status in REASONS else "failed"
-            self._add_error(result_row(result), status)
+            self._add_error(row, status)
         return True
 
     def commit(self, state: BatchState) -> tuple[BatchRecord, Progress, list[Part]]:

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import BinaryIO
+
+SOME_BYTES = 8 * 2**20
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -50,6 +53,18 @@ def lines_of(
         yield from blank
         blank.clear()
         yield line
+
+
+def some(lines: Iterator[Line], max_lines: int) -> list[Line]:
+    """Take up to `max_lines` lines, fewer if they are long: about `SOME_BYTES`, and at least one."""
+    taken: list[Line] = []
+    num_bytes = 0
+    for line in islice(lines, max_lines):
+        taken.append(line)
+        num_bytes += len(line.raw)
+        if num_bytes > SOME_BYTES:
+            break
+    return taken
 
 
 def _raw_lines(stream: BinaryIO, max_line_bytes: int) -> Iterator[tuple[bytes, int]]:

@@ -5,10 +5,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 from gristmill.producer.batches.input import BadLine, LineReader, Seen, custom_id_of, duplicate
-from gristmill.producer.batches.lines import Line, lines_of
+from gristmill.producer.batches.lines import Line, lines_of, some
 from gristmill.producer.batches.objects import BatchError, BatchErrors, BatchRecord
 from gristmill.producer.batches.parts import MAX_BYTES, Rows, folder_of
 from gristmill.producer.batches.registry import BatchLease, BatchState
@@ -141,7 +140,7 @@ async def _begin(
 def _steps(batches: Batches, record: BatchRecord, path: str) -> Iterator[list[Line]]:
     with batches.storage.open(path) as stream:
         lines = lines_of(stream, batches.reader(record).max_line_bytes)
-        while step := list(islice(lines, LINES_A_STEP)):
+        while step := some(lines, LINES_A_STEP):
             yield step
 
 
