@@ -9,7 +9,9 @@ from uuid import uuid4
 import orjson
 import pytest
 from batches import desk, stewarded
-from command_line import CommandLine, SettlingWorker
+from command_line import CommandLine, SettlingWorker, ended
+
+from gristmill.producer.batches.lifecycle import advance
 
 
 @pytest.fixture
@@ -87,6 +89,22 @@ async def test_rows_come_while_the_batch_runs(shell: CommandLine) -> None:
             rest, _ = await following.communicate()
     rows = [first, *map(orjson.loads, rest.splitlines())]
     assert sorted(row["custom_id"] for row in rows) == sorted(f"c{n}" for n in range(2000))
+
+
+async def test_what_holds_a_batch_up_is_said(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [line("a", "a")])
+    batch = shell.run("batch", "create", "in.jsonl").out.strip()
+    waiting = await shell.start("batch", "show", batch, "--wait")
+    assert waiting.stderr
+    assert b"no steward has taken the batch up yet" in await waiting.stderr.readline()
+    async with shell.open_queue() as queue:
+        elsewhere = desk(queue, shell.folder / "elsewhere")
+        with pytest.raises(FileNotFoundError):
+            await advance(elsewhere, batch, lambda: True)
+    said = await waiting.stderr.readline()
+    assert said.startswith(b"a steward failed and will try again: FileNotFoundError")
+    async with working(shell):
+        assert (await ended(waiting)).code == 0
 
 
 def test_a_file_that_is_not_there_is_named(shell: CommandLine) -> None:

@@ -1,6 +1,8 @@
-"""OpenAI batch files: reading requests, writing results, resuming a run.
+"""Files of requests, in OpenAI's batch format.
 
-`gristmill submit` is the first caller; nothing here knows Redis or the terminal.
+Two ways lead through here. `gristmill submit` is one process from file to file: `BatchInput`, `Output`,
+`Run`. Batches are run by stewards: `service.py` says what can be asked for, `lifecycle.py` what is done.
+Both read lines (`input.py`) and write rows (`rows.py`) alike.
 """
 
 from gristmill.producer.batches.input import BadLine, BatchInput, LineReader, Report

@@ -46,8 +46,9 @@ async def advance(batches: Batches, batch_id: str, may_go_on: Callable[[], bool]
         await _advance(batches, lease, await batches.registry.state(batch_id), may_go_on)
     except (LeaseLost, LockError):
         log.warning("batch.lost", batch=batch_id)
-    except Exception:
-        delay_s = await batches.registry.back_off(batch_id)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        delay_s = await batches.registry.back_off(batch_id, problem)
         log.warning("batch.postponed", batch=batch_id, delay_s=delay_s)
         raise
     finally:

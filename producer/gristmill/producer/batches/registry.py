@@ -47,7 +47,17 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """All that is written about one batch."""
+    """All that is written about one batch.
+
+    Attributes:
+        record: As of the last commit.
+        progress: Likewise.
+        is_cancelled: Whether it is to be ended.
+        is_announced: Whether its end was told.
+        num_commits: How many there were.
+        runs: How often a steward took it up.
+        problem: Why the last step failed; "" if it did not. For operators: it may name paths.
+    """
 
     record: BatchRecord
     progress: Progress
@@ -55,6 +65,7 @@ class BatchState:
     is_announced: bool
     num_commits: int
     runs: int
+    problem: str
 
     @property
     def phase(self) -> Phase | None:
@@ -201,9 +212,11 @@ class Registry:
         await self._redis.lpush(self._keys.steward_bell, "1")
         await self._redis.ltrim(self._keys.steward_bell, 0, 3)
 
-    async def back_off(self, batch: str) -> float:
+    async def back_off(self, batch: str, problem: str) -> float:
         """Make a batch due later, and later each time; returns in how many seconds."""
-        failures: int = await self._redis.hincrby(self._keys.batchinfo(batch), "failures", 1)
+        key = self._keys.batchinfo(batch)
+        failures: int = await self._redis.hincrby(key, "failures", 1)
+        await self._redis.hset(key, "problem", problem)
         delay_s = float(min(2 ** min(failures, 10), MAX_BACKOFF_S))
         await self.wake(batch, delay_s)
         return delay_s
@@ -352,4 +365,5 @@ def _state(info: dict[bytes, bytes]) -> BatchState:
         is_announced=b"announced_at" in info,
         num_commits=int(info.get(b"commit", 0)),
         runs=int(info.get(b"runs", 0)),
+        problem=info.get(b"problem", b"").decode(errors="replace"),
     )

@@ -129,6 +129,7 @@ class Session:
             record.request_counts.total, time.monotonic(),
             num_finished=record.request_counts.finished, num_failed=_num_failed(record),
         )  # fmt: skip
+        told = ""
         with display(tally.total) as shown:
             while not record.is_final:
                 await asyncio.sleep(min(shown.interval_s, 1.0))
@@ -137,19 +138,28 @@ class Session:
                 tally.output_tokens = record.usage.output_tokens
                 tally.sample(time.monotonic())
                 shown.show(tally.num_finished, f"{record.status}: {tally.line(Counter())}")
+                told = await self._tell_problem(batches, batch_id, told)
         say(f"{record.id} {record.status} after {time.monotonic() - start_s:,.1f} s")
         return record
 
     async def _until_begun(self, batches: Batches, batch_id: str) -> BatchRecord:
         start_s = time.monotonic()
-        is_told = False
+        told = ""
         while (record := await batches.batch(self._tenant, batch_id)).status == "validating":
-            if not is_told and time.monotonic() - start_s > UNTAKEN_S:
-                is_told = True
-                if not (await batches.registry.state(batch_id)).runs:
-                    say("no steward has taken the batch up yet; start one: gristmill steward")
+            if time.monotonic() - start_s > UNTAKEN_S:
+                told = await self._tell_problem(batches, batch_id, told)
             await asyncio.sleep(0.2)
         return record
+
+    async def _tell_problem(self, batches: Batches, batch_id: str, told: str) -> str:
+        """Say what holds a batch up, once; returns what was said."""
+        state = await batches.registry.state(batch_id, self._tenant)
+        problem = state.problem and f"a steward failed and will try again: {state.problem}"
+        if not state.runs:
+            problem = "no steward has taken the batch up yet; start one: gristmill steward"
+        if problem and problem != told:
+            say(problem)
+        return problem or told
 
     async def _write(
         self, batches: Batches, batch_id: str, output: Path | None, follow: bool

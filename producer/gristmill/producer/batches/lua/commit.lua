@@ -20,7 +20,7 @@ if call("GET", prefix .. "batchlease:" .. batch) ~= token then
   return 0
 end
 call("HSET", info_key, "commit", number, "record", record, "progress", progress)
-call("HDEL", info_key, "failures")
+call("HDEL", info_key, "failures", "problem")
 local first_file = 9 + num_parts
 for i = 9, first_file - 1 do
   call("RPUSH", parts_key, ARGV[i])

@@ -5,7 +5,8 @@
 -- Returns  1, or 0 if the tenant is at that limit; the same batch again is 1
 --
 --   batchinfo:<batch>    HASH  record and progress (JSON), runs, and what is told to it from outside:
---                              cancelling_at, announced_at (seconds)
+--                              cancelling_at, announced_at (seconds); after a failed step, until the next
+--                              commit: failures (how many), problem (the last one)
 --   batches:<tenant>     ZSET  ids of its batches, all scores 0
 --   batches_open:<tenant> SET  those that have not ended
 --   batches_active       ZSET  batches that a steward has work on -> ms at which it is due
