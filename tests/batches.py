@@ -54,11 +54,13 @@ async def create(batches: Batches, lines: Iterable[Any], **options: Any) -> Batc
 async def run(
     batches: Batches, batch: BatchRecord, *, until: Callable[[BatchRecord], bool] | None = None
 ) -> BatchRecord:
-    """Be the steward until the batch has ended and is tidy, or until a condition holds."""
+    """Be the steward until nothing is left to do for a batch, or until a condition holds."""
     while True:
         state = await batches.registry.state(batch.id)
-        if until(state.record) if until else state.phase in {None, "announce"}:
+        if until(state.record) if until else state.phase is None:
             return await batches.batch(TENANT, batch.id)
+        if state.phase == "announce":
+            await batches.mark_announced(batch.id)
         await advance(batches, batch.id, Steps(10))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.records import PLAIN, Request, request_from_body
+from gristmill.shared.records import PLAIN, Request, check_metadata, request_from_body, shown
 
 ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "body": (dict,),
@@ -33,6 +33,9 @@ ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "url": (str,),
 }
 """What may stand beside a body, and its JSON types; null counts as left out."""
+
+MAX_CUSTOM_ID = 512
+"""Characters of a custom_id; it stands in rows, messages and Redis."""
 
 NOT_JSON = "invalid_json_line"
 """OpenAI's code for a line that is no JSON object."""
@@ -84,6 +87,8 @@ def request_from_json(
         _name_line(envelope, line_id)
     elif default_id is not None:
         envelope.setdefault("id", default_id)
+    if metadata := envelope.get("metadata"):
+        check_metadata(metadata)
     request = request_from_body(body, **(dict(defaults or {}) | envelope))
     if len(request.body) > max_request_bytes:
         raise InvalidRequest(
@@ -159,7 +164,7 @@ def _plain(element: dict[str, Any], default_endpoint: str | None) -> dict[str, A
 
 def _check_fields(envelope: Mapping[str, Any]) -> None:
     if unknown := sorted(envelope.keys() - ENVELOPE.keys()):
-        names = ", ".join(repr(name) for name in unknown)
+        names = ", ".join(shown(name) for name in unknown[:5])
         raise InvalidRequest(f"unknown field {names} beside 'body'; use {', '.join(ENVELOPE)}")
     if "body" not in envelope:
         raise InvalidRequest("'body' is null; it is the JSON object of the OpenAI request")
@@ -173,11 +178,15 @@ def _take_openai_fields(envelope: dict[str, Any]) -> None:
     """Turn `custom_id`, `method` and `url` into the queue's own fields."""
     method = envelope.pop("method", "POST")
     if method != "POST":
-        raise InvalidRequest(f"'method' is {method!r}; only POST can be queued")
+        raise InvalidRequest(f"'method' is {shown(method)}; only POST can be queued")
     url = envelope.pop("url", None)
     if url is not None and envelope.setdefault("endpoint", url) != url:
-        raise InvalidRequest(f"'url' is {url!r} and 'endpoint' another; leave one of them out")
+        raise InvalidRequest(f"'url' is {shown(url)} and 'endpoint' another; leave one of them out")
     custom_id = envelope.pop("custom_id", None)
+    if custom_id is not None and len(custom_id) > MAX_CUSTOM_ID:
+        raise InvalidRequest(
+            f"'custom_id' has {len(custom_id):,} characters; the limit is {MAX_CUSTOM_ID}"
+        )
     if custom_id is not None:
         envelope["metadata"] = envelope.get("metadata", {}) | {"custom_id": custom_id}
 

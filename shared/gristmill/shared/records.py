@@ -55,6 +55,15 @@ def new_id(shard: str = "0") -> str:
     return f"{shard}-{ULID()}"
 
 
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Make sure that metadata can be written down.
+
+    Raises:
+        InvalidRequest: As `encode_body`.
+    """
+    _encode("metadata", metadata)
+
+
 def encode_body(body: Mapping[str, Any]) -> bytes:
     """Return the JSON of a body.
 
@@ -123,16 +132,16 @@ class Request:
 
     def __post_init__(self) -> None:
         if not _is_match(_NAME, self.id):
-            raise InvalidRequest(f"id {_shown(self.id)} is not allowed; use {_NAME_RULE}")
+            raise InvalidRequest(f"id {shown(self.id)} is not allowed; use {_NAME_RULE}")
         self._check_names()
         if self.endpoint not in ENDPOINTS:
             known = ", ".join(ENDPOINTS)
             raise InvalidRequest(
-                f"request {self.id}: unknown endpoint {_shown(self.endpoint)}; use one of {known}"
+                f"request {self.id}: unknown endpoint {shown(self.endpoint)}; use one of {known}"
             )
         if self.priority not in PRIORITIES:
             raise InvalidRequest(
-                f"request {self.id}: unknown priority {_shown(self.priority)}; use high, normal or low"
+                f"request {self.id}: unknown priority {shown(self.priority)}; use high, normal or low"
             )
         if not _is_int(self.max_attempts, 1, 100):
             raise InvalidRequest(
@@ -155,16 +164,16 @@ class Request:
     def _check_names(self) -> None:
         if not _is_match(_NAME, self.tenant):
             raise InvalidRequest(
-                f"request {self.id}: tenant {_shown(self.tenant)} is not allowed; use {_NAME_RULE}"
+                f"request {self.id}: tenant {shown(self.tenant)} is not allowed; use {_NAME_RULE}"
             )
         for name, value in (("batch", self.batch), ("reply", self.reply), ("prefix", self.prefix)):
             if not _is_match(_OPTIONAL_NAME, value):
                 raise InvalidRequest(
-                    f"request {self.id}: {name} {_shown(value)} is not allowed; use {_NAME_RULE}"
+                    f"request {self.id}: {name} {shown(value)} is not allowed; use {_NAME_RULE}"
                 )
         if not _is_match(_MODEL, self.model):
             raise InvalidRequest(
-                f"request {self.id}: model {_shown(self.model)} is not allowed; use up to 256 characters without | or control characters"
+                f"request {self.id}: model {shown(self.model)} is not allowed; use up to 256 characters without | or control characters"
             )
 
     @property
@@ -196,7 +205,7 @@ class Request:
         )
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value for a message, cut to what a person reads."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}... ({len(text):,} characters)"

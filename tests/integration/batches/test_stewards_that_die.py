@@ -87,7 +87,10 @@ async def test_each_line_runs_once_and_has_one_row(
             if turn == cancel_at:
                 await _cancel(batches, batch.id)
             num_deaths += await _life(any_redis_url, queue, tmp_path, batch.id, chance)
-            if (await batches.registry.state(batch.id)).phase == "announce":
+            phase = (await batches.registry.state(batch.id)).phase
+            if phase == "announce":
+                await batches.mark_announced(batch.id)
+            if phase is None:
                 break
     ended = await batches.batch(TENANT, batch.id)
     assert num_deaths > 0, "the schedule killed nobody"

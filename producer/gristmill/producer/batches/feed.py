@@ -7,6 +7,7 @@ result is deleted only after its row is committed, so no line is run twice or ha
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from gristmill.producer.batches.ledger import Ledger, number_of
@@ -66,7 +67,8 @@ class Feeder:
             LeaseLost, redis.exceptions.RedisError, OSError: What is committed stands; whoever comes
                 next goes on from there.
         """
-        skipped = Skipped.read(self._batches.storage, self._state.progress.skipped)
+        path = self._state.progress.skipped
+        skipped = await self._lease.hold(partial(Skipped.read, self._batches.storage, path))
         with self._batches.storage.open(self._input_path, self._ledger.offset) as stream:
             lines = self._unread(lines_of(
                 stream, self._reader.max_line_bytes, number=self._ledger.line, offset=self._ledger.offset
@@ -100,11 +102,13 @@ class Feeder:
     async def _fill(self, lines: Iterator[Line]) -> None:
         """Submit lines until the window is full."""
         await self._submit(self._waiting)
-        num_free = self._room()
+        num_free, max_bytes = self._room(), self._batches.settings.batch_window_bytes
         for start in range(0, num_free, LINES_A_SUBMIT):
-            step = some(lines, min(LINES_A_SUBMIT, num_free - start))
+            step = await self._lease.hold(
+                partial(some, lines, min(LINES_A_SUBMIT, num_free - start))
+            )
             await self._submit(self._requests(step))
-            if not step or self._waiting:
+            if not step or self._waiting or self._ledger.outstanding_bytes >= max_bytes:
                 break
 
     def _room(self) -> int:
@@ -145,7 +149,7 @@ class Feeder:
 
     async def _close(self, lines: Iterator[Line]) -> None:
         """End lines that were not read yet: cancel what the queue has of them, give the others a row."""
-        step = some(lines, IDS_A_CALL)
+        step = await self._lease.hold(partial(some, lines, IDS_A_CALL))
         ids = [self._ledger.id_of(line.number) for line in step]
         codes = await self._queue.cancel(ids) if ids else []
         for line, code in zip(step, codes, strict=True):

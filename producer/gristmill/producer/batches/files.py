@@ -106,8 +106,8 @@ class Files:
 
     async def remove(self, file: FileRecord) -> None:
         """Delete a file, whoever reads it."""
+        await asyncio.to_thread(self._storage.delete, file.path)  # first: what fails is tried again
         await self._registry.remove_file(file)
-        await asyncio.to_thread(self._storage.delete, file.path)
 
     def new_result(self, record: BatchRecord, kind: str) -> FileRecord:
         """Return the record of a batch's output or error file, with its size still to be told."""

@@ -4,6 +4,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from gristmill.producer.batches.objects import BatchRecord, FileRecord
@@ -13,6 +14,7 @@ from gristmill.producer.batches.registry import BatchLease, BatchState
 from gristmill.producer.batches.rows import line_of_row
 from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.storage import COPY_BYTES
+from gristmill.shared.errors import NotFound
 
 
 async def finalize(batches: Batches, lease: BatchLease, state: BatchState) -> None:
@@ -37,12 +39,10 @@ async def finalize(batches: Batches, lease: BatchLease, state: BatchState) -> No
 async def tidy(batches: Batches, lease: BatchLease, state: BatchState) -> None:
     """Delete the parts of a batch that has ended, and what a dead steward left beside its files."""
     record = state.record
-    files = [
-        await batches.files.get(record.tenant, file_id)
-        for file_id in (record.output_file_id, record.error_file_id)
-        if file_id
-    ]
-    paths = [file.path for file in files]
+    paths = []
+    for file_id in filter(None, (record.output_file_id, record.error_file_id)):
+        with suppress(NotFound):  # its owner has read it and deleted it
+            paths.append((await batches.files.get(record.tenant, file_id)).path)
     await lease.hold(lambda: batches.storage.keep_only(results_folder_of(record.id), paths))
     await lease.hold(lambda: batches.storage.delete_folder(folder_of(record.id)))
     await batches.registry.forget_parts(state.record.id)
@@ -58,8 +58,12 @@ async def _assemble(
         chunks = _in_input_order(chunks, record)
 
     def write() -> int:
-        with batches.storage.create(file.path) as output:
-            return sum(output.write(chunk) for chunk in chunks)
+        try:
+            with batches.storage.create(file.path) as output:
+                return sum(output.write(chunk) for chunk in chunks)
+        except BaseException:
+            batches.storage.delete(file.path)
+            raise
 
     return file.model_copy(update={"bytes": await lease.hold(write)})
 

@@ -11,8 +11,8 @@ import orjson
 
 from gristmill.producer.batches.lines import Line, lines_of
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.intake import max_element_bytes, request_from_json
-from gristmill.shared.records import Request
+from gristmill.shared.intake import MAX_CUSTOM_ID, max_element_bytes, request_from_json
+from gristmill.shared.records import Request, shown
 
 NUM_SHOWN = 10
 """Errors of a file that are shown; the others are counted."""
@@ -191,14 +191,14 @@ def name_of(line: Line) -> str:
         custom_id = orjson.loads(line.raw)["custom_id"]
     except (ValueError, TypeError, KeyError, IndexError):
         return str(line.number)
-    return custom_id if isinstance(custom_id, str) else str(line.number)
+    return custom_id[:MAX_CUSTOM_ID] if isinstance(custom_id, str) else str(line.number)
 
 
 def duplicate(number: int, request: Request, first: int) -> BadLine:
     """Return the bad line that a custom_id makes which line `first` has too; 0 for some earlier one."""
     custom_id = custom_id_of(request)
     earlier = f"line {first:,}" if first else "an earlier line"
-    reason = f"custom_id {custom_id!r} stands on {earlier} too; give each line its own"
+    reason = f"custom_id {shown(custom_id)} stands on {earlier} too; give each line its own"
     return BadLine(number, reason, custom_id, "duplicate_custom_id")
 
 

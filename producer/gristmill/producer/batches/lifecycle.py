@@ -60,7 +60,7 @@ async def _advance(
 ) -> None:
     if state.record.status == "finalizing":
         await finalize(batches, lease, state)
-    elif state.phase == "finalize":
+    elif state.record.is_final:
         await tidy(batches, lease, state)
     elif state.phase == "validate" and state.is_cancelled:
         await batches.end_early(lease, state)

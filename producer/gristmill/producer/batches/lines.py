@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
 
+MAX_BLANK_LAST_LINES = 1_000
+"""Blank lines at the end that are overlooked; of more, the first are refused as lines."""
+
 SOME_BYTES = 8 * 2**20
 
 _BOM = b"\xef\xbb\xbf"
@@ -47,7 +50,7 @@ def lines_of(
         text = raw.removeprefix(_BOM) if number == 1 else raw
         line = Line(number, text, offset, offset + num_bytes)
         offset = line.end
-        if not text.strip():
+        if not text.strip() and len(blank) < MAX_BLANK_LAST_LINES:
             blank.append(line)
             continue
         yield from blank

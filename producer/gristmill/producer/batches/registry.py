@@ -69,12 +69,16 @@ class BatchState:
 
     @property
     def phase(self) -> Phase | None:
-        """What is to be done next; None if nothing."""
+        """What is to be done next; None if nothing.
+
+        Parts are tidied away after the webhook, a minute later or more: a Redis that loses its last
+        moments may have to assemble them again.
+        """
         if not self.record.is_final:
             return _phase(self.record)
-        if self.progress.has_parts:
-            return "finalize"
-        return None if self.is_announced else "announce"
+        if not self.is_announced:
+            return "announce"
+        return "finalize" if self.progress.has_parts else None
 
 
 class Registry:
@@ -363,7 +367,7 @@ def _state(info: dict[bytes, bytes]) -> BatchState:
         progress=Progress.parse(info.get(b"progress", b"{}")),
         is_cancelled=is_cancelled,
         is_announced=b"announced_at" in info,
-        num_commits=int(info.get(b"commit", 0)),
+        num_commits=int(info.get(b"commit", b"0").partition(b"|")[0]),
         runs=int(info.get(b"runs", 0)),
         problem=info.get(b"problem", b"").decode(errors="replace"),
     )

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 
+import orjson
+
 from gristmill.producer.batches.objects import FileRecord
 from gristmill.producer.batches.rows import line_of_row
 from gristmill.producer.batches.storage import Storage
+
+PIECE_BYTES = 2**20
 
 
 def failed_lines(
@@ -20,7 +24,25 @@ def failed_lines(
             number = line_of_row(row, batch)
             failed.extend(bytes(max(0, number // 8 + 1 - len(failed))))
             failed[number // 8] |= 1 << number % 8
-    with storage.open(source.path) as lines:
-        for number, line in enumerate(lines, 1):
+    with storage.open(source.path) as stream:
+        number, is_begin, end = 1, True, b"\n"
+        while piece := stream.readline(PIECE_BYTES):
             if number // 8 < len(failed) and failed[number // 8] >> number % 8 & 1:
-                yield line if line.endswith(b"\n") else line + b"\n"
+                yield named(piece, number) if is_begin and piece.endswith(b"\n") else piece
+                end = piece[-1:]
+            is_begin = piece.endswith(b"\n")
+            number += is_begin
+        if end != b"\n":
+            yield b"\n"
+
+
+def named(line: bytes, number: int) -> bytes:
+    """Return a line with the name that its row had: a line without one is called by its number."""
+    try:
+        fields = orjson.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(fields, dict) or fields.get("custom_id") or fields.get("id"):
+        return line
+    name = "custom_id" if "body" in fields else "id"
+    return orjson.dumps(fields | {name: str(number)}, option=orjson.OPT_APPEND_NEWLINE)

@@ -35,7 +35,7 @@ from gristmill.producer.batches.storage import Storage
 from gristmill.producer.batches.tail import Tail
 from gristmill.producer.batches.upload import Upload
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import InvalidRequest, LimitReached
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import ENDPOINTS, Priority
 
@@ -171,15 +171,16 @@ class Batches:
         source = await self.files.get(tenant, record.input_file_id)
         errors = await self.files.get(tenant, record.error_file_id)
         upload = self.files.upload(tenant, f"retry of {source.filename}", "batch")
-        await asyncio.to_thread(
-            _copy, failed_lines(self.storage, source, errors, record.id), upload
-        )
-        file = await upload.finish()
-        return await self.create(
-            tenant, input_file_id=file.id, endpoint=record.endpoint, completion_window=record.completion_window,
-            metadata=record.metadata, output_expires_after_s=record.output_expires_after_s, mode=record.mode,
-            order=record.order, priority=record.priority, max_active=max_active, retry_of=record.id,
-        )  # fmt: skip
+        file = await _stored(failed_lines(self.storage, source, errors, record.id), upload)
+        try:
+            return await self.create(
+                tenant, input_file_id=file.id, endpoint=record.endpoint, completion_window=record.completion_window,
+                metadata=record.metadata, output_expires_after_s=record.output_expires_after_s, mode=record.mode,
+                order=record.order, priority=record.priority, max_active=max_active, retry_of=record.id,
+            )  # fmt: skip
+        except LimitReached:
+            await self.files.delete(tenant, file.id)
+            raise
 
     async def results(
         self, tenant: str, batch_id: str, *, follow: bool = False
@@ -299,6 +300,14 @@ def public(record: FileRecord | BatchRecord) -> dict[str, Any]:
     return record.model_dump(include=set(kind.model_fields))
 
 
-def _copy(chunks: Iterator[bytes], upload: Upload) -> None:
-    for chunk in chunks:
-        upload.write(chunk)
+async def _stored(chunks: Iterator[bytes], upload: Upload) -> FileObject:
+    def copy() -> None:
+        for chunk in chunks:
+            upload.write(chunk)
+
+    try:
+        await asyncio.to_thread(copy)
+        return await upload.finish()
+    except BaseException:
+        await asyncio.to_thread(upload.abort)
+        raise

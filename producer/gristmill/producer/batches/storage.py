@@ -75,8 +75,12 @@ class Storage:
 
     def write(self, path: str, data: bytes) -> None:
         """Write a small object."""
-        with self.create(path) as stream:
-            stream.write(data)
+        try:
+            with self.create(path) as stream:
+                stream.write(data)
+        except OSError:
+            self.delete(path)
+            raise
 
     def delete(self, path: str) -> None:
         """Delete an object; one that is gone already is no error."""

@@ -10,6 +10,8 @@ from gristmill.producer.batches.storage import Storage
 from gristmill.shared.errors import InvalidRequest
 
 POLL_S = 1.0
+MAX_MISSED = 5
+"""Looks at a part that is not there, while the batch runs, after which a reader is told."""
 
 
 class Tail:
@@ -41,11 +43,16 @@ class Tail:
             InvalidRequest: To follow, or to go on after the end of, a batch whose output is in the
                 order of its input.
         """
+        num_missed = 0
         while not (record := await self._record(follow=follow)).is_final:
             try:
                 async for chunk in self._new_parts():
                     yield chunk
             except FileNotFoundError:  # it has ended meanwhile, and the rows are in its files
+                num_missed += 1
+                if num_missed > MAX_MISSED:
+                    raise
+                await asyncio.sleep(POLL_S)
                 continue
             if not follow:
                 return

@@ -20,6 +20,7 @@ from gristmill.shared.records import Request
 MAX_ERRORS = 100
 """Errors of a file that are kept; the others are counted."""
 
+MAX_MESSAGE_CHARS = 1_000
 LINES_A_STEP = 5_000
 
 
@@ -43,9 +44,10 @@ class Checker:
         self.num_lines = 0
         self.num_bad = 0
 
-    def check_all(self, lines: list[Line]) -> list[BadLine]:
-        """Return what is wrong with these lines; blocks on the DNS if they name media."""
-        return [bad for line in lines if (bad := self._check(line))]
+    def check_some(self, lines: Iterator[Line]) -> list[BadLine] | None:
+        """Take the next lines and return what is wrong with them; None at the end. Blocks on the storage."""
+        taken = some(lines, LINES_A_STEP)
+        return [bad for line in taken if (bad := self._check(line))] if taken else None
 
     def _check(self, line: Line) -> BadLine | None:
         self.num_lines = line.number
@@ -57,7 +59,7 @@ class Checker:
     def _misfit(self, number: int, request: Request) -> BadLine | None:
         custom_id = custom_id_of(request)
         try:
-            check_media(request, self._media_domains)
+            check_media(request, self._media_domains, look_up=False)
         except InvalidRequest as error:
             reason = str(error).removeprefix(f"request {request.id}: ")
             return BadLine(number, reason, custom_id, "invalid_media_url")
@@ -91,18 +93,19 @@ async def validate(batches: Batches, lease: BatchLease, state: BatchState, path:
     rows = Rows(batches.storage, record.id)
     errors: list[BatchError] = []
     skipped = array("Q")
-    for lines in _steps(batches, record, path):
-        for bad in await lease.hold(partial(checker.check_all, lines)):
-            if len(errors) < MAX_ERRORS:
-                errors.append(BatchError(code=bad.code, message=str(bad), line=bad.number))
-            if record.mode == "lenient":
-                rows.add("error", bad_line_row(record.id, bad))
-                skipped.append(bad.number)
-        if rows.num_bytes > MAX_BYTES:
-            await lease.hold(rows.flush)
-        if checker.num_lines > batches.settings.max_batch_requests:
-            break
-        await lease.extend()
+    with batches.storage.open(path) as stream:
+        lines = lines_of(stream, batches.reader(record).max_line_bytes)
+        while (found := await lease.hold(partial(checker.check_some, lines))) is not None:
+            for bad in found:
+                _note(bad, record, errors, rows, skipped)
+            if rows.num_bytes > MAX_BYTES:
+                await lease.hold(rows.flush)
+            if checker.num_lines > batches.settings.max_batch_requests:
+                break
+            if await batches.registry.is_cancelled(record.id):
+                await batches.end_early(lease, state)
+                return
+            await lease.extend()
     if failure := _failure(checker, record, errors, batches.settings.max_batch_requests):
         await batches.end_early(lease, state, failure)
         return
@@ -137,11 +140,20 @@ async def _begin(
     await batches.commit(lease, state, record, progress, parts=parts)
 
 
-def _steps(batches: Batches, record: BatchRecord, path: str) -> Iterator[list[Line]]:
-    with batches.storage.open(path) as stream:
-        lines = lines_of(stream, batches.reader(record).max_line_bytes)
-        while step := some(lines, LINES_A_STEP):
-            yield step
+def _note(
+    bad: BadLine,
+    record: BatchRecord,
+    errors: list[BatchError],
+    rows: Rows,
+    skipped: "array[int]",
+) -> None:
+    if len(errors) < MAX_ERRORS:
+        errors.append(
+            BatchError(code=bad.code, message=str(bad)[:MAX_MESSAGE_CHARS], line=bad.number)
+        )
+    if record.mode == "lenient":
+        rows.add("error", bad_line_row(record.id, bad))
+        skipped.append(bad.number)
 
 
 def _failure(

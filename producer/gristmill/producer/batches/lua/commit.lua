@@ -13,13 +13,14 @@ local prefix, call = KEYS[1], redis.call
 local batch, token, number, tenant, record, progress, ttl_s, num_parts = unpack(ARGV, 1, 8)
 local info_key, parts_key = prefix .. "batchinfo:" .. batch, prefix .. "batchparts:" .. batch
 
-if call("HGET", info_key, "commit") == number then
+local name = number .. "|" .. token -- another steward's commit of the same number is not this one
+if call("HGET", info_key, "commit") == name then
   return 1
 end
 if call("GET", prefix .. "batchlease:" .. batch) ~= token then
   return 0
 end
-call("HSET", info_key, "commit", number, "record", record, "progress", progress)
+call("HSET", info_key, "commit", name, "record", record, "progress", progress)
 call("HDEL", info_key, "failures", "problem")
 local first_file = 9 + num_parts
 for i = 9, first_file - 1 do
