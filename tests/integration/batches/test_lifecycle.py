@@ -1,6 +1,7 @@
 """A batch from its creation to its files, with a true server and a worker that answers at once."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,17 @@ async def test_output_in_the_order_of_the_input(batches: Batches) -> None:
     assert ids(await rows_of(batches, ended.output_file_id)) == [f"c{i}" for i in range(200)]
 
 
+def as_bytes(line: Any) -> bytes:
+    return line if isinstance(line, bytes) else json.dumps(line).encode()  # orjson is shy of depth
+
+
+def nested(depth: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
 BAD_LINES: list[tuple[Any, str]] = [
     (b"[1,2]", "invalid_json_line"),
     (b"null", "invalid_json_line"),
@@ -103,6 +115,8 @@ BAD_LINES: list[tuple[Any, str]] = [
     (chat("c1", "/v1/embeddings"), "url_mismatch"),
     (chat("c0"), "duplicate_custom_id"),
     ({"custom_id": "x", "body": 5}, "invalid_request"),
+    (chat("x") | {"metadata": {"deep": nested(300)}}, "invalid_request"),
+    (chat("x" * 513), "invalid_request"),
     (chat("x", image_url="http://127.0.0.1/secret"), "invalid_media_url"),
     (chat("other", tenant="x") | {"tenant": "somebody"}, "invalid_request"),
 ]
@@ -112,8 +126,8 @@ BAD_LINES: list[tuple[Any, str]] = [
 async def test_strict_a_bad_line_fails_the_file_and_is_named(
     batches: Batches, queue: Queue, line: Any, code: str
 ) -> None:
-    lines = [chat(f"c{i}") for i in range(20)]
-    lines[6] = line
+    lines: list[Any] = [chat(f"c{i}") for i in range(20)]
+    lines[6] = as_bytes(line)
     ended = await run(batches, await create(batches, lines))
     assert ended.status == "failed"
     assert ended.failed_at
@@ -128,8 +142,8 @@ async def test_strict_a_bad_line_fails_the_file_and_is_named(
 async def test_lenient_a_bad_line_gets_its_row_and_the_rest_runs(
     batches: Batches, line: Any, code: str
 ) -> None:
-    lines = [chat(f"c{i}") for i in range(20)]
-    lines[6] = line
+    lines: list[Any] = [chat(f"c{i}") for i in range(20)]
+    lines[6] = as_bytes(line)
     ended = await run(batches, await create(batches, lines, mode="lenient"))
     assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == (
         "completed",
@@ -352,3 +366,30 @@ async def test_a_batch_that_waits_for_a_full_queue_can_be_cancelled(
     ended = await run(batches, batch)
     assert (ended.status, ended.request_counts.cancelled) == ("cancelled", 300)
     assert len(await rows_of(batches, ended.error_file_id)) == 300
+
+
+@pytest.mark.usefixtures("worker")
+async def test_results_may_be_deleted_as_soon_as_they_are_there(
+    batches: Batches, tmp_path: Path
+) -> None:
+    batch = await create(batches, [chat("a")])
+    ended = await run(batches, batch, until=lambda record: record.status == "completed")
+    await batches.files.delete(TENANT, ended.output_file_id or "")
+    await run(batches, batch)
+    assert [path.split("/")[0] for path in files_in(tmp_path / "storage")] == ["files"]
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_retry_keeps_the_names_of_lines_that_have_none(batches: Batches) -> None:
+    lines: list[Any] = [chat("a"), {"body": 5}, {"prompt": "x", "messages": 1}, {"metadata": 5, "body": {}}]  # fmt: skip
+    first = await run(batches, await create(batches, lines, mode="lenient"))
+    names = sorted(ids(await rows_of(batches, first.error_file_id)))
+    again = await run(batches, await batches.retry_failed(TENANT, first.id))
+    assert sorted(ids(await rows_of(batches, again.error_file_id))) == names == ["2", "4"]
+
+
+async def test_a_file_of_blank_lines_is_no_trap(batches: Batches) -> None:
+    file = await upload(batches, b"\n" * 100_000)
+    ended = await run(batches, await batches.create(TENANT, input_file_id=file.id, endpoint=CHAT))
+    assert ended.errors
+    assert (ended.errors.data[0].code, ended.errors.data[0].line) == ("invalid_json_line", 1)

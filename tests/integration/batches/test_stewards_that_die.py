@@ -15,6 +15,7 @@ from redis.asyncio import RedisCluster
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.service import Batches
 from gristmill.shared.connection import connect
+from gristmill.shared.errors import LeaseLost
 from gristmill.shared.queue import Queue
 
 NUM_LINES = 120
@@ -160,3 +161,20 @@ async def test_one_dies_at_each_stage_of_finalizing(
         assert sorted(row["custom_id"] for row in rows) == sorted(f"c{i}" for i in range(40))
     assert num_deaths > 15
     assert {path.split("/")[0] for path in files_in(tmp_path)} == {"files", "results"}
+
+
+async def test_a_steward_that_was_away_is_told_though_another_made_a_commit_of_its_number(
+    queue: Queue, tmp_path: Path
+) -> None:
+    batches = desk(queue, tmp_path)
+    batch = await create(batches, [chat("a")])
+    one = await batches.registry.lease(batch.id)
+    state = await batches.registry.state(batch.id)
+    await queue.redis.unlink(queue.keys.batchlease(batch.id))
+    two = await batches.registry.lease(batch.id)
+    assert one
+    assert two
+    await batches.commit(two, state, state.record, state.progress)
+    with pytest.raises(LeaseLost):
+        await batches.commit(one, state, state.record, state.progress)
+    await batches.commit(two, state, state.record, state.progress)  # the same again changes nothing
