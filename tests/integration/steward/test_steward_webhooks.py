@@ -1,9 +1,11 @@
 """Webhooks against a true receiver: their form and signature, retries, and where they may not go."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 import pytest
@@ -13,6 +15,7 @@ from stewards import TRUE, Place, steward_process
 
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.steward.webhooks import Event, NotDelivered, NotWanted, Webhooks
+from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.server import free_port
 
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -224,3 +227,34 @@ async def test_a_tenant_without_a_webhook_is_done(place: Place) -> None:
             "default", input_file_id=file, endpoint="/v1/completions"
         )
         await _until_announced(place, record.id)
+
+
+async def test_a_receiver_that_hangs_holds_up_nobodys_batch_for_long(place: Place) -> None:
+    """Thirty ends to tell to a server that takes the whole time-out of each; another tenant's batch passes."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
+        tenant = Tenant(name="slow", webhook_url=url, webhook_secret=SECRET)
+        await Tenants(place.batches.queue).create(tenant)
+        file = await place.upload(b"no json\n", "slow")
+        options: Any = {"input_file_id": file, "endpoint": "/v1/completions"}
+        for _ in range(30):
+            await place.batches.create("slow", **options)
+        environment = {
+            "GRISTMILL_WEBHOOK_ALLOWED_HOSTS": "127.0.0.1",
+            "GRISTMILL_WEBHOOK_TIMEOUT_S": "2",
+        }
+        async with steward_process(
+            TRUE, place.url, place.queue, place.folder, **environment
+        ) as steward:
+            while not any(
+                row["job"].startswith("announce-") for row in steward.events("job.started")
+            ):
+                await asyncio.sleep(0.02)
+            began_s = time.monotonic()
+            other = await place.upload(b"no json\n")
+            batch = await place.batches.create(
+                "default", input_file_id=other, endpoint="/v1/completions"
+            )
+            while not (await place.batches.batch("default", batch.id)).is_final:
+                await asyncio.sleep(0.02)
+            assert time.monotonic() - began_s < 10

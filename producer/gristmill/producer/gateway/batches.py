@@ -35,7 +35,7 @@ class NewBatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    input_file_id: str
+    input_file_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     endpoint: str
     completion_window: Annotated[
         str, Field(description="a whole number and s, m, h or d", examples=["24h", "30m", "7d"])

@@ -60,6 +60,8 @@ class UploadForm:
             self._parser.data_received(data)
         except ParseFailedException as error:
             raise _bad_form(f"the form cannot be read: {error}") from None
+        except UnicodeDecodeError:
+            raise _bad_form("the name of a part is not UTF-8") from None
         except ValidationError:
             raise _bad_form(f"a field has more than {MAX_FIELD_BYTES:,} bytes") from None
 

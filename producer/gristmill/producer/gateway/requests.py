@@ -23,7 +23,7 @@ from gristmill.producer.gateway.service import Gateway, GatewayOf
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.intake import max_element_bytes, request_from_json
-from gristmill.shared.media import check_media, names_media
+from gristmill.shared.media import names_media
 from gristmill.shared.records import Request as QueuedRequest
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
@@ -114,12 +114,12 @@ async def submit(
     prefer: Annotated[str | None, Header(description="wait=SECONDS")] = None,
 ) -> RequestObject:
     """Queue a request; under an Idempotency-Key as often as you like, it runs once."""
-    raw = await _body(request, max_element_bytes(gateway.settings.max_request_bytes))
+    raw = await _body(request, gateway)
     call = request.state.call
     queued = _queued_request(raw, tenant, idempotency_key, call.request_id, gateway)
     call.facts["id"] = queued.id
     if names_media(queued):
-        await asyncio.to_thread(check_media, queued, gateway.settings.allowed_media_domains)
+        await gateway.media.check(queued)
     await gateway.limits.check_load(tenant, queued.num_bytes)
     await _submit(gateway, queued)
     response.headers["Location"] = f"/v1/requests/{queued.id}"
@@ -154,15 +154,19 @@ async def cancel(request_id: str, gateway: GatewayOf, tenant: Caller) -> Request
     return await _seen(gateway, request_id, 0)
 
 
-async def _body(request: Request, max_bytes: int) -> bytes:
+async def _body(request: Request, gateway: Gateway) -> bytes:
+    """Read a body; what all calls hold at a time is bounded."""
+    max_bytes = max_element_bytes(gateway.settings.max_request_bytes)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large(
-                "the body", max_bytes, "GRISTMILL_MAX_REQUEST_BYTES, with what JSON adds"
-            )
-    return bytes(body)
+    with gateway.bodies.share() as take:
+        async for chunk in request.stream():
+            take(len(chunk))
+            body += chunk
+            if len(body) > max_bytes:
+                raise too_large(
+                    "the body", max_bytes, "GRISTMILL_MAX_REQUEST_BYTES, with what JSON adds"
+                )
+        return bytes(body)
 
 
 def _queued_request(

@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 REDIS_NOTICE_S = 10.0
 BACKLOG = 2048
+MAX_HEAD_BYTES = 64 * 1024
+"""Bytes of the head of a call; h11 closes the connection of a longer one."""
 
 
 def run_gateway(settings: GatewaySettings) -> int:
@@ -69,6 +71,8 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     """Return how uvicorn serves an application: quietly, for the log is ours."""
     return uvicorn.Config(
         app,
+        http="h11",  # httptools bounds no header
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         log_level="critical",
         access_log=False,

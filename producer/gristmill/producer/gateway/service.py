@@ -11,8 +11,10 @@ from fastapi import Depends, Request
 from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.client import Client
+from gristmill.producer.gateway.bodies import Bodies
 from gristmill.producer.gateway.doorkeeper import Doorkeeper
 from gristmill.producer.gateway.limits import TenantLimits
+from gristmill.producer.gateway.media import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.connection import connect
@@ -30,6 +32,8 @@ class Gateway:
         batches: Files and batches.
         doorkeeper: Knows who calls.
         limits: What bounds them.
+        media: Looks at the URLs in requests.
+        bodies: What is being read.
         stopping: Set when the process is told to stop: calls that wait for a result wait no longer.
     """
 
@@ -39,6 +43,8 @@ class Gateway:
     batches: Batches
     doorkeeper: Doorkeeper
     limits: TenantLimits
+    media: MediaGuard
+    bodies: Bodies = field(default_factory=Bodies)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -51,6 +57,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     queue = Queue(redis, settings.queue, settings.limits)
+    media = MediaGuard(settings.allowed_media_domains)
     async with Client(queue, max_request_bytes=settings.max_request_bytes) as client:
         yield Gateway(
             settings=settings,
@@ -59,7 +66,9 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             batches=Batches(queue, Storage(settings.storage_url), settings),
             doorkeeper=Doorkeeper(Tenants(queue), is_open=settings.is_open),
             limits=TenantLimits(queue),
+            media=media,
         )
+    media.close()
 
 
 async def gateway_of(request: Request) -> Gateway:

@@ -13,7 +13,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.service import Batches
-from gristmill.producer.steward.schedule import Schedule, batch_of
+from gristmill.producer.steward.schedule import Schedule, batch_of, is_webhook
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.turn import Turn
 
@@ -25,6 +25,9 @@ BELL_S = 1.0
 ANNOUNCE_LOOK_S = 60.0
 """How often a batch whose webhook is not delivered is looked at; RQ does the retries in between."""
 
+
+WEBHOOK_WAIT_S = 1.0
+"""One webhook waits at a time, or slow receivers would hold up everybody's batches; the others come later."""
 
 MAX_WAITING = 32
 """Jobs that wait in RQ; what is due beyond them is not looked at, so a thousand batches cost no more."""
@@ -83,19 +86,26 @@ class Dispatcher:
     async def _look(self, batches: Batches) -> None:
         """Enqueue once; RQ's calls block the loop, on which nothing else runs."""
         self._schedule.sweep(self._settings.sweep_interval_s)
-        self._schedule.enqueue_retries()
         waiting = self._schedule.waiting()
+        if not any(map(is_webhook, waiting)):
+            self._schedule.enqueue_retry()
         self._turn.num_waiting = len(waiting)
         if len(waiting) < MAX_WAITING:
-            await self._enqueue_due(batches, has_job={batch_of(job_id) for job_id in waiting})
+            await self._enqueue_due(batches, waiting)
 
-    async def _enqueue_due(self, batches: Batches, has_job: set[str]) -> None:
+    async def _enqueue_due(self, batches: Batches, waiting: list[str]) -> None:
+        has_job = {batch_of(job_id) for job_id in waiting}
+        has_webhook = any(map(is_webhook, waiting))
         for work in await batches.registry.due(2 * MAX_WAITING):
-            if work.phase == "announce":
+            if work.phase != "announce":
+                if work.batch not in has_job:
+                    self._schedule.work_on(work.batch, work.phase, work.runs)
+            elif has_webhook:
+                await batches.registry.wake(work.batch, WEBHOOK_WAIT_S)
+            else:
+                has_webhook = True
                 await batches.registry.wake(work.batch, ANNOUNCE_LOOK_S)
                 self._schedule.announce(work.batch)
-            elif work.batch not in has_job:
-                self._schedule.work_on(work.batch, work.phase, work.runs)
 
     async def _wait_for_bell(self, batches: Batches) -> None:
         queue = batches.queue

@@ -1,0 +1,58 @@
+"""What a caller may take of a gateway's memory, and words that are no text."""
+
+import asyncio
+
+import httpx
+import pytest
+from gateways import RunningGateway, problem
+
+from gristmill.producer.gateway.bodies import MAX_BYTES, Bodies
+from gristmill.producer.gateway.errors import ApiError
+
+
+async def test_a_head_without_end_is_cut(gateway: RunningGateway) -> None:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 200_000)
+    answer = await reader.read(1000)
+    assert answer.startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
+def test_bodies_that_are_read_at_a_time_are_bounded() -> None:
+    bodies = Bodies()
+    with bodies.share() as first:
+        first(MAX_BYTES)
+        with bodies.share() as second, pytest.raises(ApiError) as refused:
+            second(1)
+        assert (refused.value.status, refused.value.code) == (503, "gateway_busy")
+    with bodies.share() as third:
+        third(MAX_BYTES)
+
+
+async def test_an_id_that_is_no_text_is_refused(api: httpx.AsyncClient) -> None:
+    body = b'{"input_file_id": "\\ud800", "endpoint": "/v1/completions"}'
+    answer = await api.post(
+        "/v1/batches", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert problem(answer)["param"] is not None
+
+
+async def test_a_filename_that_is_no_text_is_refused(api: httpx.AsyncClient) -> None:
+    lines = (
+        b"--b",
+        b'Content-Disposition: form-data; name="file"; filename="\xff\xfe"',
+        b"",
+        b"x",
+        b"--b",
+        b'Content-Disposition: form-data; name="purpose"',
+        b"",
+        b"batch",
+        b"--b--",
+        b"",
+    )
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = await api.post("/v1/files", content=b"\r\n".join(lines), headers=headers)
+    assert answer.status_code == 400
+    assert "UTF-8" in problem(answer)["message"]
