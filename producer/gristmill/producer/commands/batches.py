@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,7 +136,7 @@ class Session:
                 tally.num_finished, tally.num_failed = record.request_counts.finished, _num_failed(record)  # fmt: skip
                 tally.output_tokens = record.usage.output_tokens
                 tally.sample(time.monotonic())
-                shown.show(tally.num_finished, f"{record.status}: {tally.line(Counter())}")
+                shown.show(tally.num_finished, f"{record.status}: {tally.line()}")
                 told = await self._tell_problem(batches, batch_id, told)
         say(f"{record.id} {record.status} after {time.monotonic() - start_s:,.1f} s")
         return record

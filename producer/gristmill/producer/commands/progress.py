@@ -78,15 +78,17 @@ class Tally:
         """Return how long this process has been at it."""
         return now_s - self._start_s
 
-    def line(self, states: Counter[str]) -> str:
+    def line(self, states: Counter[str] | None = None) -> str:
         """Return one line: how far, what runs, how fast, how long.
 
         Args:
-            states: Of the unfinished requests that were submitted; requests of nobody else.
+            states: Of the unfinished requests that were submitted, requests of nobody else; None if
+                they are not known.
         """
         parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
-        parts.append(f"{states['running']:,} running")
-        parts.append(f"{states['queued'] + states['delayed']:,} waiting")
+        if states is not None:
+            parts.append(f"{states['running']:,} running")
+            parts.append(f"{states['queued'] + states['delayed']:,} waiting")
         if tokens_rate := self.rates()[1]:
             parts.append(f"{tokens_rate:,.0f} tok/s")
         if (remaining_s := self.remaining_s()) is not None:
