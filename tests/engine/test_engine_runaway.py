@@ -8,22 +8,24 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gristmill.worker.engine import InProcessEngine, Response, RunLimits
+from gristmill.worker.engine import InProcessEngine, Response, RunLimits, runaway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_TOKENS = 1900
-LIMITS = RunLimits(max_request_s=2, max_repeated_tokens=256)
+LIMITS = RunLimits(max_request_s=1, max_repeated_tokens=256)
 ONE_TOKEN_FOREVER = {"logit_bias": {"65": 100}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def strict_engine(argv: list[str]) -> AsyncIterator[InProcessEngine]:
-    engine = InProcessEngine(argv, LIMITS)
-    await engine.start()
-    yield engine
-    await engine.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runaway, "CHECK_S", 0.1)  # the tiny model writes 2,000 tokens in a second
+        engine = InProcessEngine(argv, LIMITS)
+        await engine.start()
+        yield engine
+        await engine.close()
 
 
 def completion(**fields: Any) -> bytes:

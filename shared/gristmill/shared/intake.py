@@ -34,6 +34,9 @@ ENVELOPE: Mapping[str, tuple[type, ...]] = {
 }
 """What may stand beside a body, and its JSON types; null counts as left out."""
 
+OPENAI_FIELDS = ("custom_id", "method", "url")
+"""What only stands beside a body."""
+
 MAX_CUSTOM_ID = 512
 """Characters of a custom_id; it stands in rows, messages and Redis."""
 
@@ -139,6 +142,8 @@ def _syntax_error(raw: bytes, error: orjson.JSONDecodeError) -> str:
 
 def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[str, Any]:
     """Return the body and the fields of `Request` that came with it."""
+    if "body" not in element and not element.keys().isdisjoint(OPENAI_FIELDS):
+        raise InvalidRequest("it has no 'body'; put the request under 'body', beside its custom_id")
     if "body" not in element:
         return _plain(element, default_endpoint)
     envelope = {name: value for name, value in element.items() if value is not None}

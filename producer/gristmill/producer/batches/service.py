@@ -113,8 +113,7 @@ class Batches:
             NotFound: The tenant has no such file.
             LimitReached: It has `max_active` unfinished batches.
         """
-        if endpoint not in ENDPOINTS:
-            raise InvalidRequest(f"endpoint {endpoint!r} is unknown; use {', '.join(ENDPOINTS)}")
+        check_endpoint(endpoint)
         now = int(time.time())
         expires_at = now + window_s(completion_window)
         await self.registry.file(tenant, input_file_id)
@@ -156,9 +155,20 @@ class Batches:
         return await self.batch(tenant, batch_id)
 
     async def retry_failed(
-        self, tenant: str, batch_id: str, *, max_active: int | None = None
+        self,
+        tenant: str,
+        batch_id: str,
+        *,
+        completion_window: str | None = None,
+        max_active: int | None = None,
     ) -> BatchRecord:
         """Create a batch of the lines of an ended one that have a row in its error file.
+
+        Args:
+            tenant: Whose.
+            batch_id: Which batch.
+            completion_window: Of the new one; that of the old one if left out.
+            max_active: As in `create`.
 
         Raises:
             NotFound: This tenant has no such batch, or its files are gone.
@@ -174,7 +184,7 @@ class Batches:
         file = await _stored(failed_lines(self.storage, source, errors, record.id), upload)
         try:
             return await self.create(
-                tenant, input_file_id=file.id, endpoint=record.endpoint, completion_window=record.completion_window,
+                tenant, input_file_id=file.id, endpoint=record.endpoint, completion_window=completion_window or record.completion_window,
                 metadata=record.metadata, output_expires_after_s=record.output_expires_after_s, mode=record.mode,
                 order=record.order, priority=record.priority, max_active=max_active, retry_of=record.id,
             )  # fmt: skip
@@ -269,6 +279,16 @@ class Batches:
             "status": "finalizing", "finalizing_at": int(time.time()), "closing": "failed", "errors": errors,
         }  # fmt: skip
         await self.commit(lease, state, state.record.model_copy(update=update), state.progress)
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Make sure that a batch may ask for an endpoint.
+
+    Raises:
+        InvalidRequest: It is unknown.
+    """
+    if endpoint not in ENDPOINTS:
+        raise InvalidRequest(f"endpoint {endpoint!r} is unknown; use {', '.join(ENDPOINTS)}")
 
 
 def window_s(text: str) -> int:

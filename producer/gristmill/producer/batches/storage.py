@@ -20,6 +20,15 @@ BLOCK_BYTES = 8 * 2**20
 COPY_BYTES = 2**20
 
 
+def unusable(url: str, error: Exception) -> str:
+    """Return what to tell an operator whose storage failed."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return (
+        f"the storage {url} cannot be used ({reason}); check that it is there and may be written, for S3 AWS_* and"
+        " FSSPEC_S3_ENDPOINT_URL, and GRISTMILL_STORAGE_URL (or --storage-url)"
+    )
+
+
 class Storage:
     """Objects under one root.
 
@@ -38,7 +47,21 @@ class Storage:
             raise SettingsError(
                 f"GRISTMILL_STORAGE_URL {url!r} cannot be used: {error}; for S3 run: pip install 'gristmill[s3]'"
             ) from None
+        self.url = url
         self._is_local = isinstance(self._fs, LocalFileSystem)
+
+    def check(self) -> None:
+        """Write and delete a small object.
+
+        Raises:
+            SettingsError: That did not work.
+        """
+        path = self.new_path("files", "probe")
+        try:
+            self.write(path, b"")
+            self.delete(path)
+        except Exception as error:  # noqa: BLE001  # each kind of storage has its own
+            raise SettingsError(unusable(self.url, error)) from None
 
     @staticmethod
     def new_path(folder: str, name: str) -> str:

@@ -186,11 +186,14 @@ def results(
 
 @batch_group.command("retry-failed")
 @id_argument
+@click.option("--window", metavar="WINDOW", help="Of the new batch.  [default: as before]")
 @json_option
 @batch_options
-def retry_failed(*, batch_id: str, as_json: bool, tenant: str, settings: "BatchSettings") -> None:
+def retry_failed(
+    *, batch_id: str, window: str | None, as_json: bool, tenant: str, settings: "BatchSettings"
+) -> None:
     """Create a batch of the lines of an ended one that failed, expired or were cancelled."""
     from gristmill.producer.commands.batches import Session
 
     session = Session(settings, tenant)
-    session.show(session.retry_failed(batch_id), as_json=as_json, brief=True)
+    session.show(session.retry_failed(batch_id, window), as_json=as_json, brief=True)

@@ -11,14 +11,14 @@ import click
 import fsspec
 
 from gristmill.producer.batches.objects import BatchRecord
-from gristmill.producer.batches.service import Batches, public
+from gristmill.producer.batches.service import Batches, check_endpoint, public, window_s
 from gristmill.producer.batches.settings import BatchSettings
-from gristmill.producer.batches.storage import COPY_BYTES, Storage
+from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.commands.progress import Tally, display
 from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.shared.cli import say
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import GristmillError, InvalidRequest
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.queue import Queue
 
@@ -56,13 +56,21 @@ class Session:
         """Cancel a batch."""
         return self._run(lambda batches: batches.cancel(self._tenant, batch_id))
 
-    def retry_failed(self, batch_id: str) -> BatchRecord:
+    def retry_failed(self, batch_id: str, window: str | None) -> BatchRecord:
         """Create a batch of what failed."""
-        return self._run(lambda batches: batches.retry_failed(self._tenant, batch_id))
+        return self._run(
+            lambda batches: batches.retry_failed(self._tenant, batch_id, completion_window=window)
+        )
 
     def watch(self, batch_id: str) -> BatchRecord:
         """Show progress until a batch has ended."""
-        return self._run(lambda batches: self._watch(batches, batch_id))
+        try:
+            return self._run(lambda batches: self._watch(batches, batch_id))
+        except KeyboardInterrupt:
+            say(
+                f"interrupted; {batch_id} runs on: gristmill batch show {batch_id} --wait, or batch cancel {batch_id}"
+            )
+            raise
 
     def list_batches(self, limit: int, *, as_json: bool) -> None:
         """Print a tenant's batches."""
@@ -100,9 +108,17 @@ class Session:
         async def on_open_queue(queue: Queue) -> T:
             return await work(Batches(queue, storage, self._settings))
 
-        return on_queue(self._settings, on_open_queue)
+        try:
+            return on_queue(self._settings, on_open_queue)
+        except Exception as error:
+            if isinstance(error, OSError) or type(error).__module__.startswith("botocore"):
+                raise GristmillError(unusable(storage.url, error)) from None
+            raise
 
     async def _create(self, batches: Batches, source: str, options: dict[str, Any]) -> BatchRecord:
+        window_s(options["completion_window"])  # before the file is copied
+        if options["endpoint"]:
+            check_endpoint(options["endpoint"])
         upload = batches.files.upload(self._tenant, Path(source).name, "batch")
         try:
             first = _copy(source, upload)
@@ -110,8 +126,12 @@ class Session:
             upload.abort()
             raise
         file = await upload.finish()
-        options["endpoint"] = options["endpoint"] or self._endpoint_of(first)
-        return await batches.create(self._tenant, input_file_id=file.id, **options)
+        try:
+            options["endpoint"] = options["endpoint"] or self._endpoint_of(first)
+            return await batches.create(self._tenant, input_file_id=file.id, **options)
+        except GristmillError:
+            await batches.files.delete(self._tenant, file.id)
+            raise
 
     def _endpoint_of(self, first: bytes) -> str:
         """Return what the first line asks for; what is wrong with it the validation tells."""
@@ -156,6 +176,11 @@ class Session:
         problem = state.problem and f"a steward failed and will try again: {state.problem}"
         if not state.runs:
             problem = "no steward has taken the batch up yet; start one: gristmill steward"
+        elif state.record.status == "in_progress" and not (await batches.queue.stats()).workers:
+            queue = self._settings.queue
+            problem = (
+                f"no worker serves queue {queue}; start one: gristmill worker -- --model MODEL"
+            )
         if problem and problem != told:
             say(problem)
         return problem or told

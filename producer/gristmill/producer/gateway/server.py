@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from gristmill.producer.batches.storage import Storage
 from gristmill.producer.gateway.app import create_app
 from gristmill.producer.gateway.service import open_gateway
 from gristmill.producer.gateway.settings import GatewaySettings
@@ -37,6 +38,7 @@ def run_gateway(settings: GatewaySettings) -> int:
         SettingsError: The address is taken, or the storage cannot be used.
     """
     configure_logging(settings.log_level)
+    Storage(settings.storage_url).check()
     url = redacted(settings.redis_url.get_secret_value())
     notice_waits(partial(_tell_wait, url), REDIS_NOTICE_S)
     listener = listen(settings.gateway_host, settings.gateway_port)

@@ -62,8 +62,9 @@ class Dispatcher:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end, which follows `turn.stop()`."""
-        self._thread.join(timeout_s)
+        """Wait for the end, which follows `turn.stop()`; there is nothing to wait for if it never began."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         asyncio.run(self._dispatch())

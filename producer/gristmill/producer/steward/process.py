@@ -14,6 +14,7 @@ import structlog
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
 from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.storage import Storage
 from gristmill.producer.steward.allowed import allow, queue_of
 from gristmill.producer.steward.connection import check_access, rq_connect
 from gristmill.producer.steward.dispatcher import Dispatcher
@@ -160,6 +161,7 @@ def run_steward(settings: StewardSettings, functions: Functions) -> int:
         functions: What its jobs may be.
     """
     configure_logging(settings.log_level)
+    Storage(settings.storage_url).check()
     route_rq_logs()
     notice_waits(Notice(redacted(settings.redis_url.get_secret_value())), NOTICE_S)
     return Steward(settings, functions).run()
