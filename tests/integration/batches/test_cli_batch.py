@@ -107,6 +107,16 @@ async def test_what_holds_a_batch_up_is_said(shell: CommandLine) -> None:
         assert (await ended(waiting)).code == 0
 
 
+async def test_a_batch_without_rows_leaves_the_output_alone(shell: CommandLine) -> None:
+    shell.write("bad.jsonl", [line("a", "a"), b"broken"])
+    kept = shell.folder / "kept.jsonl"
+    kept.write_text("precious")
+    async with working(shell):
+        done = await shell.finish("batch", "create", "bad.jsonl", "--wait", "-o", "kept.jsonl")
+    assert (done.code, "has no rows" in done.err, kept.read_text()) == (1, True, "precious")
+    assert "error    invalid_json_line: line 2" in done.out
+
+
 def test_a_file_that_is_not_there_is_named(shell: CommandLine) -> None:
     done = shell.run("batch", "create", "nowhere.jsonl")
     assert (done.code, "cannot read 'nowhere.jsonl'" in done.err) == (2, True)
@@ -119,6 +129,7 @@ def test_a_file_that_is_not_there_is_named(shell: CommandLine) -> None:
         (("--endpoint", "/v1/nothing"), "endpoint '/v1/nothing' is unknown"),
         (("--metadata", "x"), "--metadata 'x' is no NAME=VALUE"),
         (("-o", "out.jsonl"), "-o needs --wait"),
+        (("--wait", "-o", "nowhere/out.jsonl"), "there is no folder nowhere"),
     ],
 )
 def test_an_option_that_is_wrong_is_named(

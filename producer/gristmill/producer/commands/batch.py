@@ -100,6 +100,8 @@ def create(
     """
     if output and not wait:
         raise click.UsageError("-o needs --wait: without it there are no rows to write")
+    if output and not output.parent.is_dir():
+        raise click.UsageError(f"-o {output}: there is no folder {output.parent}; make it first")
     options |= {"mode": "lenient" if lenient else "strict", "metadata": _pairs(metadata)}
     from gristmill.producer.commands.batches import Session
 

@@ -189,12 +189,18 @@ class Session:
         self, batches: Batches, batch_id: str, output: Path | None, follow: bool
     ) -> None:
         rows = await batches.results(self._tenant, batch_id, follow=follow)
+        first = await anext(rows, b"")
+        if not first:
+            say(f"{batch_id} has no rows; gristmill batch show {batch_id} says how it is")
+            return
         target = output.open("wb") if output else sys.stdout.buffer
         try:
+            target.write(first)
             async for chunk in rows:
                 target.write(chunk)
                 target.flush()
         finally:
+            target.flush()
             if output:
                 target.close()
 
