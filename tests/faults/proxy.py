@@ -101,8 +101,8 @@ class Proxy:
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await self._relay(reader, writer)
         finally:
+            await _drop(writer)
             self._connections.discard(serving)
-            _drop(writer)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._redis_port)
@@ -115,7 +115,7 @@ class Proxy:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end(*pumps)
-            _drop(up_writer)
+            await _drop(up_writer)
 
     async def _pump_requests(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: deque[str]
@@ -160,9 +160,11 @@ class Proxy:
         return "pass"
 
 
-def _drop(writer: asyncio.StreamWriter) -> None:
+async def _drop(writer: asyncio.StreamWriter) -> None:
     writer.close()
     writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _until_broken(pump: Coroutine[Any, Any, None]) -> None:
