@@ -60,7 +60,7 @@ async def run(
         if until(state.record) if until else state.phase is None:
             return await batches.batch(TENANT, batch.id)
         if state.phase == "announce":
-            await batches.mark_announced(batch.id)
+            await batches.registry.mark_announced(batch.id)
         await advance(batches, batch.id, Steps(10))
 
 
@@ -101,9 +101,9 @@ async def stewarded(batches: Batches) -> AsyncIterator[None]:
 
     async def steward() -> None:
         while not is_over:
-            for work in await batches.due():
+            for work in await batches.registry.due():
                 if work.phase == "announce":
-                    await batches.mark_announced(work.batch)
+                    await batches.registry.mark_announced(work.batch)
                 else:
                     await advance(batches, work.batch, lambda: not is_over)
             await batches.queue.redis.blpop([batches.queue.keys.steward_bell], timeout=0.1)

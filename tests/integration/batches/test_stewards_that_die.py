@@ -90,7 +90,7 @@ async def test_each_line_runs_once_and_has_one_row(
             num_deaths += await _life(any_redis_url, queue, tmp_path, batch.id, chance)
             phase = (await batches.registry.state(batch.id)).phase
             if phase == "announce":
-                await batches.mark_announced(batch.id)
+                await batches.registry.mark_announced(batch.id)
             if phase is None:
                 break
     ended = await batches.batch(TENANT, batch.id)

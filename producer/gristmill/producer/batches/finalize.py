@@ -26,9 +26,9 @@ async def finalize(batches: Batches, lease: BatchLease, state: BatchState) -> No
     new: list[FileRecord] = []
     ids: dict[str, str] = {}
     kinds: tuple[Kind, ...] = ("output", "error")
+    all_parts = await batches.registry.parts(record.id)
     for kind in kinds:
-        parts = [part for part in await batches.registry.parts(record.id) if part.kind == kind]
-        if parts:
+        if parts := [part for part in all_parts if part.kind == kind]:
             new.append(await _assemble(batches, lease, record, kind, parts))
             ids[f"{kind}_file_id"] = new[-1].id
     status = record.closing or "completed"

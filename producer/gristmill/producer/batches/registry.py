@@ -25,7 +25,6 @@ LEASE_S = 15.0
 """Silence after which a batch is given to another steward."""
 
 MAX_BACKOFF_S = 60
-IDS_A_CALL = 500
 
 Phase = Literal["validate", "feed", "finalize", "announce"]
 

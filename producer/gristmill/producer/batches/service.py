@@ -28,11 +28,11 @@ from gristmill.producer.batches.objects import (
     page,
 )
 from gristmill.producer.batches.progress import Part, Progress
-from gristmill.producer.batches.registry import BatchLease, BatchState, Registry, Work
+from gristmill.producer.batches.registry import BatchLease, BatchState, Registry
 from gristmill.producer.batches.retry import failed_lines
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import Storage
-from gristmill.producer.batches.tail import Tail
+from gristmill.producer.batches.tail import Tail, no_order_yet
 from gristmill.producer.batches.upload import Upload
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest, LimitReached
@@ -208,20 +208,10 @@ class Batches:
         """
         record = await self.batch(tenant, batch_id)
         if follow and record.order == "input" and not record.is_final:
-            raise InvalidRequest(
-                f"the rows of batch {batch_id} get their order at its end; read them then, without following"
-            )
+            raise no_order_yet(batch_id)
         return Tail(self.registry, self.storage, batch_id).rows(follow=follow)
 
     # --- for the steward
-
-    async def due(self) -> list[Work]:
-        """Return batches that are due and that nobody works on."""
-        return await self.registry.due()
-
-    async def mark_announced(self, batch_id: str) -> None:
-        """Note that a batch's end was told, or that there is nobody to tell."""
-        await self.registry.mark_announced(batch_id)
 
     def reader(self, record: BatchRecord) -> LineReader:
         """Return what turns the lines of a batch into requests that end with its completion window."""

@@ -64,9 +64,7 @@ class Tail:
         record = (await self._registry.state(self._batch)).record
         is_mixed = (record.is_final and self._num_bytes) or (follow and not record.is_final)
         if record.order == "input" and is_mixed:
-            raise InvalidRequest(
-                f"the rows of batch {self._batch} get their order at its end; read them then, without following"
-            )
+            raise no_order_yet(self._batch)
         return record
 
     async def _new_parts(self) -> AsyncIterator[bytes]:
@@ -84,6 +82,13 @@ class Tail:
                     self._storage.chunks(file.path, self._num_bytes[kind])
                 ):
                     yield chunk
+
+
+def no_order_yet(batch: str) -> InvalidRequest:
+    """Return the error for who would follow a batch whose output is put into the order of its input."""
+    return InvalidRequest(
+        f"the rows of batch {batch} get their order at its end; read them then, without following"
+    )
 
 
 async def _in_thread(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -124,7 +124,7 @@ async def _begin(
     path = ""
     if skipped:
         path = batches.storage.new_path(folder_of(state.record.id), "skipped")
-        batches.storage.write(path, skipped.tobytes())
+        await lease.hold(partial(batches.storage.write, path, skipped.tobytes()))
     await lease.hold(rows.flush)
     parts = rows.take()
     counts = {"total": checker.num_lines, "failed": len(skipped)}

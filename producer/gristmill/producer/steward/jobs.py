@@ -66,7 +66,7 @@ class Jobs:
                 return
             if state.phase == "announce":
                 await self._tell(batches, state.record, call)
-                await batches.mark_announced(call.batch)
+                await batches.registry.mark_announced(call.batch)
 
     async def _tell(self, batches: Batches, record: BatchRecord, call: Call) -> None:
         tenant = await Tenants(batches.queue).get(record.tenant)
