@@ -6,9 +6,9 @@ is being gathered closed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
-from gristmill.shared.records import Claimed
+from gristmill.shared.records import Record
 
 MAX_CLAIM = 128
 """Requests in one claim call: keeps its script short."""
@@ -19,6 +19,17 @@ never starves, and a claim is not made for each request that ends."""
 
 BUCKETS = 4
 """How many batches the bucketed policy gathers before it sorts them by length."""
+
+
+class Recorded(Protocol):
+    """What has a record: a claimed request."""
+
+    @property
+    def record(self) -> Record:
+        """Its record."""
+
+
+T = TypeVar("T", bound=Recorded)
 
 CloseReason = Literal["full", "timeout", "drained", "joined"]
 
@@ -91,7 +102,7 @@ def close_reason(
     return None
 
 
-def groups(policy: BatchPolicy, claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:
+def groups(policy: BatchPolicy, claimed: Sequence[T]) -> list[Sequence[T]]:
     """Split a gathered batch into what starts together."""
     if policy.kind != "bucketed":
         return [claimed]

@@ -1,6 +1,6 @@
 """One request on the engine: from its claim to its record, whatever the engine answers.
 
-The loop admits what it has claimed; each request then runs in a task of its own and ends here: settled,
+Each queue has its own; the loop admits what it has claimed; each request then runs in a task of its own and ends here: settled,
 given back for a retry, or released.
 """
 
@@ -121,7 +121,7 @@ class Runner:
         outcome = response_outcome(claimed.attempt, run.worker, response.status, response.body)
         settlement = Settlement(claimed.id, claimed.delivery, decision.status, outcome)
         self.settler.settle(run.worker, settlement)
-        metrics.settling.set(self.settler.num_pending)
+        metrics.settling.inc()
         report_request(run, response, decision.status)
         if claimed.crashes:
             self._suspect_ended()
@@ -141,7 +141,7 @@ class Runner:
     def _settled(self, settlements: Sequence[Settlement]) -> None:
         self._held.forget(settlements)
         self.num_settled += len(settlements)
-        metrics.settling.set(self.settler.num_pending)
+        metrics.settling.dec(len(settlements))
 
     async def release(self, runs: Sequence[Run]) -> None:
         """Hand requests back to the front of their lanes, uncounted; the last chunk first."""
