@@ -16,6 +16,7 @@ from gristmill.shared.intake import request_from_json
 from gristmill.shared.operations import Claim
 from gristmill.shared.queue import Queue
 from gristmill.worker import batching
+from gristmill.worker.admission import Demand
 from gristmill.worker.held import Held
 from gristmill.worker.settings import WorkerSettings
 
@@ -27,13 +28,14 @@ class Claimer:
 
     Args:
         queue: Where requests come from.
-        settings: Limits of a claim.
+        settings: The limit of a body.
         held: Where claimed requests go.
 
     Attributes:
         worker: The incarnation that claims.
         is_paused: Whether to claim nothing for now, but for the `allowance`.
         allowance: Requests that may be claimed in spite of a pause.
+        demand: What the queue had left after the last claim.
         is_in_doubt: Whether the queue seems to believe that this worker holds more than it does.
     """
 
@@ -44,19 +46,21 @@ class Claimer:
         self.worker = ""
         self.is_paused = False
         self.allowance = 0
+        self.demand = Demand()
         self.is_in_doubt = False
 
-    def granted(self, room: int) -> int:
-        """Return how much of the room may be claimed; in a pause the allowance, once."""
+    def granted(self, size: int) -> int:
+        """Return how many of so many requests may be claimed; in a pause the allowance, once."""
         if self.is_paused:
-            room, self.allowance = min(room, self.allowance), 0
-        return room
+            size, self.allowance = min(size, self.allowance), 0
+        return size
 
-    async def claim(self, room: int, suspect_width: int) -> Claim:
+    async def claim(self, size: int, max_tokens: int, suspect_width: int) -> Claim:
         """Claim once, and admit what the inbox had.
 
         Args:
-            room: Requests that it may take, from 1.
+            size: Requests that it may take, from 1.
+            max_tokens: By the headers' estimates, of all of them together.
             suspect_width: Suspects of this queue that may run at a time.
 
         Raises:
@@ -69,12 +73,13 @@ class Claimer:
             lambda: self._queue.claim(
                 worker,
                 nonce,
-                room,
-                max_tokens=self._settings.max_claim_tokens,
+                size,
+                max_tokens=max_tokens,
                 max_suspects=0 if runs_alone else max(0, suspect_width - len(suspects)),
                 has_suspects=bool(suspects),
             )
         )
+        self.demand = Demand(claim.num_queued, claim.num_workers)
         self._held.hold(claim, worker)
         for token, element in claim.inbox:
             await self._admit_element(worker, token, element)

@@ -18,10 +18,11 @@ from gristmill.shared.errors import EngineDied, LeaseLost
 from gristmill.shared.operations import Claim, Stats
 from gristmill.shared.queue import Queue
 from gristmill.worker import metrics
+from gristmill.worker.admission import Admission
 from gristmill.worker.claiming import Claimer
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine
-from gristmill.worker.held import Held, Load
+from gristmill.worker.held import Held, Running
 from gristmill.worker.leases import LeaseEvents, LeaseKeeper
 from gristmill.worker.memory import should_pause_claims
 from gristmill.worker.progress import Progress
@@ -47,8 +48,9 @@ class Feed:
         open_queue: Opens the queue on connections of its own.
         weight: The queue's share beside the others.
         engine: Runs the requests.
-        load: Counts what the engine runs.
+        running: Counts what the engine runs.
         settings: Backoff and limits.
+        admission: Told what goes into the engine, and what it took.
         drain: Ends the pauses.
         progress: Told of each answer of Redis.
         facts: What the worker serves, for `worker:<worker>`.
@@ -65,9 +67,10 @@ class Feed:
         open_queue: Callable[[], Queue],
         weight: int,
         engine: Engine,
-        load: Load,
+        running: Running,
         settings: WorkerSettings,
         *,
+        admission: Admission,
         drain: Drain,
         progress: Progress,
         facts: Mapping[str, str | int],
@@ -75,12 +78,12 @@ class Feed:
     ) -> None:
         self.weight = weight
         self._queue = open_queue()
-        self._load = load
+        self._running = running
         self._progress = progress
         self._facts = facts
         self._registering = asyncio.Lock()
         self._evidence: Mapping[str, Any] | None = None  # of a death that is not reported yet
-        self.held = Held(load)
+        self.held = Held(running)
         self.claimer = Claimer(self._queue, settings, self.held)
         self.runner = Runner(
             self._queue,
@@ -88,8 +91,9 @@ class Feed:
             self.held,
             settings,
             drain,
+            admission=admission,
             died=died,
-            suspect_ended=load.widen,
+            suspect_ended=running.widen,
         )
         events = LeaseEvents(
             aborted=self._abort,
@@ -105,11 +109,11 @@ class Feed:
         await self._register()
         self._leases.start()
 
-    async def claim(self, room: int, suspect_width: int) -> Claim:
+    async def claim(self, size: int, max_tokens: int, suspect_width: int) -> Claim:
         """Claim once, under a new name if the lease is lost; see `Claimer.claim`."""
         while True:
             try:
-                return await self.claimer.claim(room, suspect_width)
+                return await self.claimer.claim(size, max_tokens, suspect_width)
             except LeaseLost as lost:
                 await self._lease_lost(lost.worker)
 
@@ -210,7 +214,7 @@ class Feed:
         """Look into it if the queue believes that this worker holds more than it does."""
         if num_in_flight > len(self.held.runs):
             self.claimer.is_in_doubt = True
-            self._load.changed.set()
+            self._running.changed.set()
 
     def _see(self, stats: Stats) -> None:
         """Take in one view of the queue."""
@@ -227,7 +231,7 @@ class Feed:
             )
             metrics.claims_paused.labels(queue).set(is_paused)
             self.claimer.is_paused = is_paused
-            self._load.changed.set()
+            self._running.changed.set()
         if is_paused:  # one a beat, so that no pause lasts for ever
             self.claimer.allowance = 1
-            self._load.changed.set()
+            self._running.changed.set()

@@ -1,7 +1,7 @@
 """What one worker process holds: each request from claim to settled record.
 
 The loop, the claims, the leases and the drain all look here; nobody keeps a list of their own. Each queue
-has a `Held`, since an id belongs to a queue; all of them count in the one `Load` of the engine.
+has a `Held`, since an id belongs to a queue; all of them count in the one `Running` of the engine.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ class Run:
     task: "asyncio.Task[None] | None" = None
 
 
-class Load:
-    """How much the engine runs, of all queues together.
+class Running:
+    """What the engine runs, of all queues together.
 
     Attributes:
-        num_running: Requests in the engine.
+        num_requests: In the engine.
         suspect_width: Suspects that may run beside normal work.
         changed: Set when a request ends, and by whoever wants the loop to look again.
         idle: Set while nothing runs.
     """
 
     def __init__(self) -> None:
-        self.num_running = 0
+        self.num_requests = 0
         self.suspect_width = 1
         self.changed = asyncio.Event()
         self.idle = asyncio.Event()
@@ -52,16 +52,16 @@ class Load:
 
     def add(self) -> None:
         """Count one that starts."""
-        self.num_running += 1
+        self.num_requests += 1
         self.idle.clear()
-        metrics.running.set(self.num_running)
+        metrics.running.set(self.num_requests)
 
     def remove(self) -> None:
         """Count one that has ended."""
-        self.num_running -= 1
-        metrics.running.set(self.num_running)
+        self.num_requests -= 1
+        metrics.running.set(self.num_requests)
         self.changed.set()
-        if not self.num_running:
+        if not self.num_requests:
             self.idle.set()
 
     def widen(self) -> None:
@@ -77,14 +77,14 @@ class Held:
     """The requests of one queue.
 
     Args:
-        load: Counts what runs.
+        running: Counts what runs.
 
     Attributes:
         num_running: Requests of this queue in the engine.
     """
 
-    def __init__(self, load: Load) -> None:
-        self._load = load
+    def __init__(self, running: Running) -> None:
+        self._all = running
         self._runs: dict[str, Run] = {}
         self.num_running = 0
 
@@ -116,7 +116,7 @@ class Held:
         """Note that a request runs; its end is noted by itself."""
         run.task = task
         self.num_running += 1
-        self._load.add()
+        self._all.add()
         task.add_done_callback(self._ended)
 
     def forget(self, deliveries: Iterable[Claimed | Settlement]) -> None:
@@ -139,4 +139,4 @@ class Held:
 
     def _ended(self, _: "asyncio.Task[None]") -> None:
         self.num_running -= 1
-        self._load.remove()
+        self._all.remove()

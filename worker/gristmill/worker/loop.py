@@ -14,10 +14,11 @@ from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.tasks import end
 from gristmill.worker import batching
+from gristmill.worker.admission import Admission
 from gristmill.worker.drain import Drain
 from gristmill.worker.feed import Feed
 from gristmill.worker.gathering import Gatherer
-from gristmill.worker.held import Load
+from gristmill.worker.held import Running
 from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
@@ -40,6 +41,7 @@ class Worker:
         policy: When to claim and how much.
         settings: Backoff and limits.
         drain: Tells when to stop.
+        admission: What the engine has room for.
         progress: Told of Redis, and when claims begin.
         facts: What the engine serves, for the registration.
     """
@@ -52,6 +54,7 @@ class Worker:
         settings: WorkerSettings,
         drain: Drain,
         *,
+        admission: Admission,
         progress: Progress,
         facts: Mapping[str, str | int],
     ) -> None:
@@ -59,14 +62,15 @@ class Worker:
         self._policy = policy
         self._drain = drain
         self._progress = progress
-        self._load = Load()
+        self._running = Running()
         self._feeds = [
             Feed(
                 open_queue,
                 weight,
                 supervisor.engine,
-                self._load,
+                self._running,
                 settings,
+                admission=admission,
                 drain=drain,
                 progress=progress,
                 facts=facts,
@@ -75,7 +79,12 @@ class Worker:
             for open_queue, weight in sources
         ]
         self._gatherer = Gatherer(
-            self._feeds, policy, settings, self._load, is_stopping=self._is_stopping
+            self._feeds,
+            policy,
+            settings,
+            running=self._running,
+            admission=admission,
+            is_stopping=self._is_stopping,
         )
         self._engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
 
@@ -113,9 +122,9 @@ class Worker:
         ends: list[asyncio.Future[Any]] = [feeding, *settling, draining, self._engine_death]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            self._load.changed.set()
+            self._running.changed.set()
             if not self._engine_death.done():
-                await self._drain.until_over(self._load.idle)
+                await self._drain.until_over(self._running.idle)
             # A claim under way may still bring requests.
             await asyncio.wait([feeding], timeout=STOP_STEP_S)
         finally:
@@ -144,13 +153,15 @@ class Worker:
                     if not self._is_stopping():
                         item.feed.runner.admit(item.claimed)
                 while (
-                    self._policy.has_barrier and self._load.num_running and not self._is_stopping()
+                    self._policy.has_barrier
+                    and self._running.num_requests
+                    and not self._is_stopping()
                 ):
                     await self._gatherer.wait_for_change()
 
     async def _survive(self, death: EngineDied, settling: Settling) -> bool:
         """Give up what was in flight while the engine is built anew; True if it lives again."""
-        self._load.narrow()
+        self._running.narrow()
         evidence = {
             "error": str(death)[:MAX_REASON_CHARS].encode(errors="replace").decode(),
             "num_in_flight": sum(

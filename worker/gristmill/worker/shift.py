@@ -16,6 +16,7 @@ from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import redacted
 from gristmill.worker import metrics
+from gristmill.worker.admission import Admission, Capacity
 from gristmill.worker.batching import BatchPolicy
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine, EngineInfo
@@ -50,14 +51,25 @@ async def work(
         settings.batch_policy,
         settings.batch_size,
         settings.batch_timeout_ms / 1000,
-        settings.in_flight_limit(info.max_num_seqs),
     )
-    _report_engine(info, policy)
-    facts = _worker_facts(info, policy) | {"engine_args": _engine_args(supervisor.engine)}
+    capacity = Capacity(
+        settings.in_flight_limit(info.max_num_seqs), info.max_num_seqs, info.kv_cache_tokens
+    )
+    _report_engine(info, capacity)
+    facts = _worker_facts(info, capacity) | {"engine_args": _engine_args(supervisor.engine)}
     sources = [
         (partial(open_queue, settings, name), weight) for name, weight in settings.queues.items()
     ]
-    worker = Worker(sources, supervisor, policy, settings, drain, progress=progress, facts=facts)
+    worker = Worker(
+        sources,
+        supervisor,
+        policy,
+        settings,
+        drain,
+        admission=Admission(capacity, supervisor.engine.stats),
+        progress=progress,
+        facts=facts,
+    )
     drain.on_start = lambda: progress.wait_for("what runs to end, then stopping")
     progress.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
     try:
@@ -102,10 +114,10 @@ def open_queue(settings: WorkerSettings, name: str) -> Queue:
     return Queue(redis, name, settings.limits)
 
 
-def _report_engine(info: EngineInfo, policy: BatchPolicy) -> None:
+def _report_engine(info: EngineInfo, capacity: Capacity) -> None:
     model = info.models[0] if info.models else ""
     metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
-    metrics.max_in_flight.set(policy.max_in_flight)
+    metrics.max_in_flight.set(capacity.max_in_flight)
 
 
 def _engine_args(engine: Engine) -> str:
@@ -113,7 +125,7 @@ def _engine_args(engine: Engine) -> str:
     return " ".join(engine.evidence().get("engine_args", ()))
 
 
-def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]:
+def _worker_facts(info: EngineInfo, capacity: Capacity) -> dict[str, str | int]:
     return {
         "version": version("gristmill"),
         "vllm_version": info.vllm_version,
@@ -126,7 +138,7 @@ def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]
         "dtype": info.dtype,
         "max_num_seqs": info.max_num_seqs,
         "max_model_len": info.max_model_len,
-        "max_in_flight": policy.max_in_flight,
+        "max_in_flight": capacity.max_in_flight,
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
