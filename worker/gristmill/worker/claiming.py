@@ -1,12 +1,10 @@
-"""Claim what the policy wants, wait when there is nothing, admit the inbox.
+"""Claims from one queue: what a claim returned is held before anybody else can look.
 
-The loop calls `gather` again and again. A claim is repeated under one nonce until Redis answers, so a
-lost reply loses nothing; what it returned is held before anybody else can look.
+`gathering.py` says when and how much. A claim is repeated under one nonce until Redis answers, so a lost
+reply loses nothing.
 """
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import structlog
 from redis.exceptions import RedisError
@@ -17,9 +15,8 @@ from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.operations import Claim
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Claimed
-from gristmill.shared.tasks import end
-from gristmill.worker import batching, metrics
+from gristmill.worker import batching
+from gristmill.worker.admission import Demand
 from gristmill.worker.held import Held
 from gristmill.worker.settings import WorkerSettings
 
@@ -27,95 +24,66 @@ log = structlog.get_logger()
 
 
 class Claimer:
-    """Gathers batches for one worker.
+    """Claims for one worker.
 
     Args:
         queue: Where requests come from.
-        policy: When to claim and how much.
-        settings: Limits of a claim.
+        settings: The limit of a body.
         held: Where claimed requests go.
-        is_stopping: Whether to claim nothing more.
 
     Attributes:
         worker: The incarnation that claims.
         is_paused: Whether to claim nothing for now, but for the `allowance`.
         allowance: Requests that may be claimed in spite of a pause.
+        demand: What the queue had left after the last claim.
         is_in_doubt: Whether the queue seems to believe that this worker holds more than it does.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        policy: batching.BatchPolicy,
-        settings: WorkerSettings,
-        held: Held,
-        is_stopping: Callable[[], bool],
-    ) -> None:
+    def __init__(self, queue: Queue, settings: WorkerSettings, held: Held) -> None:
         self._queue = queue
-        self._policy = policy
         self._settings = settings
         self._held = held
-        self._is_stopping = is_stopping
         self.worker = ""
-        self._suspect_width = 1
         self.is_paused = False
         self.allowance = 0
+        self.demand = Demand()
         self.is_in_doubt = False
 
-    async def gather(self) -> list[Claimed]:
-        """Claim until the policy closes the batch; empty when stopping.
+    def granted(self, size: int) -> int:
+        """Return how many of so many requests may be claimed; in a pause the allowance, once."""
+        if self.is_paused:
+            size, self.allowance = min(size, self.allowance), 0
+        return size
+
+    async def claim(self, size: int, max_tokens: int, suspect_width: int) -> Claim:
+        """Claim once, and admit what the inbox had.
+
+        Args:
+            size: Requests that it may take, from 1.
+            max_tokens: By the headers' estimates, of all of them together.
+            suspect_width: Suspects of this queue that may run at a time.
 
         Raises:
             LeaseLost: The worker must register anew.
         """
-        gathered: list[Claimed] = []
-        opened_at = time.monotonic()
-        while not self._is_stopping():
-            if self.is_in_doubt:
-                await self.give_back_unknown(self.worker)
-            room = batching.claim_size(self._policy, self._held.num_running, len(gathered))
-            if self.is_paused:
-                room, self.allowance = min(room, self.allowance), 0
-            if room == 0:
-                await self.wait_for_change(None)
-                continue
-            claim = await self._claim(room)
-            if not gathered:
-                opened_at = time.monotonic()
-            gathered.extend(claim.claimed)
-            reason = batching.close_reason(
-                self._policy,
-                running=self._held.num_running,
-                gathered=len(gathered),
-                got=len(claim.claimed),
-                waited_s=time.monotonic() - opened_at,
+        nonce, worker = str(ULID()), self.worker
+        suspects = self._held.suspects
+        runs_alone = any(run.claimed.crashes > 1 for run in suspects)
+        claim = await retrying(
+            lambda: self._queue.claim(
+                worker,
+                nonce,
+                size,
+                max_tokens=max_tokens,
+                max_suspects=0 if runs_alone else max(0, suspect_width - len(suspects)),
+                has_suspects=bool(suspects),
             )
-            if reason:
-                metrics.claims.labels(reason).inc()
-                return gathered
-            await self._wait_for_work(claim, opened_at if gathered else None)
-        return []  # what was gathered is held, and released by the drain
-
-    def widen(self) -> None:
-        """Let more suspects run beside normal work: one has ended well."""
-        self._suspect_width = batching.widened(self._suspect_width)
-
-    def narrow(self) -> None:
-        """Let one suspect run beside normal work: the engine has died."""
-        self._suspect_width = 1
-
-    async def wait_for_change(self, doorbell_s: float | None) -> None:
-        """Wait until a request ends or, given a time, until the doorbell rings."""
-        self._held.changed.clear()
-        if self._is_stopping():
-            return
-        waits: set[asyncio.Task[object]] = {asyncio.create_task(self._held.changed.wait())}
-        if doorbell_s is not None:
-            waits.add(asyncio.create_task(self._hear_doorbell(doorbell_s)))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await end(*waits)
+        )
+        self.demand = Demand(claim.num_queued, claim.num_workers)
+        self._held.hold(claim, worker)
+        for token, element in claim.inbox:
+            await self._admit_element(worker, token, element)
+        return claim
 
     async def give_back_unknown(self, worker: str) -> None:
         """Hand back what the queue believes that this worker holds, and it does not.
@@ -133,24 +101,12 @@ class Claimer:
         if unknown:
             log.warning("requests.unknown", worker=worker, num_released=len(unknown))
 
-    async def _claim(self, room: int) -> Claim:
-        nonce, worker = str(ULID()), self.worker
-        suspects = self._held.suspects
-        runs_alone = any(run.claimed.crashes > 1 for run in suspects)
-        claim = await retrying(
-            lambda: self._queue.claim(
-                worker,
-                nonce,
-                room,
-                max_tokens=self._settings.max_claim_tokens,
-                max_suspects=0 if runs_alone else max(0, self._suspect_width - len(suspects)),
-                has_suspects=bool(suspects),
-            )
-        )
-        self._held.hold(claim, worker)
-        for token, element in claim.inbox:
-            await self._admit_element(worker, token, element)
-        return claim
+    async def hear_doorbell(self, timeout_s: float) -> None:
+        """Wait until the doorbell rings, or for the timeout."""
+        try:
+            await self._queue.redis.blpop([self._queue.keys.doorbell], timeout=max(0.01, timeout_s))
+        except (RedisError, OSError):
+            await asyncio.sleep(timeout_s)  # away; the next claim waits for its return
 
     async def _admit_element(self, worker: str, token: str, element: bytes) -> None:
         """Turn plain JSON from the inbox into a request, or into a dead letter."""
@@ -167,21 +123,3 @@ class Claimer:
             )
         else:
             await retrying(lambda: self._queue.admit(worker, token, request))
-
-    async def _wait_for_work(self, claim: Claim, opened_at: float | None) -> None:
-        """Wait for the doorbell, the next delayed request, the batch's timeout or a change here."""
-        if claim.inbox:
-            return
-        timeout_s = self._settings.poll_interval_s
-        if claim.next_due_ms is not None:
-            timeout_s = min(timeout_s, (claim.next_due_ms - claim.now_ms) / 1000)
-        if opened_at is not None:
-            timeout_s = min(timeout_s, opened_at + self._policy.timeout_s - time.monotonic())
-        if timeout_s > 0:
-            await self.wait_for_change(timeout_s)
-
-    async def _hear_doorbell(self, timeout_s: float) -> None:
-        try:
-            await self._queue.redis.blpop([self._queue.keys.doorbell], timeout=max(0.01, timeout_s))
-        except (RedisError, OSError):
-            await asyncio.sleep(timeout_s)  # away; the next claim waits for its return

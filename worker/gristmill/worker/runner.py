@@ -1,6 +1,6 @@
 """One request on the engine: from its claim to its record, whatever the engine answers.
 
-The loop admits what it has claimed; each request then runs in a task of its own and ends here: settled,
+Each queue has its own; the loop admits what it has claimed; each request then runs in a task of its own and ends here: settled,
 given back for a retry, or released.
 """
 
@@ -17,6 +17,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.results import response_outcome
 from gristmill.worker import batching, metrics
+from gristmill.worker.admission import Admission
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine, Response
 from gristmill.worker.engine.refusals import bounded
@@ -43,6 +44,7 @@ class Runner:
         held: Where claimed requests are.
         settings: Backoff and limits.
         drain: Ends the pauses.
+        admission: Told what goes into the engine, and what it took.
         died: Told that the engine died.
         suspect_ended: Told that a suspect ended well.
 
@@ -59,12 +61,14 @@ class Runner:
         settings: WorkerSettings,
         drain: Drain,
         *,
+        admission: Admission,
         died: Callable[[EngineDied], None],
         suspect_ended: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._engine = engine
         self._held = held
+        self._admission = admission
         self._settings = settings
         self._drain = drain
         self._died = died
@@ -79,6 +83,8 @@ class Runner:
         run = self._held.find(claimed)
         if run:
             task = asyncio.create_task(self._run(run))
+            self._admission.enter(claimed.record)
+            task.add_done_callback(lambda _: self._admission.leave(claimed.record))
             self._held.start(run, task)
 
     async def _run(self, run: Run) -> None:
@@ -128,8 +134,10 @@ class Runner:
             response.output_tokens,
         )
         self.settler.settle(run.worker, settlement)
-        metrics.settling.set(self.settler.num_pending)
+        metrics.settling.inc()
         report_request(run, response, decision.status)
+        if decision.status == "succeeded":
+            self._admission.learn(claimed.record, response)
         if claimed.crashes:
             self._suspect_ended()
 
@@ -148,7 +156,7 @@ class Runner:
     def _settled(self, settlements: Sequence[Settlement]) -> None:
         self._held.forget(settlements)
         self.num_settled += len(settlements)
-        metrics.settling.set(self.settler.num_pending)
+        metrics.settling.dec(len(settlements))
 
     async def release(self, runs: Sequence[Run]) -> None:
         """Hand requests back to the front of their lanes, uncounted; the last chunk first."""

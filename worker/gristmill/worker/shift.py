@@ -1,25 +1,25 @@
 """One shift: what a worker does from the start of its engine to the last request handed back.
 
-`__main__.py` opens it. Here lease, loop and supervision are put together; each has a file of its own.
+`__main__.py` opens it. Here queues, loop and supervision are put together; each has a file of its own.
 """
 
-import asyncio
 import os
 import socket
+from functools import partial
 from importlib.metadata import version
 
 import structlog
 from redis.exceptions import RedisError
 
-from gristmill.shared.connection import connect, retrying
+from gristmill.shared.connection import AnyRedis, connect, retrying
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import redacted
 from gristmill.worker import metrics
+from gristmill.worker.admission import Admission, Capacity
 from gristmill.worker.batching import BatchPolicy
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine, EngineInfo
-from gristmill.worker.leases import LeaseEvents, LeaseKeeper
 from gristmill.worker.loop import Worker
 from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
@@ -51,74 +51,73 @@ async def work(
         settings.batch_policy,
         settings.batch_size,
         settings.batch_timeout_ms / 1000,
-        settings.in_flight_limit(info.max_num_seqs),
     )
-    _report_engine(info, policy)
-    queue = open_queue(settings)
-    facts = _worker_facts(info, policy) | {"engine_args": _engine_args(supervisor.engine)}
-
-    async def register(name: str) -> bool:
-        await retrying(lambda: queue.register(name, facts, settings.policy))
-        leases.follow(name)
-        progress.heard_redis()
-        log.info(
-            "worker.registered",
-            worker=name,
-            queue=settings.queue,
-            max_in_flight=policy.max_in_flight,
-        )
-        return True
-
-    worker = Worker(queue, supervisor, policy, settings, drain, register=register)
-    events = LeaseEvents(
-        aborted=worker.abort,
-        lost=lambda name: asyncio.ensure_future(worker.lease_lost(name)),
-        counted=worker.compare,
-        seen=worker.see,
+    capacity = Capacity(
+        settings.in_flight_limit(info.max_num_seqs), info.max_num_seqs, info.kv_cache_tokens
     )
-    leases = LeaseKeeper(lambda: open_queue(settings), settings.beat_interval_s, progress, events)
+    _report_engine(info, capacity)
+    facts = _worker_facts(info, capacity) | {"engine_args": _engine_args(supervisor.engine)}
+    sources = [
+        (partial(open_queue, settings, name), weight) for name, weight in settings.queues.items()
+    ]
+    worker = Worker(
+        sources,
+        supervisor,
+        policy,
+        settings,
+        drain,
+        admission=Admission(capacity, supervisor.engine.stats),
+        progress=progress,
+        facts=facts,
+    )
     drain.on_start = lambda: progress.wait_for("what runs to end, then stopping")
     progress.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
     try:
-        if await drain.unless_started(_greet(queue, settings)):
-            progress.wait_for(None)
-            leases.start()
-            return await worker.run()
-        return None
+        return await worker.run()
     finally:
         progress.wait_for("the end")
-        await leases.stop()
-        await queue.redis.aclose()
 
 
-def _report_engine(info: EngineInfo, policy: BatchPolicy) -> None:
-    model = info.models[0] if info.models else ""
-    metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
-    metrics.max_in_flight.set(policy.max_in_flight)
+async def greet_redis(settings: WorkerSettings) -> bool:
+    """Wait for Redis and warn of a configuration that loses requests; True once it answered.
 
-
-def open_queue(settings: WorkerSettings) -> Queue:
-    """Return the queue of the settings on connections of its own."""
-    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
-    return Queue(redis, settings.queue, settings.limits)
-
-
-async def _greet(queue: Queue, settings: WorkerSettings) -> bool:
-    """Wait for Redis and warn of a configuration that loses requests; True once it answered."""
+    Called before the engine's start, which may take minutes: a wrong REDIS_URL is to be seen at once.
+    """
     url = redacted(settings.redis_url.get_secret_value())
     log.info("redis.connecting", url=url)
-    await retrying(queue.redis.ping)
+    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     try:
-        policy = await queue.redis.config_get("maxmemory-policy")
-    except RedisError:
-        return True  # CONFIG is often forbidden; docs/operations.md says what to set
-    if policy.get("maxmemory-policy") not in (None, "noeviction"):
-        log.warning(
-            "redis.evicts",
-            url=url,
-            remedy="CONFIG SET maxmemory-policy noeviction, or requests are lost",
-        )
+        await retrying(redis.ping)
+        if await _eviction_policy(redis) not in (None, "noeviction"):
+            log.warning(
+                "redis.evicts",
+                url=url,
+                remedy="CONFIG SET maxmemory-policy noeviction, or requests are lost",
+            )
+    finally:
+        await redis.aclose()
     return True
+
+
+async def _eviction_policy(redis: AnyRedis) -> str | None:
+    try:
+        settings = await redis.config_get("maxmemory-policy")
+    except RedisError:
+        return None  # CONFIG is often forbidden; docs/operations.md says what to set
+    policy: str | None = settings.get("maxmemory-policy")
+    return policy
+
+
+def open_queue(settings: WorkerSettings, name: str) -> Queue:
+    """Return a queue of the settings on connections of its own."""
+    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+    return Queue(redis, name, settings.limits)
+
+
+def _report_engine(info: EngineInfo, capacity: Capacity) -> None:
+    model = info.models[0] if info.models else ""
+    metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
+    metrics.max_in_flight.set(capacity.max_in_flight)
 
 
 def _engine_args(engine: Engine) -> str:
@@ -126,7 +125,7 @@ def _engine_args(engine: Engine) -> str:
     return " ".join(engine.evidence().get("engine_args", ()))
 
 
-def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]:
+def _worker_facts(info: EngineInfo, capacity: Capacity) -> dict[str, str | int]:
     return {
         "version": version("gristmill"),
         "vllm_version": info.vllm_version,
@@ -139,7 +138,7 @@ def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]
         "dtype": info.dtype,
         "max_num_seqs": info.max_num_seqs,
         "max_model_len": info.max_model_len,
-        "max_in_flight": policy.max_in_flight,
+        "max_in_flight": capacity.max_in_flight,
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
