@@ -18,6 +18,7 @@ from gristmill.shared.queue import Queue
 from gristmill.worker import batching
 from gristmill.worker.admission import Demand
 from gristmill.worker.held import Held
+from gristmill.worker.pace import Pace
 from gristmill.worker.settings import WorkerSettings
 
 log = structlog.get_logger()
@@ -30,6 +31,7 @@ class Claimer:
         queue: Where requests come from.
         settings: The limit of a body.
         held: Where claimed requests go.
+        pace: How fast the engine generates.
 
     Attributes:
         worker: The incarnation that claims.
@@ -39,10 +41,11 @@ class Claimer:
         is_in_doubt: Whether the queue seems to believe that this worker holds more than it does.
     """
 
-    def __init__(self, queue: Queue, settings: WorkerSettings, held: Held) -> None:
+    def __init__(self, queue: Queue, settings: WorkerSettings, held: Held, pace: Pace) -> None:
         self._queue = queue
         self._settings = settings
         self._held = held
+        self._pace = pace
         self.worker = ""
         self.is_paused = False
         self.allowance = 0
@@ -77,6 +80,7 @@ class Claimer:
                 max_tokens=max_tokens,
                 max_suspects=0 if runs_alone else max(0, suspect_width - len(suspects)),
                 has_suspects=bool(suspects),
+                ms_per_token=self._pace.ms_per_token,
             )
         )
         self.demand = Demand(claim.num_queued, claim.num_workers)

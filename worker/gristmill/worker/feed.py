@@ -81,10 +81,11 @@ class Feed:
         self._running = running
         self._progress = progress
         self._facts = facts
+        self._policy = settings.policy
         self._registering = asyncio.Lock()
         self._evidence: Mapping[str, Any] | None = None  # of a death that is not reported yet
         self.held = Held(running)
-        self.claimer = Claimer(self._queue, settings, self.held)
+        self.claimer = Claimer(self._queue, settings, self.held, running.pace)
         self.runner = Runner(
             self._queue,
             engine,
@@ -92,6 +93,7 @@ class Feed:
             settings,
             drain,
             admission=admission,
+            pace=running.pace,
             died=died,
             suspect_ended=running.widen,
         )
@@ -105,7 +107,6 @@ class Feed:
 
     async def open(self) -> None:
         """Open the lease, and begin to renew it."""
-        self.claimer.worker = new_worker_name()
         await self._register()
         self._leases.start()
 
@@ -179,8 +180,10 @@ class Feed:
     # -- the lease, and what its thread tells --------------------------------------------------------
 
     async def _register(self) -> None:
-        worker = self.claimer.worker
-        await retrying(lambda: self._queue.register(worker, self._facts))
+        """Open a lease under a new name; nothing is claimed under it before it is open."""
+        worker = new_worker_name()
+        await retrying(lambda: self._queue.register(worker, self._facts, self._policy))
+        self.claimer.worker = worker
         self._leases.follow(worker)
         self._progress.heard_redis()
         log.info(
@@ -200,7 +203,6 @@ class Feed:
             log.error("lease.lost", worker=worker, num_held=len(runs))
             metrics.leases_lost.inc()
             self._abort([run.claimed.id for run in runs])
-            self.claimer.worker = new_worker_name()
             await self._register()
 
     def _abort(self, ids: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gristmill.shared.operations import Claim, Settlement
 from gristmill.shared.records import Claimed
 from gristmill.worker import batching, metrics
+from gristmill.worker.pace import Pace
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,7 @@ class Running:
     Attributes:
         num_requests: In the engine.
         suspect_width: Suspects that may run beside normal work.
+        pace: How fast the engine generates.
         changed: Set when a request ends, and by whoever wants the loop to look again.
         idle: Set while nothing runs.
     """
@@ -46,6 +48,7 @@ class Running:
     def __init__(self) -> None:
         self.num_requests = 0
         self.suspect_width = 1
+        self.pace = Pace()
         self.changed = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
