@@ -23,8 +23,10 @@ class Claims:
     @classmethod
     def so_far(cls) -> "Claims":
         """Return the counts since the process began."""
-        reasons = {labels["closed_by"]: value for labels, value in _values(metrics.claims)}
-        return cls(sum(value for _, value in _values(metrics.claimed)), Counter(reasons))
+        reasons: Counter[str] = Counter()
+        for labels, value in _values(metrics.claims):
+            reasons[labels["closed_by"]] += value
+        return cls(sum(value for _, value in _values(metrics.claimed)), reasons)
 
     def __sub__(self, earlier: "Claims") -> "Claims":
         """Return what has been added since."""

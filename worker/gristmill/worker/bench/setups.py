@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from gristmill.worker.batching import BatchPolicy
 from gristmill.worker.engine import EngineInfo
 from gristmill.worker.settings import WorkerSettings
 
@@ -63,6 +62,6 @@ def worker_fields(setup: Setup, info: EngineInfo, batch_timeout_ms: float) -> di
         "batch_policy": setup.policy,
         "scheduling": setup.scheduling or None,
     }
-    if BatchPolicy(setup.policy, size, 0, size).has_barrier:  # type: ignore[arg-type]  # one of `choices`
-        return fields | {"batch_size": size, "batch_timeout_ms": batch_timeout_ms}
-    return fields | {"max_in_flight": size if size < info.max_num_seqs else None}
+    if setup.policy == "continuous":
+        return fields | {"max_in_flight": size if size < info.max_num_seqs else None}
+    return fields | {"batch_size": size, "batch_timeout_ms": batch_timeout_ms}
