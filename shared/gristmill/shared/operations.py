@@ -54,12 +54,16 @@ class Claim:
         next_due_ms: When the next delayed request is due, or None.
         inbox: (token, element) pairs to admit, oldest first; see `admit`.
         claimed: The leased requests, in the order in which they should start.
+        num_queued: Requests that still wait, delayed ones included.
+        num_workers: Workers that hold a lease.
     """
 
     now_ms: int
     next_due_ms: int | None
     inbox: Sequence[tuple[str, bytes]]
     claimed: Sequence[Claimed]
+    num_queued: int = 0
+    num_workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,17 +239,22 @@ def request_from_body(body: Mapping[str, Any], **fields: Any) -> Request:
         )
     encoded = encode_body(body)
     model = body.get("model")
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
     estimates: dict[str, Any] = {
         "endpoint": next((PLAIN[name] for name in PLAIN if name in body), CHAT),
         "model": model if isinstance(model, str) else "",
         "prompt_tokens": len(encoded) // 4,
-        "max_tokens": min(limit, MAX_ESTIMATE)
-        if type(limit) is int and limit > 0
-        else DEFAULT_MAX_TOKENS,
+        "max_tokens": _output_limit(body),
         "prefix": _prefix_of(body),
     }
     return Request(body=encoded, **(estimates | fields))
+
+
+def _output_limit(body: Mapping[str, Any]) -> int:
+    """Return the tokens of all the outputs that a body asks for, at most."""
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    each = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_TOKENS
+    n = body.get("n")
+    return min(each * (n if type(n) is int and n > 0 else 1), MAX_ESTIMATE)
 
 
 def _prefix_of(body: Mapping[str, Any]) -> str:

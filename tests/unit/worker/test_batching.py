@@ -1,50 +1,101 @@
 """When a claim is made and when a batch starts: a table a policy, no clock."""
 
+from typing import get_args
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gristmill.shared.records import Claimed, Record
-from gristmill.worker.batching import BatchPolicy, claim_size, close_reason, groups, widened
+from gristmill.worker.admission import Demand, Room
+from gristmill.worker.batching import (
+    MAX_CLAIM,
+    BatchPolicy,
+    PolicyKind,
+    claim_size,
+    claim_tokens,
+    close_reason,
+    groups,
+    widened,
+)
 
-CONTINUOUS = BatchPolicy("continuous", size=64, timeout_s=0, max_in_flight=100)
-LINGERING = BatchPolicy("continuous", size=64, timeout_s=0.5, max_in_flight=100)
-DYNAMIC = BatchPolicy("dynamic", size=8, timeout_s=0.5, max_in_flight=100)
-STATIC = BatchPolicy("static", size=8, timeout_s=0, max_in_flight=100)
-PATIENT = BatchPolicy("static", size=8, timeout_s=0.5, max_in_flight=100)
-BUCKETED = BatchPolicy("bucketed", size=2, timeout_s=0, max_in_flight=100)
+CONTINUOUS = BatchPolicy("continuous", size=64, timeout_s=0)
+LINGERING = BatchPolicy("continuous", size=64, timeout_s=0.5)
+SEQUENTIAL = BatchPolicy("sequential", size=64, timeout_s=0.5)
+DYNAMIC = BatchPolicy("dynamic", size=8, timeout_s=0.5)
+STATIC = BatchPolicy("static", size=8, timeout_s=0)
+PATIENT = BatchPolicy("static", size=8, timeout_s=0.5)
+BUCKETED = BatchPolicy("bucketed", size=2, timeout_s=0)
+
+ALONE = Demand(num_queued=1000, num_workers=1)
 
 
 @pytest.mark.parametrize(
-    ("policy", "running", "gathered", "expected"),
+    ("policy", "running", "gathered", "room", "demand", "expected"),
     [
-        (CONTINUOUS, 0, 0, 64),
-        (CONTINUOUS, 60, 0, 40),
-        (CONTINUOUS, 100, 0, 0),
-        (CONTINUOUS, 96, 0, 0),  # fewer than a twentieth free: wait for more
-        (CONTINUOUS, 95, 0, 5),
-        (CONTINUOUS, 0, 64, 0),
-        (DYNAMIC, 0, 3, 5),
-        (DYNAMIC, 1, 0, 0),  # the barrier
-        (BUCKETED, 0, 0, 8),
-        (BatchPolicy("static", 4096, 0, 100), 0, 0, 128),  # one call stays short
-        (BatchPolicy("continuous", 64, 0, 3), 2, 0, 1),
+        (CONTINUOUS, 0, 0, 1000, ALONE, 64),
+        (CONTINUOUS, 60, 0, 40, ALONE, 40),
+        (CONTINUOUS, 100, 0, 0, ALONE, 0),
+        (CONTINUOUS, 0, 64, 1000, ALONE, 0),
+        (CONTINUOUS, 0, 0, 1000, Demand(1000, 2), 64),  # deep: large
+        (CONTINUOUS, 0, 0, 1000, Demand(10, 2), 5),  # shallow: an equal part
+        (CONTINUOUS, 0, 0, 1000, Demand(3, 4), 1),
+        (CONTINUOUS, 9, 0, 1000, Demand(0, 4), 1),  # what has come since then
+        (SEQUENTIAL, 0, 0, 1000, ALONE, 1),
+        (SEQUENTIAL, 1, 0, 1000, ALONE, 0),
+        (DYNAMIC, 0, 3, 0, ALONE, 5),
+        (DYNAMIC, 1, 0, 1000, ALONE, 0),  # the barrier
+        (BUCKETED, 0, 0, 1000, ALONE, 8),
+        (BatchPolicy("static", 4096, 0), 0, 0, 1000, ALONE, 128),  # one call stays short
     ],
 )
-def test_claim_takes_what_fits(
-    policy: BatchPolicy, running: int, gathered: int, expected: int
+def test_claim_follows_queue_and_engine(
+    policy: BatchPolicy, running: int, gathered: int, room: int, demand: Demand, expected: int
 ) -> None:
-    assert claim_size(policy, running, gathered) == expected
+    size = claim_size(
+        policy, running=running, gathered=gathered, room=Room(room, 2**40), demand=demand
+    )
+    assert size == expected
+
+
+@given(
+    kind=st.sampled_from(get_args(PolicyKind)),
+    size=st.integers(1, 4096),
+    running=st.integers(0, 5000),
+    gathered=st.integers(0, 5000),
+    room=st.builds(Room, st.integers(0, 5000), st.integers(0, 2**40)),
+    demand=st.builds(Demand, st.integers(0, 10**6), st.integers(0, 1000)),
+)
+def test_claim_is_never_above_any_bound(
+    kind: PolicyKind, size: int, running: int, gathered: int, room: Room, demand: Demand
+) -> None:
+    policy = BatchPolicy(kind, size, 0)
+    got = claim_size(policy, running=running, gathered=gathered, room=room, demand=demand)
+    assert 0 <= got <= MAX_CLAIM
+    assert gathered + got <= max(gathered, policy.gather_size)
+    if kind == "continuous":
+        assert got <= room.num_requests
+        assert got >= min(1, room.num_requests) or gathered >= size  # room is always used
+
+
+def test_barrier_takes_tokens_as_told_and_continuous_as_there_is_room() -> None:
+    assert claim_tokens(CONTINUOUS, Room(1, 50), 100) == 50
+    assert claim_tokens(CONTINUOUS, Room(1, 500), 100) == 100
+    assert claim_tokens(STATIC, Room(1, 50), 100) == 100
 
 
 @pytest.mark.parametrize(
     ("policy", "running", "gathered", "got", "waited_s", "expected"),
     [
         (CONTINUOUS, 0, 0, 0, 9.0, None),  # nothing to start
-        (CONTINUOUS, 0, 1, 1, 0.0, "timeout"),
+        (CONTINUOUS, 0, 1, 1, 0.0, "joined"),
         (CONTINUOUS, 50, 1, 1, 0.0, "joined"),
         (LINGERING, 0, 1, 1, 0.1, None),  # an idle engine waits to fill
         (LINGERING, 1, 1, 1, 0.1, "joined"),  # a running one never does
         (LINGERING, 0, 1, 0, 0.5, "drained"),
+        (LINGERING, 0, 3, 1, 0.5, "timeout"),
         (LINGERING, 0, 64, 64, 0.1, "full"),
+        (SEQUENTIAL, 0, 1, 1, 0.0, "full"),
         (DYNAMIC, 0, 8, 8, 0.0, "full"),
         (DYNAMIC, 0, 3, 0, 0.1, None),
         (DYNAMIC, 0, 3, 0, 0.5, "timeout"),
@@ -64,7 +115,20 @@ def test_batch_closes_for_one_reason(
     waited_s: float,
     expected: str | None,
 ) -> None:
-    reason = close_reason(policy, running=running, gathered=gathered, got=got, waited_s=waited_s)
+    reason = close_reason(
+        policy, running=running, gathered=gathered, got=got, waited_s=waited_s, has_room=True
+    )
+    assert reason == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "gathered", "expected"),
+    [(CONTINUOUS, 5, "no_room"), (LINGERING, 5, "no_room"), (CONTINUOUS, 64, "full")],
+)
+def test_continuous_closes_when_the_engine_takes_no_more(
+    policy: BatchPolicy, gathered: int, expected: str
+) -> None:
+    reason = close_reason(policy, running=0, gathered=gathered, got=5, waited_s=0, has_room=False)
     assert reason == expected
 
 

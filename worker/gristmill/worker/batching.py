@@ -1,7 +1,7 @@
 """When to claim and how much: pure functions, time is an argument. `loop.py` acts on them.
 
 The policies differ in two answers only: may a claim join what already runs, and when is a batch that
-is being gathered closed.
+is being gathered closed. What the engine has room for is `admission.py`'s answer.
 """
 
 from collections.abc import Sequence
@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gristmill.shared.records import Claimed
+from gristmill.worker.admission import Demand, Room
 
 MAX_CLAIM = 128
 """Requests in one claim call: keeps its script short."""
 
-REFILL_SHARE = 20
-"""A full engine is refilled a twentieth at a time: half of what waits in it beyond its sequences, so it
-never starves, and a claim is not made for each request that ends."""
-
 BUCKETS = 4
 """How many batches the bucketed policy gathers before it sorts them by length."""
 
-CloseReason = Literal["full", "timeout", "drained", "joined"]
+PolicyKind = Literal["continuous", "sequential", "static", "dynamic", "bucketed"]
+
+CloseReason = Literal["full", "no_room", "joined", "timeout", "drained", "stopping"]
+"""Why a batch starts: it is as large as it may be; the engine has no room for more; the engine has room,
+so nothing is held back; its window is over; the queue is empty. `stopping`: it does not start, but is
+handed back, because the worker drains or its engine died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +30,18 @@ class BatchPolicy:
     """How requests are grouped on their way into the engine.
 
     Attributes:
-        kind: continuous: what is claimed starts at once, beside what runs. dynamic: a batch gathers
-            for `timeout_s` and runs to its end. static: a batch gathers until full (or until the
-            queue is empty and `timeout_s` has passed) and runs to its end. bucketed: four batches are
-            gathered, sorted by estimated length and run one after the other.
-        size: Requests in a batch; in one claim, for continuous.
+        kind: continuous: what is claimed starts at once, beside what runs. sequential: one request
+            runs to its end. dynamic: a batch gathers for `timeout_s` and runs to its end. static: a
+            batch gathers until full (or until the queue is empty and `timeout_s` has passed) and runs
+            to its end. bucketed: four batches are gathered, sorted by estimated tokens and run one
+            after the other.
+        size: Requests in a batch; at most in one claim, for continuous.
         timeout_s: Longest wait to fill a batch, counted from its first request.
-        max_in_flight: Requests that the engine holds at most.
     """
 
-    kind: Literal["continuous", "dynamic", "static", "bucketed"]
+    kind: PolicyKind
     size: int
     timeout_s: float
-    max_in_flight: int
 
     @property
     def has_barrier(self) -> bool:
@@ -50,24 +51,44 @@ class BatchPolicy:
     @property
     def gather_size(self) -> int:
         """Requests that are gathered before they start."""
-        return self.size * BUCKETS if self.kind == "bucketed" else self.size
+        return {"sequential": 1, "bucketed": self.size * BUCKETS}.get(self.kind, self.size)
 
 
-def claim_size(policy: BatchPolicy, running: int, gathered: int) -> int:
-    """Return how many requests the next claim may take; 0 means wait until something ends."""
-    if policy.has_barrier and running:
-        return 0
-    room = policy.gather_size - gathered
-    if not policy.has_barrier:
-        free = policy.max_in_flight - running - gathered
-        if free < policy.max_in_flight // REFILL_SHARE:
-            return 0
-        room = min(room, free)
-    return max(0, min(room, MAX_CLAIM))
+def claim_size(
+    policy: BatchPolicy, *, running: int, gathered: int, room: Room, demand: Demand
+) -> int:
+    """Return how many requests the next claim may take; 0 means wait until something ends.
+
+    A continuous claim follows queue and engine: all that there is room for, up to the policy's size,
+    while much waits; an equal part of what waits where other workers could run the rest.
+
+    Args:
+        policy: The policy.
+        running: Requests in the engine.
+        gathered: Requests claimed and not started.
+        room: What the engine can take beside both; batches with a barrier ask only whether it is idle.
+        demand: Of the queue that is asked.
+    """
+    size = min(policy.gather_size - gathered, MAX_CLAIM)
+    if policy.has_barrier:
+        return 0 if running else max(0, size)
+    part = demand.fair_part if demand.is_shared else size
+    return max(0, min(size, room.num_requests, part))
+
+
+def claim_tokens(policy: BatchPolicy, room: Room, limit: int) -> int:
+    """Return how many tokens, by the headers' estimates, the next claim may take.
+
+    Args:
+        policy: The policy.
+        room: What the engine can take.
+        limit: Whatever the engine can take.
+    """
+    return limit if policy.has_barrier else min(limit, room.num_tokens)
 
 
 def close_reason(
-    policy: BatchPolicy, *, running: int, gathered: int, got: int, waited_s: float
+    policy: BatchPolicy, *, running: int, gathered: int, got: int, waited_s: float, has_room: bool
 ) -> CloseReason | None:
     """Say why a gathered batch starts now, or None to go on gathering.
 
@@ -77,18 +98,23 @@ def close_reason(
         gathered: Requests claimed and not started.
         got: What the last claim returned.
         waited_s: Since the first of them was claimed.
+        has_room: Whether the engine can take more beside both.
     """
     if gathered == 0:
         return None
-    if claim_size(policy, running, gathered) == 0:
+    if gathered >= policy.gather_size:
         return "full"
-    if not policy.has_barrier and running:
-        return "joined"  # never hold a request back while the engine runs
-    if got == 0 and policy.kind != "dynamic" and waited_s >= policy.timeout_s:
+    if not (policy.has_barrier or has_room):
+        return "no_room"
+    if not policy.has_barrier and (running or policy.timeout_s == 0):
+        return "joined"
+    return _end_of_window(policy, got) if waited_s >= policy.timeout_s else None
+
+
+def _end_of_window(policy: BatchPolicy, got: int) -> CloseReason | None:
+    if got == 0 and policy.kind != "dynamic":
         return "drained"
-    if policy.kind in ("continuous", "dynamic") and waited_s >= policy.timeout_s:
-        return "timeout"
-    return None
+    return "timeout" if policy.kind in ("continuous", "dynamic") else None
 
 
 def groups(policy: BatchPolicy, claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:

@@ -5,8 +5,9 @@ lost reply loses nothing; what it returned is held before anybody else can look.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 from redis.exceptions import RedisError
@@ -20,10 +21,14 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.tasks import end
 from gristmill.worker import batching, metrics
+from gristmill.worker.admission import Admission, Demand, Room
 from gristmill.worker.held import Held
 from gristmill.worker.settings import WorkerSettings
 
 log = structlog.get_logger()
+
+LOOK_AGAIN_S = 0.05
+"""Wait for room: the engine moves between two ends of requests, and its counters lag a step behind them."""
 
 
 class Claimer:
@@ -34,6 +39,7 @@ class Claimer:
         policy: When to claim and how much.
         settings: Limits of a claim.
         held: Where claimed requests go.
+        admission: What the engine has room for.
         is_stopping: Whether to claim nothing more.
 
     Attributes:
@@ -49,10 +55,14 @@ class Claimer:
         policy: batching.BatchPolicy,
         settings: WorkerSettings,
         held: Held,
+        *,
+        admission: Admission,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._queue = queue
         self._policy = policy
+        self._admission = admission
+        self._demand = Demand()
         self._settings = settings
         self._held = held
         self._is_stopping = is_stopping
@@ -73,13 +83,22 @@ class Claimer:
         while not self._is_stopping():
             if self.is_in_doubt:
                 await self.give_back_unknown(self.worker)
-            room = batching.claim_size(self._policy, self._held.num_running, len(gathered))
+            room = self._admission.room([item.record for item in gathered], self._demand)
+            size = batching.claim_size(
+                self._policy,
+                running=self._held.num_running,
+                gathered=len(gathered),
+                room=room,
+                demand=self._demand,
+            )
             if self.is_paused:
-                room, self.allowance = min(room, self.allowance), 0
-            if room == 0:
-                await self.wait_for_change(None)
+                size, self.allowance = min(size, self.allowance), 0
+            if size == 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await self.wait_for_change(None)
                 continue
-            claim = await self._claim(room)
+            claim = await self._claim(size, room)
             if not gathered:
                 opened_at = time.monotonic()
             gathered.extend(claim.claimed)
@@ -89,12 +108,15 @@ class Claimer:
                 gathered=len(gathered),
                 got=len(claim.claimed),
                 waited_s=time.monotonic() - opened_at,
+                has_room=self._has_room(gathered),
             )
             if reason:
                 metrics.claims.labels(reason).inc()
                 return gathered
             await self._wait_for_work(claim, opened_at if gathered else None)
-        return []  # what was gathered is held, and released by the drain
+        if gathered:  # it is held, and released by the drain
+            metrics.claims.labels("stopping").inc()
+        return []
 
     def widen(self) -> None:
         """Let more suspects run beside normal work: one has ended well."""
@@ -133,20 +155,26 @@ class Claimer:
         if unknown:
             log.warning("requests.unknown", worker=worker, num_released=len(unknown))
 
-    async def _claim(self, room: int) -> Claim:
+    def _has_room(self, gathered: Sequence[Claimed]) -> bool:
+        room = self._admission.room([item.record for item in gathered], self._demand)
+        return room.num_requests > 0
+
+    async def _claim(self, size: int, room: Room) -> Claim:
         nonce, worker = str(ULID()), self.worker
+        max_tokens = batching.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
         suspects = self._held.suspects
         runs_alone = any(run.claimed.crashes > 1 for run in suspects)
         claim = await retrying(
             lambda: self._queue.claim(
                 worker,
                 nonce,
-                room,
-                max_tokens=self._settings.max_claim_tokens,
+                size,
+                max_tokens=max_tokens,
                 max_suspects=0 if runs_alone else max(0, self._suspect_width - len(suspects)),
                 has_suspects=bool(suspects),
             )
         )
+        self._demand = Demand(claim.num_queued, claim.num_workers)
         self._held.hold(claim, worker)
         for token, element in claim.inbox:
             await self._admit_element(worker, token, element)

@@ -19,6 +19,7 @@ from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.tasks import end
 from gristmill.worker import batching, metrics
+from gristmill.worker.admission import Admission
 from gristmill.worker.claiming import Claimer
 from gristmill.worker.drain import Drain
 from gristmill.worker.held import Held
@@ -53,6 +54,7 @@ class Worker:
         policy: When to claim and how much.
         settings: Backoff and limits.
         drain: Tells when to stop.
+        admission: What the engine has room for.
         register: Opens a lease under a name; True once it is open.
     """
 
@@ -64,6 +66,7 @@ class Worker:
         settings: WorkerSettings,
         drain: Drain,
         *,
+        admission: Admission,
         register: Callable[[str], Coroutine[Any, Any, bool]],
     ) -> None:
         self._queue = queue
@@ -74,13 +77,21 @@ class Worker:
         self._register = register
         self._registering = asyncio.Lock()
         self._held = Held()
-        self._claimer = Claimer(queue, policy, settings, self._held, self._is_stopping)
+        self._claimer = Claimer(
+            queue,
+            policy,
+            settings,
+            self._held,
+            admission=admission,
+            is_stopping=self._is_stopping,
+        )
         self._runner = Runner(
             queue,
             supervisor.engine,
             self._held,
             settings,
             drain,
+            admission=admission,
             died=self.engine_died,
             suspect_ended=self._claimer.widen,
         )

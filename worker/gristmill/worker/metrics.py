@@ -24,6 +24,12 @@ e2e = Histogram("gristmill_e2e_seconds", "From submit to the engine's answer", b
 running = Gauge("gristmill_running_requests", "Requests in the engine")
 settling = Gauge("gristmill_settling_requests", "Finished requests not yet written")
 max_in_flight = Gauge("gristmill_max_in_flight", "Requests that the engine holds at most")
+admission_budget_tokens = Gauge(
+    "gristmill_admission_budget_tokens", "Tokens that the engine may be promised; 0 if unknown"
+)
+committed_tokens = Gauge(
+    "gristmill_committed_tokens", "Tokens that what is in the engine will take by its end"
+)
 queue_requests = Gauge("gristmill_queue_requests", "Requests of the whole queue", ["state"])
 queue_bytes = Gauge("gristmill_queue_bytes", "Bytes of all records of the queue")
 engine = Gauge(

@@ -17,6 +17,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.results import response_outcome
 from gristmill.worker import batching, metrics
+from gristmill.worker.admission import Admission
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine, Response
 from gristmill.worker.engine.refusals import bounded
@@ -43,6 +44,7 @@ class Runner:
         held: Where claimed requests are.
         settings: Backoff and limits.
         drain: Ends the pauses.
+        admission: Told what goes into the engine, and what it took.
         died: Told that the engine died.
         suspect_ended: Told that a suspect ended well.
 
@@ -59,12 +61,14 @@ class Runner:
         settings: WorkerSettings,
         drain: Drain,
         *,
+        admission: Admission,
         died: Callable[[EngineDied], None],
         suspect_ended: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._engine = engine
         self._held = held
+        self._admission = admission
         self._settings = settings
         self._drain = drain
         self._died = died
@@ -79,6 +83,8 @@ class Runner:
         run = self._held.find(claimed)
         if run:
             task = asyncio.create_task(self._run(run))
+            self._admission.enter(claimed.record)
+            task.add_done_callback(lambda _: self._admission.leave(claimed.record))
             self._held.start(run, task)
 
     async def _run(self, run: Run) -> None:
@@ -123,6 +129,8 @@ class Runner:
         self.settler.settle(run.worker, settlement)
         metrics.settling.set(self.settler.num_pending)
         report_request(run, response, decision.status)
+        if decision.status == "succeeded":
+            self._admission.learn(claimed.record, response)
         if claimed.crashes:
             self._suspect_ended()
 

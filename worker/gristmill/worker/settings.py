@@ -25,7 +25,7 @@ class WorkerSettings(QueueSettings):
         ),
     ] = None
     batch_policy: Annotated[
-        Literal["continuous", "dynamic", "static", "bucketed"],
+        Literal["continuous", "sequential", "static", "dynamic", "bucketed"],
         Field(
             description="continuous feeds the engine as slots free; the others wait for a whole batch"
         ),
@@ -36,7 +36,7 @@ class WorkerSettings(QueueSettings):
             ge=1,
             le=4096,
             validation_alias=alias("BATCH_SIZE"),
-            description="requests that one batch gathers",
+            description="requests in one batch; at most in one claim",
         ),
     ] = 64
     batch_timeout_ms: Annotated[
@@ -54,7 +54,7 @@ class WorkerSettings(QueueSettings):
             ge=1,
             le=65_536,
             validation_alias=alias("MAX_IN_FLIGHT"),
-            description="requests in the engine; 1.1 times its max_num_seqs unless set",
+            description="requests in the engine at most; 1.1 times its max_num_seqs unless set",
         ),
     ] = None
     max_claim_tokens: Annotated[int, Field(ge=1, description="estimated tokens of one claim")] = (

@@ -16,6 +16,7 @@ from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import redacted
 from gristmill.worker import metrics
+from gristmill.worker.admission import Admission, Capacity
 from gristmill.worker.batching import BatchPolicy
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine, EngineInfo
@@ -51,11 +52,13 @@ async def work(
         settings.batch_policy,
         settings.batch_size,
         settings.batch_timeout_ms / 1000,
-        settings.in_flight_limit(info.max_num_seqs),
     )
-    _report_engine(info, policy)
+    capacity = Capacity(
+        settings.in_flight_limit(info.max_num_seqs), info.max_num_seqs, info.kv_cache_tokens
+    )
+    _report_engine(info, capacity)
     queue = open_queue(settings)
-    facts = _worker_facts(info, policy) | {"engine_args": _engine_args(supervisor.engine)}
+    facts = _worker_facts(info, capacity) | {"engine_args": _engine_args(supervisor.engine)}
 
     async def register(name: str) -> bool:
         await retrying(lambda: queue.register(name, facts))
@@ -65,11 +68,14 @@ async def work(
             "worker.registered",
             worker=name,
             queue=settings.queue,
-            max_in_flight=policy.max_in_flight,
+            max_in_flight=capacity.max_in_flight,
         )
         return True
 
-    worker = Worker(queue, supervisor, policy, settings, drain, register=register)
+    admission = Admission(capacity, supervisor.engine.stats)
+    worker = Worker(
+        queue, supervisor, policy, settings, drain, admission=admission, register=register
+    )
     events = LeaseEvents(
         aborted=worker.abort,
         lost=lambda name: asyncio.ensure_future(worker.lease_lost(name)),
@@ -91,10 +97,10 @@ async def work(
         await queue.redis.aclose()
 
 
-def _report_engine(info: EngineInfo, policy: BatchPolicy) -> None:
+def _report_engine(info: EngineInfo, capacity: Capacity) -> None:
     model = info.models[0] if info.models else ""
     metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
-    metrics.max_in_flight.set(policy.max_in_flight)
+    metrics.max_in_flight.set(capacity.max_in_flight)
 
 
 def open_queue(settings: WorkerSettings) -> Queue:
@@ -126,7 +132,7 @@ def _engine_args(engine: Engine) -> str:
     return " ".join(engine.evidence().get("engine_args", ()))
 
 
-def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]:
+def _worker_facts(info: EngineInfo, capacity: Capacity) -> dict[str, str | int]:
     return {
         "version": version("gristmill"),
         "vllm_version": info.vllm_version,
@@ -139,7 +145,7 @@ def _worker_facts(info: EngineInfo, policy: BatchPolicy) -> dict[str, str | int]
         "dtype": info.dtype,
         "max_num_seqs": info.max_num_seqs,
         "max_model_len": info.max_model_len,
-        "max_in_flight": policy.max_in_flight,
+        "max_in_flight": capacity.max_in_flight,
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
