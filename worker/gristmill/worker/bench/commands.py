@@ -151,8 +151,10 @@ def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
 
     docs/bench.md says what each column means.
     """
+    from gristmill.shared.log import configure_logging
     from gristmill.worker.bench.session import Options, present_again, run_bench
 
+    configure_logging("ERROR")
     if plot:
         present_again(plot)
     else:

@@ -14,7 +14,6 @@ from typing import Any
 import uvloop
 
 from gristmill.shared.cli import redis_errors, say
-from gristmill.shared.log import configure_logging
 from gristmill.shared.server import running_server
 from gristmill.shared.settings import read_settings
 from gristmill.worker.bench import loads, plots, table
@@ -98,7 +97,6 @@ def run_bench(options: Options, engine: Engine | None = None) -> Report:
     Raises:
         GristmillError: A setting is wrong, or the engine or Redis did not start; the message says what to do.
     """
-    configure_logging("ERROR")
     plan = options.plan()
     settings = read_settings(WorkerSettings, vllm_url=options.vllm_url)
     observed = Observed(engine or _engine(settings, options.engine_argv))
