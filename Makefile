@@ -22,8 +22,8 @@ demo: $(VENV)/.cpu  ## Run the main job for real: server, engine, worker, 40 req
 	@$(BIN)/gristmill demo
 
 test: $(VENV)/.cpu $(VENV)/.test  ## Install what the tests need and run every test
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --ignore tests/faults
-	@$(BIN)/python -m pytest tests/faults  # alone: it bounds times
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not alone'
+	@$(BIN)/python -m pytest -m alone
 
 test-long: $(VENV)/.cpu $(VENV)/.test  ## The queue's state machine, many times longer
 	@GRISTMILL_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/integration/test_queue_state_machine.py --timeout=0

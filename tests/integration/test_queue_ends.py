@@ -20,7 +20,7 @@ from queues import (
 from gristmill.shared.audit import audit
 from gristmill.shared.queue import REAP_LIMIT, Queue
 
-LASTING = {"stats", "clock", "vtime", "batch", "batches_done"}
+LASTING = {"stats", "clock", "vtime", "debt", "output_share", "batch", "batches_done"}
 
 
 async def pass_deadline(queue: Queue, *ids: str) -> None:

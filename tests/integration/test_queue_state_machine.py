@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 from uuid import uuid4
 
 import pytest
@@ -30,7 +30,7 @@ from queues import BODY, ERROR, a_request, end_lease, make_due, settlement
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import Claim, Limits
+from gristmill.shared.operations import Claim, Limits, Policy, Scheduling
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Request
 
@@ -122,6 +122,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.redis = self.runner.run(self._connect())
         self.queue = Queue(self.redis, f"fuzz-{uuid4().hex[:12]}", Limits(lease_ms=600_000))
+        self.runner.run(self._forbid_ageing())
         self.items: dict[str, Item] = {}
         self.workers: dict[str, Worker] = {}
         self.inbox: list[bytes] = []
@@ -132,9 +133,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.num_resubmitted = 0
         self.num_inbox_taken = 0
         self.num_ids = 0
+        self.was_fcfs = False
 
     async def _connect(self) -> Any:
         return connect(self.url)
+
+    async def _forbid_ageing(self) -> None:
+        """Lanes are strict: a history must not depend on how long it takes."""
+        await self.redis.hset(self.queue.keys.policy, "ageing_ms", 0)
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -217,17 +223,20 @@ class QueueMachine(RuleBasedStateMachine):
         priority=st.sampled_from(["high", "normal", "low"]),
         kind=st.sampled_from(["plain", "plain", "plain", "delayed", "deadline", "batch"]),
         max_attempts=st.integers(1, 3),
+        prefix=st.sampled_from(["", "p1", "p2"]),
+        max_tokens=st.sampled_from([0, 10, 1000]),
         repeat=repeats,
     )
     def submit(
-        self, *, number: int, tenant: str, priority: str, kind: str, max_attempts: int, repeat: str
-    ) -> None:
+        self, *, number: int, tenant: str, priority: str, kind: str, max_attempts: int,
+        prefix: str, max_tokens: int, repeat: str,
+    ) -> None:  # fmt: skip
         batch = f"b{len(self.sealed)}" if kind == "batch" else ""
         fields = {
             "tenant": tenant, "priority": priority, "max_attempts": max_attempts, "batch": batch,
             "delay_s": HOUR_S if kind == "delayed" else 0,
             "deadline_s": HOUR_S if kind == "deadline" else 0,
-            "reply": "client",
+            "reply": "client", "prefix": prefix, "max_tokens": max_tokens,
         }  # fmt: skip
         requests = [self.new_request(**fields) for _ in range(number)]
         codes = self.call(repeat, lambda: self.queue.submit(requests), ["queued"] * number)
@@ -363,10 +372,17 @@ class QueueMachine(RuleBasedStateMachine):
     def leased(self) -> list[str]:
         return [name for name, worker in self.workers.items() if worker.has_lease]
 
-    @step(weight=2, when=lambda self: len(self.leased()) < MAX_WORKERS)
-    def register(self) -> None:
+    @step(
+        weight=2,
+        when=lambda self: len(self.leased()) < MAX_WORKERS,
+        scheduling=st.sampled_from([None, *get_args(Scheduling)]),
+    )
+    def register(self, scheduling: Scheduling | None) -> None:
+        """A worker may bring another policy, whatever waits."""
         name = f"w{len(self.workers)}"
-        self.run(self.queue.register(name, {"model": "m"}))
+        policy = Policy(scheduling, ageing_s=0) if scheduling else None
+        self.run(self.queue.register(name, {"model": "m"}, policy))
+        self.was_fcfs |= scheduling == "fcfs"
         self.workers[name] = Worker()
 
     @step(
@@ -416,7 +432,7 @@ class QueueMachine(RuleBasedStateMachine):
                 item.state, item.is_due = "waiting", False
         lanes = [self._check_claimed(item) for item in claimed]
         assert len({item.id for item in claimed}) == len(claimed) <= number
-        assert lanes == sorted(lanes)
+        assert lanes == sorted(lanes) or self.was_fcfs
         taken = {item.id for item in claimed}
         self._settle_overdue(taken, is_complete=len(claimed) < number)
         left = [self.items[n] for n in self.live("waiting") if n not in taken]
@@ -690,7 +706,7 @@ class QueueMachine(RuleBasedStateMachine):
         kinds = {key.removeprefix(prefix).partition(":")[0] for key in keys}
         assert kinds <= {
             "result", "reply", "batch", "batches_done", "dead", "deadinfo",
-            "stats", "clock", "vtime", "doorbell",
+            "stats", "clock", "vtime", "debt", "output_share", "policy", "groups", "doorbell",
         }  # fmt: skip
 
 

@@ -26,6 +26,8 @@ from gristmill.shared.records import Request, request_from_body
 from gristmill.shared.redis_url import parse
 from gristmill.shared.results import Result
 
+pytestmark = pytest.mark.alone
+
 BOUND_S = 5.0
 
 

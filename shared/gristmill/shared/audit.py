@@ -108,18 +108,18 @@ async def _second_look(queue: Queue, walk: Walk, names: Sequence[str]) -> AsyncI
 
 
 async def _unserved_lanes(queue: Queue, walk: Walk) -> AsyncIterator[Finding]:
-    """Report lists that no claim would look into."""
-    for name in walk.keys.get("pending", ()):
-        lane, _, tenant = name.partition(":")
-        depth, vtime = await at_once(
-            queue,
-            ("LLEN", f"{queue.keys.prefix}pending:{name}"),
-            ("ZSCORE", f"{queue.keys.prefix}ring:{lane}", tenant),
-        )
-        if depth and (vtime is None or lane not in LANES):
-            yield Finding(
-                "unserved_lane", f"pending:{name}", f"{depth} entries that no claim finds"
+    """Report lists and sets that no claim would look into."""
+    for kind, command in (("pending", "LLEN"), ("ordered", "ZCARD")):
+        for name in walk.keys.get(kind, ()):
+            lane, _, flow = name.partition(":")
+            depth, vtime = await at_once(
+                queue,
+                (command, f"{queue.keys.prefix}{kind}:{name}"),
+                ("ZSCORE", f"{queue.keys.prefix}ring:{lane}", flow),
             )
+            if depth and (vtime is None or lane not in LANES):
+                detail = f"{depth} entries that no claim finds"
+                yield Finding("unserved_lane", f"{kind}:{name}", detail)
 
 
 async def _keys_without_lease(queue: Queue, walk: Walk) -> AsyncIterator[Finding]:

@@ -15,7 +15,14 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.records import PLAIN, Request, check_metadata, request_from_body, shown
+from gristmill.shared.records import (
+    PLAIN,
+    Request,
+    check_metadata,
+    prefix_of_key,
+    request_from_body,
+    shown,
+)
 
 ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "body": (dict,),
@@ -27,6 +34,7 @@ ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "delay_s": (int, float),
     "max_attempts": (int,),
     "batch": (str,),
+    "prefix_key": (str,),
     "metadata": (dict,),
     "custom_id": (str,),
     "method": (str,),
@@ -149,6 +157,8 @@ def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[
     envelope = {name: value for name, value in element.items() if value is not None}
     _check_fields(envelope)
     _take_openai_fields(envelope)
+    if key := envelope.pop("prefix_key", None):
+        envelope["prefix"] = prefix_of_key(key)
     if default_endpoint is not None:
         envelope.setdefault("endpoint", default_endpoint)
     if "endpoint" not in envelope:

@@ -12,6 +12,9 @@ from gristmill.shared.errors import SettingsError
 LANES = ("suspect", "high", "normal", "low")
 """Lanes in the order in which `claim` empties them: suspects, then the priorities."""
 
+ALL_TENANTS = "*"
+"""The flow of a lane whose policy makes no difference between tenants."""
+
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -40,6 +43,11 @@ class Keys:
     def prefix(self) -> str:
         """What every key begins with; each script gets it as KEYS[1]."""
         return f"gm:{{{self.queue}}}:"
+
+    @property
+    def policy(self) -> str:
+        """HASH: in which order claims take what waits."""
+        return f"{self.prefix}policy"
 
     @property
     def inbox(self) -> str:

@@ -6,6 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 from gristmill.shared.records import Claimed
 
+Scheduling = Literal[
+    "fcfs", "priority", "sjf", "deadline", "prefix",
+    "fair", "fair+sjf", "fair+deadline", "fair+prefix",
+]  # fmt: skip
+"""In which order claims take what waits; docs/tuning.md says what each does."""
+
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]
 
@@ -45,6 +51,18 @@ class HeldLease(NamedTuple):
     token: str
 
 
+class Policy(NamedTuple):
+    """How a queue orders what waits.
+
+    Attributes:
+        scheduling: The order.
+        ageing_s: Seconds after which a lane that others overtake gets a turn; 0 for never.
+    """
+
+    scheduling: Scheduling = "fair"
+    ageing_s: float = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one claim call returned.
@@ -81,12 +99,23 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A finished request on its way to its record."""
+    """A finished request on its way to its record.
+
+    Attributes:
+        id: The request's id.
+        delivery: The fence of its claim.
+        status: How it ended.
+        outcome: The inside of the record's JSON.
+        prompt_tokens: As the engine counted them; 0 if it did not.
+        output_tokens: Likewise.
+    """
 
     id: str
     delivery: int
     status: Literal["succeeded", "failed"]
     outcome: bytes
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from gristmill.shared.operations import (
     Delivery,
     HeldLease,
     Limits,
+    Policy,
     Settlement,
     State,
     Stats,
@@ -145,6 +146,7 @@ class Queue:
         max_tokens: int = 2**53,
         max_suspects: int = 1,
         has_suspects: bool = False,
+        ms_per_token: float = 0,
     ) -> Claim:
         """Lease waiting requests to a worker.
 
@@ -155,17 +157,19 @@ class Queue:
             max_tokens: Estimated tokens of the whole claim; the first request always fits.
             max_suspects: How many suspects it may take.
             has_suspects: Whether it runs one already; a suspect of two deaths then waits.
+            ms_per_token: Time between two tokens of one request on this worker's engine, 0 if unknown;
+                under the policy `deadline` it tells which deadlines cannot be met.
 
         Raises:
             LeaseLost: The worker holds no lease.
         """
         reply = await self._run(
             "claim", worker, nonce, max_requests, max_tokens, max_suspects, int(has_suspects),
-            self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms,
+            self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms, ms_per_token,
         )  # fmt: skip
         if reply[0] == b"LOST":
             raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}", worker)
-        _, now_ms, next_due_ms, inbox, flat = reply
+        _, now_ms, next_due_ms, inbox, flat, num_queued, num_workers = reply
         claimed = [
             Claimed(
                 flat[i].decode(),
@@ -177,7 +181,8 @@ class Queue:
             for i in range(0, len(flat), 5)
         ]
         pairs = sorted(_pairs(inbox), key=lambda pair: int(pair[0]))
-        return Claim(now_ms, next_due_ms if next_due_ms >= 0 else None, pairs, claimed)
+        due_ms = next_due_ms if next_due_ms >= 0 else None
+        return Claim(now_ms, due_ms, pairs, claimed, num_queued, num_workers)
 
     async def admit(self, worker: str, token: str, request: Request) -> str:
         """Turn an inbox element into a request; returns its code, or `gone` if it was admitted before."""
@@ -205,7 +210,11 @@ class Queue:
         Returns:
             1 stored; 2 stored late, by a worker that no longer held it; 0 changed nothing.
         """
-        values = [v for s in settlements for v in (s.id, s.delivery, s.status, s.outcome)]
+        values = [
+            v
+            for s in settlements
+            for v in (s.id, s.delivery, s.status, s.outcome, s.prompt_tokens, s.output_tokens)
+        ]
         codes: list[int] = await self._run("ack", worker, self.limits.result_ttl_ms, *values)
         return codes
 
@@ -232,10 +241,19 @@ class Queue:
         released: int = await self._run("release", worker, *values)
         return released
 
-    async def register(self, worker: str, info: Mapping[str, str | int]) -> int:
-        """Open a worker's lease and say what it serves; returns Redis time in ms."""
+    async def register(
+        self, worker: str, info: Mapping[str, str | int], policy: Policy | None = None
+    ) -> int:
+        """Open a worker's lease and say what it serves; returns Redis time in ms.
+
+        Args:
+            worker: A name that no other has or had.
+            info: What it serves.
+            policy: How the queue orders what waits from now on, for all; None leaves that as it is.
+        """
         flat = [v for item in info.items() for v in item]
-        now_ms: int = await self._run("register", worker, self.limits.lease_ms, *flat)
+        order = (policy.scheduling, int(policy.ageing_s * 1000)) if policy else ("", 0)
+        now_ms: int = await self._run("register", worker, self.limits.lease_ms, *order, *flat)
         return now_ms
 
     async def beat(self, worker: str) -> Beat:

@@ -44,6 +44,14 @@ DEFAULT_MAX_TOKENS = 256
 MAX_ESTIMATE = 10**15 - 1
 """Largest estimate of tokens: what the scripts take, 15 digits."""
 
+PREFIX_CHARS = 1024
+"""Characters of a prompt that name its prefix: some 16 blocks of vLLM's prefix cache."""
+
+MIN_SYSTEM_CHARS = 256
+"""A system message as long as this names the prefix by itself."""
+
+MAX_PREFIX_MESSAGES = 8
+
 _NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
 _OPTIONAL_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{0,128}")
 _MODEL = re.compile(r"[^|\x00-\x1f]{0,256}")
@@ -257,14 +265,49 @@ def _output_limit(body: Mapping[str, Any]) -> int:
     return min(each * (n if type(n) is int and n > 0 else 1), MAX_ESTIMATE)
 
 
+def prefix_of_key(key: str) -> str:
+    """Return the name under which requests with one prefix key stand together; any text is a key."""
+    return blake2b(key.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+
+
 def _prefix_of(body: Mapping[str, Any]) -> str:
-    """Return a name for the system message, which is what prompts of one job usually share."""
-    messages = body.get("messages")
-    if not (isinstance(messages, list) and messages and isinstance(messages[0], dict)):
-        return ""
-    if messages[0].get("role") != "system":
-        return ""
-    return blake2b(orjson.dumps(messages[0]), digest_size=4).hexdigest()
+    """Return a name for what the prompt begins with, or "" if that is too short to matter.
+
+    OpenAI's `prompt_cache_key` if there is one; else a long system message; else the first 1,024 characters of
+    all that the model reads; else the system message, however short. Each request is looked at by itself, so
+    producers that do not know each other agree (docs/decisions/0014-scheduling.md).
+    """
+    key = body.get("prompt_cache_key")
+    if isinstance(key, str) and key:
+        return prefix_of_key(key)
+    system, rest = _beginnings(body)
+    begins = system
+    if len(system) < MIN_SYSTEM_CHARS and len(system) + len(rest) >= PREFIX_CHARS:
+        begins = system + rest
+    return prefix_of_key(begins[:PREFIX_CHARS]) if begins else ""
+
+
+def _beginnings(body: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the beginning of the system message, and of what follows it."""
+    prompt, messages = body.get("prompt"), body.get("messages")
+    if isinstance(prompt, list):  # token ids, or several prompts
+        prompt = str(prompt[:PREFIX_CHARS])
+    if isinstance(prompt, str):
+        return "", prompt[:PREFIX_CHARS]
+    if not isinstance(messages, list):
+        return "", ""
+    first = [message for message in messages[:MAX_PREFIX_MESSAGES] if isinstance(message, dict)]
+    texts = [_text(message.get("content"))[:PREFIX_CHARS] for message in first]
+    has_system = bool(first) and first[0].get("role") in ("system", "developer")
+    return ("".join(texts[:has_system]), "".join(texts[has_system:]))
+
+
+def _text(content: object) -> str:
+    """Return the text of a message, whose content may be a list of parts."""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(text for text in parts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
 
 
 @dataclass(frozen=True, slots=True)

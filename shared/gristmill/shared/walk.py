@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from gristmill.shared.keys import ALL_TENANTS
 from gristmill.shared.queue import Queue
 
 CHUNK = 500
@@ -108,7 +109,8 @@ async def look_at(queue: Queue, name: str, workers: Sequence[str]) -> Place:
         name: The id.
         workers: Who may hold it, besides those that hold a lease now.
     """
-    keys, lists = queue.keys, await _lists_of(queue, name)
+    keys = queue.keys
+    pending, ordered = await _places_of(queue, name)
     (leased,) = await at_once(queue, ("ZRANGE", keys.workers, 0, -1))
     workers = sorted({*workers, *(worker.decode() for worker in leased)})
     reply = await at_once(
@@ -120,15 +122,17 @@ async def look_at(queue: Queue, name: str, workers: Sequence[str]) -> Place:
         ("HEXISTS", keys.attempts, name),
         ("ZSCORE", keys.deadlines, name),
         *(("HEXISTS", keys.inflight(worker), name) for worker in workers),
-        *(("LPOS", key, name, "COUNT", 0) for key in lists),
+        *(("LPOS", key, name, "COUNT", 0) for key in pending),
+        *(("ZSCORE", key, name) for key in ordered),
     )
     has_request, has_result, due_ms, owner, has_attempts, deadline_ms, *rest = reply
     held, entries = rest[: len(workers)], rest[len(workers) :]
+    in_lists, in_order = entries[: len(pending)], entries[len(pending) :]
     notes = {"attempts": has_attempts, "deadlines": deadline_ms is not None}
     return Place(
         has_request=bool(has_request),
         has_result=bool(has_result),
-        num_entries=sum(len(positions) for positions in entries),
+        num_entries=sum(map(len, in_lists)) + sum(position is not None for position in in_order),
         is_delayed=due_ms is not None,
         owner=owner.decode() if owner else None,
         holders=[worker for worker, is_held in zip(workers, held, strict=True) if is_held],
@@ -136,14 +140,16 @@ async def look_at(queue: Queue, name: str, workers: Sequence[str]) -> Place:
     )
 
 
-async def _lists_of(queue: Queue, name: str) -> list[str]:
-    """Return the lists in which claim looks for a request: its own lane, and the suspects'."""
+async def _places_of(queue: Queue, name: str) -> tuple[list[str], list[str]]:
+    """Return where a request may wait under one policy or another: the LISTs, then the ZSETs."""
     header: Any = await queue.redis.getrange(queue.keys.request(name), 0, HEADER_BYTES)
     fields = header.partition(b"\n")[0].decode(errors="replace").split("|")
     if len(fields) < 5:
-        return []
+        return [], []
     tenant, priority = fields[3], fields[4]
-    return [f"{queue.keys.prefix}pending:{lane}:{tenant}" for lane in ("suspect", priority)]
+    places = [f"{lane}:{flow}" for lane in {priority, "normal"} for flow in (tenant, ALL_TENANTS)]
+    pending = [f"{queue.keys.prefix}pending:{place}" for place in (f"suspect:{tenant}", *places)]
+    return pending, [f"{queue.keys.prefix}ordered:{place}" for place in places]
 
 
 async def _read_records(queue: Queue, walk: Walk) -> None:
@@ -160,6 +166,10 @@ async def _read_records(queue: Queue, walk: Walk) -> None:
 async def _read_waiting(queue: Queue, walk: Walk) -> None:
     for name in walk.keys.get("pending", ()):
         async for request_id in _elements(queue, f"{queue.keys.prefix}pending:{name}"):
+            walk.place(request_id).num_entries += 1
+    for name in walk.keys.get("ordered", ()):
+        ordered = queue.redis.zscan_iter(f"{queue.keys.prefix}ordered:{name}", count=CHUNK)
+        async for request_id, _ in ordered:
             walk.place(request_id).num_entries += 1
     async for request_id, _ in queue.redis.zscan_iter(queue.keys.delayed, count=CHUNK):
         walk.place(request_id).is_delayed = True

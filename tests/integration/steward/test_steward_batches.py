@@ -40,6 +40,7 @@ async def test_a_batch_runs_from_its_file_to_its_results(place: Place) -> None:
         assert not steward.events("job.failed")
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 async def test_the_batch_of_a_killed_steward_goes_on_within_its_lease(place: Place) -> None:
     async with (
@@ -63,6 +64,7 @@ async def test_the_batch_of_a_killed_steward_goes_on_within_its_lease(place: Pla
             assert await _rows(place, record) == {f"row-{n}": 1 for n in range(400)}
 
 
+@pytest.mark.alone
 async def test_a_stopped_steward_leaves_its_batch_to_the_next_at_once(place: Place) -> None:
     async with (
         worker_process(

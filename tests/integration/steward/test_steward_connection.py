@@ -27,6 +27,7 @@ def test_a_socket(tmp_path: Path) -> None:
         redis.close()
 
 
+@pytest.mark.alone
 async def test_sentinels(tmp_path: Path) -> None:
     with running_sentinels() as servers:
         async with steward_process(STUB, servers.url, "test", tmp_path) as steward:

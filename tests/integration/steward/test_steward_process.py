@@ -124,6 +124,7 @@ async def test_a_job_makes_room_when_others_wait(place: Place) -> None:
         assert [note["batch"] for note in await place.notes(2)] == ["batch_long", "batch_short"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_an_idle_steward_stops_at_once(place: Place, number: int) -> None:
     async with steward_process(STUB, place.url, place.queue, place.folder) as steward:
@@ -132,6 +133,7 @@ async def test_an_idle_steward_stops_at_once(place: Place, number: int) -> None:
         assert seconds < 4
 
 
+@pytest.mark.alone
 async def test_a_running_job_ends_its_step_at_a_signal(place: Place) -> None:
     async with steward_process(STUB, place.url, place.queue, place.folder) as steward:
         job = place.rq.enqueue("hold", "batch_x")
@@ -143,6 +145,7 @@ async def test_a_running_job_ends_its_step_at_a_signal(place: Place) -> None:
         assert len(await place.notes(1)) == 1
 
 
+@pytest.mark.alone
 async def test_a_job_that_does_not_end_is_cancelled(place: Place) -> None:
     async with steward_process(STUB, place.url, place.queue, place.folder) as steward:
         job = place.rq.enqueue("stubborn", "batch_x")
@@ -153,6 +156,7 @@ async def test_a_job_that_does_not_end_is_cancelled(place: Place) -> None:
         assert job.get_status() == "failed"
 
 
+@pytest.mark.alone
 async def test_a_redis_that_hangs_holds_up_no_exit(tmp_path: Path) -> None:
     with running_server() as url:
         async with steward_process(STUB, url, "test", tmp_path) as steward:

@@ -229,6 +229,7 @@ async def test_a_tenant_without_a_webhook_is_done(place: Place) -> None:
         await _until_announced(place, record.id)
 
 
+@pytest.mark.alone
 async def test_a_receiver_that_hangs_holds_up_nobodys_batch_for_long(place: Place) -> None:
     """Thirty ends to tell to a server that takes the whole time-out of each; another tenant's batch passes."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.intake import request_from_json
 from gristmill.shared.records import (
     CHAT,
     COMPLETIONS,
@@ -209,6 +210,36 @@ def test_requests_with_one_system_message_share_a_prefix() -> None:
     assert of(system, {"role": "user", "content": "a"}) == of(system) != ""
     assert of(system) != of({"role": "system", "content": "you count"})
     assert of({"role": "user", "content": "a"}) == of() == of("text") == ""
+
+
+def _prefix(**body: Any) -> str:
+    return request_from_body(body).prefix
+
+
+def test_a_long_beginning_names_the_prefix_where_no_system_message_does() -> None:
+    shots, short = "example " * 150, {"role": "system", "content": "you label"}
+    long = {"role": "developer", "content": "rule " * 60}
+
+    def user(text: str) -> dict[str, Any]:
+        return {"role": "user", "content": [{"type": "text", "text": text}]}
+
+    assert _prefix(prompt=shots + "one") == _prefix(prompt=shots + "two") != ""
+    assert _prefix(prompt="one") == ""
+    assert _prefix(messages=[short, user(shots + "one")]) == _prefix(
+        messages=[short, user(shots + "two")]
+    )
+    assert _prefix(messages=[short, user(shots)]) != _prefix(messages=[short, user("x" + shots)])
+    assert _prefix(messages=[long, user(shots)]) == _prefix(messages=[long, user("x" + shots)])
+    assert _prefix(prompt=list(range(2000))) == _prefix(prompt=list(range(2001))) != ""
+    assert _prefix(messages=[{"role": "system", "content": None}, 7]) == ""
+
+
+def test_a_key_names_the_prefix_whatever_the_prompt() -> None:
+    by_openai = _prefix(prompt="one", prompt_cache_key="job \u00e9 7")
+    assert by_openai == _prefix(prompt="two", prompt_cache_key="job \u00e9 7") != ""
+    assert by_openai != _prefix(prompt="one", prompt_cache_key="job 8")
+    envelope = '{"body": {"prompt": "three"}, "prefix_key": "job \u00e9 7"}'.encode()
+    assert request_from_json(envelope, max_request_bytes=1024).prefix == by_openai
 
 
 def result_of(**fields: Any) -> Result:

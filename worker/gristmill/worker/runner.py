@@ -125,7 +125,14 @@ class Runner:
             return
         claimed = run.claimed
         outcome = response_outcome(claimed.attempt, run.worker, response.status, response.body)
-        settlement = Settlement(claimed.id, claimed.delivery, decision.status, outcome)
+        settlement = Settlement(
+            claimed.id,
+            claimed.delivery,
+            decision.status,
+            outcome,
+            response.prompt_tokens,
+            response.output_tokens,
+        )
         self.settler.settle(run.worker, settlement)
         metrics.settling.set(self.settler.num_pending)
         report_request(run, response, decision.status)

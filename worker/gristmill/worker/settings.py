@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from gristmill.shared.operations import Policy, Scheduling
 from gristmill.shared.settings import QueueSettings, alias
 
 
@@ -57,6 +58,20 @@ class WorkerSettings(QueueSettings):
             description="requests in the engine at most; 1.1 times its max_num_seqs unless set",
         ),
     ] = None
+    scheduling: Annotated[
+        Scheduling | None,
+        Field(
+            description="order in which claims take what waits, for the whole queue; unset leaves it, fair at first"
+        ),
+    ] = None
+    ageing_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=86_400,
+            description="with GRISTMILL_SCHEDULING: a lane that others overtake for as long gets a turn; 0 for never",
+        ),
+    ] = 10.0
     max_claim_tokens: Annotated[int, Field(ge=1, description="estimated tokens of one claim")] = (
         2**40
     )
@@ -121,6 +136,11 @@ class WorkerSettings(QueueSettings):
     def beat_interval_s(self) -> float:
         """Seconds between heartbeats."""
         return self.beat_s or self.lease_s / 5
+
+    @property
+    def policy(self) -> Policy | None:
+        """How the queue orders what waits; None leaves that as it is."""
+        return Policy(self.scheduling, self.ageing_s) if self.scheduling else None
 
     def in_flight_limit(self, max_num_seqs: int) -> int:
         """Return how many requests the engine holds at most.

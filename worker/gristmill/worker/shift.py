@@ -61,7 +61,7 @@ async def work(
     facts = _worker_facts(info, capacity) | {"engine_args": _engine_args(supervisor.engine)}
 
     async def register(name: str) -> bool:
-        await retrying(lambda: queue.register(name, facts))
+        await retrying(lambda: queue.register(name, facts, settings.policy))
         leases.follow(name)
         progress.heard_redis()
         log.info(

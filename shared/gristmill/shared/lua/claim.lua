@@ -2,10 +2,11 @@
 --
 -- KEYS[1]  prefix
 -- ARGV     worker, nonce, max_requests, max_tokens (estimated, for the whole claim), max_suspects,
---          has_suspects (1 if the worker already runs one), max_depth, max_bytes, result_ttl_ms
+--          has_suspects (1 if the worker already runs one), max_depth, max_bytes, result_ttl_ms, ms_per_token
+--          (of one request on this worker's engine, 0 if unknown; tells which deadlines cannot be met)
 -- Returns  {"LOST"} if the worker holds no lease; else
 --          {"OK", now_ms, next_due_ms (-1: none), {token, element, ...} from the inbox,
---           {id, delivery, attempt, crashes, record, ...}}
+--           {id, delivery, attempt, crashes, record, ...}, num_queued, num_workers}
 --          Sent twice with one nonce, the second returns the same requests.
 -- Keeps    3 (the fence is written here), 4 (expired requests end here too), 7 (bounded work),
 --          8 (nothing is popped that is not held)
@@ -13,7 +14,7 @@
 local MAX_PROMOTED, MAX_EXAMINED, CHUNK, MAX_INBOX = 200, 256, 8, 16
 local worker, nonce = ARGV[1], ARGV[2]
 local max_requests, max_tokens, max_suspects = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local has_suspects, result_ttl_ms = ARGV[6] == "1", ARGV[9]
+local has_suspects, result_ttl_ms, ms_per_token = ARGV[6] == "1", ARGV[9], tonumber(ARGV[10])
 local inflight_key, owner_key, attempts_key = prefix .. "inflight:" .. worker, prefix .. "owner", prefix .. "attempts"
 
 if not call("ZSCORE", prefix .. "workers", worker) then
@@ -33,6 +34,15 @@ local function next_due_ms()
   return due[2] and tonumber(due[2]) or -1
 end
 
+local function num_queued()
+  return tonumber(call("HGET", prefix .. "stats", "queued") or 0)
+end
+
+local function reply()
+  return { "OK", time_ms, next_due_ms(), call("HGETALL", prefix .. "inbox:" .. worker), claimed, num_queued(),
+    call("ZCARD", prefix .. "workers") }
+end
+
 local last = call("GET", prefix .. "lastclaim:" .. worker)
 if last and string.sub(last, 1, #nonce + 1) == nonce .. "|" then
   for id in string.gmatch(string.sub(last, #nonce + 2), "[^,]+") do
@@ -42,7 +52,7 @@ if last and string.sub(last, 1, #nonce + 1) == nonce .. "|" then
       add(id, tonumber(delivery), uncounted, crashes, record)
     end
   end
-  return { "OK", time_ms, next_due_ms(), call("HGETALL", prefix .. "inbox:" .. worker), claimed }
+  return reply()
 end
 
 -- Due retries and start times return to their lanes.
@@ -52,7 +62,7 @@ for _, id in ipairs(call("ZRANGE", prefix .. "delayed", 0, time_ms, "BYSCORE", "
   if record then
     local header = header_of(record)
     local _, _, crashes = attempts_of(id)
-    enqueue(id, header.tenant, header.priority, crashes, false)
+    enqueue(id, header, crashes, false)
   end
 end
 
@@ -70,7 +80,7 @@ if call("LLEN", prefix .. "inbox") > 0 then
   end
 end
 
-local spent, examined, is_spent, num_suspects = 0, 0, false, 0
+local spent, examined, is_spent, num_suspects, num_moved, is_taken = 0, 0, false, 0, 0, {}
 
 local function bury(id, record, header, attempt, crashes)
   local outcome = outcome_without_response(attempt, "unreadable", "the stored record cannot be read; a dead letter has its bytes")
@@ -80,15 +90,23 @@ local function bury(id, record, header, attempt, crashes)
   end
 end
 
-local function expire(id, record, header, attempt)
-  local outcome = outcome_without_response(attempt, "expired", "the deadline passed while the request waited")
+local function expire(id, record, header, attempt, message)
+  local outcome = outcome_without_response(attempt, "expired", message)
   if finish(id, record, header, "expired", outcome, result_ttl_ms, time_ms) then
     count("queued", -1)
   end
 end
 
--- Take one id of a popped chunk; returns its cost, or nil if it must go back to the front.
-local function take(id, record, is_elsewhere, attempts, lane, tenant)
+-- A deadline that the engine cannot meet, by the tokens that such requests take and the time of each, ends the
+-- request now: it is told early, and what it would have taken goes to those that can be met.
+local function is_infeasible(header)
+  return policy().order == "deadline" and header.deadline_ms > 0
+    and time_ms + header.max_tokens * output_share(header.tenant) * ms_per_token > header.deadline_ms
+end
+
+-- Take one popped id. Returns what it is expected to cost, in tokens; or nil if it must go back to the front.
+local function take(entry, record, is_elsewhere, attempts)
+  local id = entry.id
   if not record or is_elsewhere then
     return 0 -- a tombstone, or a left-over entry of an id that runs or is delayed
   end
@@ -99,11 +117,19 @@ local function take(id, record, is_elsewhere, attempts, lane, tenant)
     return 0
   end
   if header.deadline_ms > 0 and header.deadline_ms <= time_ms then
-    expire(id, record, header, deliveries - uncounted)
+    expire(id, record, header, deliveries - uncounted, "the deadline passed while the request waited")
     return 0
   end
-  if lane ~= (crashes > 0 and "suspect" or header.priority) or tenant ~= header.tenant then
-    return 0 -- a left-over entry: the id was submitted again and waits elsewhere
+  local lane, flow, order = place_of(header, crashes)
+  if entry.key ~= place_key(lane, flow, order) then
+    enqueue(id, header, crashes, false) -- the policy has changed, or the id was submitted again
+    num_moved = num_moved + 1
+    return 0
+  end
+  if is_infeasible(header) then
+    expire(id, record, header, deliveries - uncounted, "the deadline cannot be met: about "
+      .. integer(header.max_tokens * output_share(header.tenant)) .. " tokens at " .. integer(ms_per_token) .. " ms each take longer")
+    return 0
   end
   local runs_alone = lane == "suspect" and crashes > 1
   if runs_alone and (has_suspects or num_suspects > 0) then
@@ -116,7 +142,7 @@ local function take(id, record, is_elsewhere, attempts, lane, tenant)
   end
   local delivery = deliveries + 1
   add(id, delivery, uncounted, crashes, record)
-  ids[#ids + 1] = id
+  ids[#ids + 1], is_taken[id] = id, true
   held[#held + 1], held[#held + 2] = id, delivery
   owners[#owners + 1], owners[#owners + 2] = id, worker
   if attempts then
@@ -127,89 +153,168 @@ local function take(id, record, is_elsewhere, attempts, lane, tenant)
     max_suspects = runs_alone and 0 or max_suspects - 1
   end
   spent = spent + header.cost
-  return header.cost
+  return expected_cost(header)
 end
 
--- Pop a chunk of one tenant; returns what it cost in estimated tokens.
-local function take_chunk(lane, tenant)
-  local pending_key = prefix .. "pending:" .. lane .. ":" .. tenant
+-- Pop up to `room` ids of one flow; an id that the policy would not put there is in the other kind of place.
+local function pop_flow(lane, flow, room, entries)
+  local listed, ordered = place_key(lane, flow.name, false), place_key(lane, flow.name, true)
+  local function pop_list()
+    for _, id in ipairs(call("LPOP", listed, room - #entries) or {}) do
+      entries[#entries + 1] = { id = id, key = listed, flow = flow }
+    end
+  end
+  local function pop_order()
+    local popped = call("ZPOPMIN", ordered, room - #entries)
+    for i = 1, #popped, 2 do
+      entries[#entries + 1] = { id = popped[i], key = ordered, position = popped[i + 1], flow = flow }
+    end
+  end
+  local is_ordered = lane ~= "suspect" and policy().order
+  for _, pop_some in ipairs(is_ordered and { pop_order, pop_list } or { pop_list, pop_order }) do
+    pop_some()
+    flow.has_more = call("EXISTS", listed, ordered) > 0
+    if not flow.has_more or #entries == room then
+      return
+    end
+  end
+end
+
+-- Pop ids of a lane: of the flow that is next by virtual time, and as long as that empties it, of those after it.
+-- (A flow that has more may not be next again until it is known what this cost.) Returns entries and their flows.
+local function pop(lane)
+  local ring_key, entries, flows, emptied = prefix .. "ring:" .. lane, {}, {}, {}
   local room = lane == "suspect" and 1 or math.min(CHUNK, max_requests - #ids)
-  local chunk = call("LPOP", pending_key, room)
-  if not chunk then
-    return 0, false
-  end
-  examined = examined + #chunk
-  local request_keys = {}
-  for i, id in ipairs(chunk) do
-    request_keys[i] = prefix .. "request:" .. id
-  end
-  local records = call("MGET", unpack(request_keys))
-  local chunk_owners = call("HMGET", owner_key, unpack(chunk))
-  local chunk_attempts = call("HMGET", attempts_key, unpack(chunk))
-  local due = call("ZMSCORE", prefix .. "delayed", unpack(chunk))
-  local seen, cost = {}, 0
-  for i, id in ipairs(chunk) do
-    local item_cost = take(id, records[i], chunk_owners[i] or due[i] or seen[id], chunk_attempts[i], lane, tenant)
-    if not item_cost then
-      examined = examined - (#chunk - i + 1)
-      for j = #chunk, i, -1 do
-        call("LPUSH", pending_key, chunk[j])
-      end
+  local first = call("ZRANGE", ring_key, 0, room - 1, "WITHSCORES")
+  for i = 1, #first, 2 do
+    local flow = { name = first[i], vtime = tonumber(first[i + 1]), cost = 0 }
+    flows[#flows + 1] = flow
+    pop_flow(lane, flow, room, entries)
+    if flow.has_more then
       break
     end
-    seen[id] = true
-    cost = cost + item_cost
+    emptied[#emptied + 1] = flow.name
+    if #entries == room then
+      break
+    end
   end
-  if #held > 0 then
-    call("HSET", inflight_key, unpack(held))
-    call("HSET", owner_key, unpack(owners))
-    held, owners = {}, {}
+  if #emptied > 0 then
+    call("ZREM", ring_key, unpack(emptied))
   end
-  return cost, call("EXISTS", pending_key) == 1
+  examined = examined + #entries
+  return entries, flows
 end
 
-local function weight_of(tenant) -- a weight that makes no sense is 1
-  local weight = tonumber(call("HGET", prefix .. "weights", tenant) or 1)
-  return weight and weight > 0 and weight or 1
+local function put_back(entry)
+  entry.flow.has_more = true
+  examined = examined - 1
+  if entry.position then
+    call("ZADD", entry.key, entry.position, entry.id)
+  else
+    call("LPUSH", entry.key, entry.id)
+  end
+end
+
+-- Charge each flow what was taken from it (start-time fair queueing, Goyal, Vin and Cheng 1996). A flow that is
+-- empty now remembers its debt until virtual time has passed it, or who submits little at a time would never pay.
+local function charge(lane, flows)
+  local vtime_key, debt_key = prefix .. "vtime", prefix .. "debt:" .. lane
+  local vtime, waiting, debts = math.max(flows[#flows].vtime, tonumber(call("HGET", vtime_key, lane) or 0)), {}, {}
+  for _, flow in ipairs(flows) do
+    local finish = flow.vtime
+    if flow.cost > 0 and flow.name ~= "*" then
+      finish = finish + flow.cost / weight_of(flow.name)
+    end
+    local into = flow.has_more and waiting or debts
+    if flow.has_more or finish > vtime then
+      into[#into + 1], into[#into + 2] = exact(finish), flow.name
+    end
+  end
+  if #waiting > 0 then
+    call("ZADD", prefix .. "ring:" .. lane, unpack(waiting))
+  end
+  call("HSET", vtime_key, lane, exact(vtime))
+  call("ZREMRANGEBYSCORE", debt_key, "-inf", exact(vtime))
+  if #debts > 0 then
+    call("ZADD", debt_key, unpack(debts))
+  end
+end
+
+-- Take the next few requests of a lane; false if there are none.
+local function take_chunk(lane)
+  local entries, flows = pop(lane)
+  if #flows == 0 then
+    return false
+  end
+  if #entries > 0 then
+    know_tenants(flows)
+    local names, request_keys = {}, {}
+    for i, entry in ipairs(entries) do
+      names[i], request_keys[i] = entry.id, prefix .. "request:" .. entry.id
+    end
+    local records = call("MGET", unpack(request_keys))
+    local entry_owners = call("HMGET", owner_key, unpack(names))
+    local entry_attempts = call("HMGET", attempts_key, unpack(names))
+    local due = call("ZMSCORE", prefix .. "delayed", unpack(names))
+    for i, entry in ipairs(entries) do
+      local cost = take(entry, records[i], entry_owners[i] or due[i] or is_taken[entry.id], entry_attempts[i])
+      if not cost then
+        for j = #entries, i, -1 do
+          put_back(entries[j])
+        end
+        break
+      end
+      entry.flow.cost = entry.flow.cost + cost
+    end
+  end
+  charge(lane, flows)
+  return true
 end
 
 local function wants_more(lane)
   return #ids < max_requests and not is_spent and examined < MAX_EXAMINED and (lane ~= "suspect" or max_suspects > 0)
 end
 
--- Strict order of lanes; within one, the tenant with the least virtual time is next
--- (start-time fair queueing, Goyal, Vin and Cheng 1996).
-for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
-  local ring_key = prefix .. "ring:" .. lane
-  while wants_more(lane) do
-    local first = call("ZRANGE", ring_key, 0, 0, "WITHSCORES")
-    if #first == 0 then
-      break
-    end
-    local tenant, vtime = first[1], first[2]
-    local cost, has_more = take_chunk(lane, tenant)
-    call("HSET", prefix .. "vtime", lane, vtime)
-    if not has_more then
-      call("ZREM", ring_key, tenant)
-    elseif cost > 0 then
-      call("ZINCRBY", ring_key, cost / weight_of(tenant), tenant)
-    end
+-- Take from a lane until enough is taken, or one chunk only.
+local function take_from(lane, is_one_chunk)
+  local before = #ids
+  while wants_more(lane) and take_chunk(lane) and not is_one_chunk do
+  end
+  if #ids > before and lane ~= "suspect" and lane ~= "high" then
+    call("HSET", prefix .. "clock", "served_" .. lane, integer(time_ms))
   end
 end
+
+-- Lanes in strict order, but a lane that waits for as long as the policy says gets a chunk ahead of the others.
+take_from("suspect")
+local ageing_ms = policy().ageing_ms
+local served = call("HMGET", prefix .. "clock", "served_normal", "served_low")
+for i, lane in ipairs({ "normal", "low" }) do
+  if ageing_ms > 0 and served[i] and time_ms - served[i] >= ageing_ms then
+    take_from(lane, true)
+  end
+end
+repeat
+  num_moved = 0
+  for _, lane in ipairs({ "high", "normal", "low" }) do
+    take_from(lane)
+  end
+until num_moved == 0 -- what moved may be in a lane before the one that it was found in
 
 if #ids > 0 then
   count("queued", -#ids)
   count("in_flight", #ids)
+  call("HSET", inflight_key, unpack(held))
+  call("HSET", owner_key, unpack(owners))
   call("SET", prefix .. "lastclaim:" .. worker, nonce .. "|" .. table.concat(ids, ","))
 end
 flush(result_ttl_ms, time_ms)
 
 -- Pass the bell on while work remains, but only after progress: a worker that may take nothing of what
 -- remains (suspects, an inbox over the caps) must not wake itself for ever.
-local queued = tonumber(call("HGET", prefix .. "stats", "queued") or 0)
-if queued <= call("ZCARD", prefix .. "delayed") and call("LLEN", prefix .. "inbox") == 0 then
+if num_queued() <= call("ZCARD", prefix .. "delayed") and call("LLEN", prefix .. "inbox") == 0 then
   call("DEL", prefix .. "doorbell")
 elseif examined > 0 or has_taken_inbox then
   ring_doorbell()
 end
-return { "OK", time_ms, next_due_ms(), call("HGETALL", prefix .. "inbox:" .. worker), claimed }
+return reply()

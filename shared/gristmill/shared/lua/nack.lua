@@ -35,7 +35,7 @@ local function give_back(id, delivery, delay_ms, failure)
   if delay_ms > 0 then
     call("ZADD", prefix .. "delayed", time_ms + delay_ms, id)
   else
-    enqueue(id, header.tenant, header.priority, crashes, false)
+    enqueue(id, header, crashes, false)
     ring_doorbell()
   end
   return "retried"

@@ -1,7 +1,8 @@
 -- register: open a worker's lease and say what it serves. Sent twice, it renews.
 --
 -- KEYS[1]  prefix
--- ARGV     worker, lease_ms, then field, value... of worker:<worker>
+-- ARGV     worker, lease_ms, scheduling ("": leave the queue's policy as it is), ageing_ms, then
+--          field, value... of worker:<worker>
 -- Returns  now_ms
 -- Keeps    5, 7 (the record of a worker that dies goes with a TTL)
 
@@ -9,6 +10,9 @@ local time_ms = now_ms()
 local worker_key = prefix .. "worker:" .. ARGV[1]
 note_beat(tonumber(ARGV[2]), time_ms)
 call("ZADD", prefix .. "workers", time_ms + ARGV[2], ARGV[1])
-call("HSET", worker_key, "registered_ms", integer(time_ms), unpack(ARGV, 3))
+call("HSET", worker_key, "registered_ms", integer(time_ms), unpack(ARGV, 5))
 call("PEXPIRE", worker_key, ARGV[2] * 4)
+if ARGV[3] ~= "" then
+  call("HSET", prefix .. "policy", "scheduling", ARGV[3], "ageing_ms", ARGV[4])
+end
 return time_ms

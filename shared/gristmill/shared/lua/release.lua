@@ -15,7 +15,7 @@ for i = #ARGV - 1, 2, -2 do -- backwards, so that the first given is the first i
       local header = header_of(record)
       local _, uncounted, crashes = attempts_of(id)
       set_attempts(id, delivery, uncounted + 1, crashes)
-      enqueue(id, header.tenant, header.priority, crashes, true)
+      enqueue(id, header, crashes, true)
       released = released + 1
     end
   end

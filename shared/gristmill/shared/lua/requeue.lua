@@ -24,7 +24,7 @@ if not header.is_readable then
 end
 local line, payload = string.match(record, "^([^\n]*)\n(.*)$")
 local model, prompt_prefix = string.match(line, "|([^|]*)|([^|]*)|[^|]*$")
-local tail = table.concat({ "", header.prompt_tokens, header.max_tokens, header.max_attempts, "", header.endpoint,
+local tail = table.concat({ "", integer(header.prompt_tokens), integer(header.max_tokens), header.max_attempts, "", header.endpoint,
   model, prompt_prefix, id }, "|")
 local time_ms = now_ms()
 local code = accept(false, new_id, header.tenant, header.priority, 0, 0, header.digest, tail, payload, time_ms)

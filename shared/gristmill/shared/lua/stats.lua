@@ -13,8 +13,8 @@ end
 local lanes = {}
 for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
   local depth = 0
-  for _, tenant in ipairs(call("ZRANGE", prefix .. "ring:" .. lane, 0, -1)) do
-    depth = depth + call("LLEN", prefix .. "pending:" .. lane .. ":" .. tenant)
+  for _, flow in ipairs(call("ZRANGE", prefix .. "ring:" .. lane, 0, -1)) do
+    depth = depth + call("LLEN", place_key(lane, flow, false)) + call("ZCARD", place_key(lane, flow, true))
   end
   lanes[#lanes + 1], lanes[#lanes + 2] = lane, depth
 end

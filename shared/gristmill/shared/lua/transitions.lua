@@ -4,10 +4,16 @@
 -- KEYS[1] is the prefix "gm:{queue}:". Every key below is built from it, so all of them hash to one
 -- slot of a Redis Cluster. keys.py is the Python twin of this table.
 --
---   pending:<lane>:<tenant>  LIST    ids that wait; lane = suspect, high, normal or low
---   ring:<lane>              ZSET    tenants with waiting ids -> virtual time (fair share)
+--   policy                   HASH    scheduling, ageing_ms: in which order claims take what waits
+--   pending:<lane>:<flow>    LIST    ids that wait, first come first served; lane = suspect, high, normal or
+--                                    low; flow = a tenant, or * for all where tenants do not count
+--   ordered:<lane>:<flow>    ZSET    ids that wait -> position, where they are ordered by something else
+--   ring:<lane>              ZSET    flows with waiting ids -> virtual time (fair share)
+--   debt:<lane>              ZSET    flows without waiting ids that were served ahead -> virtual time
 --   vtime                    HASH    lane -> virtual time of the last claim
 --   weights                  HASH    tenant -> share of the engine, 1 unless an operator sets it
+--   output_share             HASH    tenant -> generated share of max_tokens, as seen lately
+--   groups                   HASH    "lane|flow|prefix" -> "position|size" of the group that is filling; last -> position
 --   inbox                    LIST    plain JSON that anybody may RPUSH
 --   inbox:<worker>           HASH    token -> element that this worker took and has not admitted yet
 --   request:<id>             STRING  header line, metadata line, body; exists <=> not terminal
@@ -26,7 +32,8 @@
 --   batches_done             LIST    batches that completed, each once
 --   reply:<client>           LIST    ids that finished, newest 10,000
 --   doorbell                 LIST    at most 4 tokens that wake idle workers
---   clock                    HASH    last_beat_ms, grace_until_ms
+--   clock                    HASH    last_beat_ms, grace_until_ms; served_normal, served_low: ms at which a claim
+--                                    last took from the lane, or its backlog began
 --   stats                    HASH    queued, in_flight, bytes (now); the other fields only grow
 --   tenant_load              HASH    "tenant|requests", "tenant|bytes" of what is not terminal; no field is 0
 --
@@ -42,6 +49,14 @@ local MAX_BATCHES_DONE = 10000
 local MAX_DEAD_LETTERS = 100000
 local DAY_MS = 24 * 3600 * 1000
 
+local AGEING_MS = 10000 -- of a queue whose policy says nothing
+-- Waiting credit of the shortest first: a request of 16,000 tokens passes new ones of 400 after a quarter of an hour.
+local CREDIT_TOKENS_PER_MS = 16 / 1000
+-- A group of one prefix takes newcomers in, ahead of what came between, until it is that large or that old.
+local MAX_GROUP, MAX_GROUP_MS, MAX_GROUPS = 256, 60000, 10000
+-- How fast the output share of a tenant follows what is seen: half of it after some 45 requests.
+local SHARE_STEP = 1 / 64
+
 local function now_ms()
   local time = call("TIME")
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -49,6 +64,10 @@ end
 
 local function integer(number) -- Lua prints large floats as 1e+15
   return string.format("%.0f", number)
+end
+
+local function exact(number) -- a double as Redis reads it back
+  return string.format("%.17g", number)
 end
 
 -- Counters, batches and replies are gathered while a script runs and written once by flush().
@@ -73,23 +92,29 @@ end
 local IS_PRIORITY = { high = true, normal = true, low = true }
 local TEXT = "|([^|\n]*)"
 local HEADER = "^1|(%d+)|(%d+)" .. TEXT .. TEXT .. TEXT .. TEXT .. "|(%d+)|(%d+)|(%d+)" .. TEXT .. TEXT
-  .. "|[^|\n]*|[^|\n]*|[^|\n]*\n([^\n]*)\n"
+  .. "|[^|\n]*" .. TEXT .. "|[^|\n]*\n([^\n]*)\n"
+
+-- At least 1, or a tenant whose requests cost nothing would always be the next; at most 2^24, or one
+-- request would lift virtual time to where a double no longer sees the others' costs.
+local function bounded_cost(tokens)
+  return math.min(math.max(1, tokens), 2 ^ 24)
+end
 
 -- Read a record. What cannot be read (another version, an alien's hand) gets a header with which it
 -- can still be ended, so that no script stops half-way: claim makes it a dead letter. Invariant 6.
 local function header_of(record)
   local header = { is_readable = true }
   header.enqueued_ms, header.deadline_ms, header.tenant, header.priority, header.digest, header.batch,
-    header.prompt_tokens, header.max_tokens, header.max_attempts, header.reply, header.endpoint, header.metadata =
-    string.match(record, HEADER)
+    header.prompt_tokens, header.max_tokens, header.max_attempts, header.reply, header.endpoint, header.prefix,
+    header.metadata = string.match(record, HEADER)
   if not IS_PRIORITY[header.priority or ""] then
-    return { is_readable = false, enqueued_ms = "0", deadline_ms = 0, tenant = "default", priority = "normal",
-      digest = "", batch = "", cost = 1, max_attempts = 1, reply = "", endpoint = "", metadata = "" }
+    return { is_readable = false, enqueued_ms = 0, deadline_ms = 0, tenant = "default", priority = "normal",
+      digest = "", batch = "", prompt_tokens = 1, max_tokens = 0, cost = 1, max_attempts = 1, reply = "",
+      endpoint = "", prefix = "", metadata = "" }
   end
-  header.deadline_ms = tonumber(header.deadline_ms)
-  -- At least 1, or a tenant whose requests cost nothing would always be the next; at most 2^24, or one
-  -- request would lift virtual time to where a double no longer sees the others' costs.
-  header.cost = math.min(math.max(1, tonumber(header.prompt_tokens) + tonumber(header.max_tokens)), 2 ^ 24)
+  header.enqueued_ms, header.deadline_ms = tonumber(header.enqueued_ms), tonumber(header.deadline_ms)
+  header.prompt_tokens, header.max_tokens = tonumber(header.prompt_tokens), tonumber(header.max_tokens)
+  header.cost = bounded_cost(header.prompt_tokens + header.max_tokens)
   header.max_attempts = tonumber(header.max_attempts)
   return header
 end
@@ -116,13 +141,124 @@ local function ring_doorbell()
   end
 end
 
--- Put an id into its lane. A suspect stays a suspect, whatever brought it back.
-local function enqueue(id, tenant, priority, crashes, at_front)
-  local lane = crashes > 0 and "suspect" or priority
-  local push = at_front and "LPUSH" or "RPUSH"
-  if call(push, prefix .. "pending:" .. lane .. ":" .. tenant, id) == 1 then
-    local vtime = call("HGET", prefix .. "vtime", lane) or "0"
-    call("ZADD", prefix .. "ring:" .. lane, "NX", vtime, tenant)
+-- The policy of the queue, read once a script: fcfs, priority, sjf, deadline, prefix, fair, or fair with one of
+-- sjf, deadline and prefix for the order inside a tenant's share.
+local the_policy
+local function policy()
+  if not the_policy then
+    local fields = call("HMGET", prefix .. "policy", "scheduling", "ageing_ms")
+    local name = fields[1] or "fair"
+    local order = string.match(name, "[^+]+$")
+    the_policy = { has_lanes = name ~= "fcfs", is_fair = string.sub(name, 1, 4) == "fair",
+      order = (order == "sjf" or order == "deadline" or order == "prefix") and order,
+      ageing_ms = tonumber(fields[2] or AGEING_MS) }
+  end
+  return the_policy
+end
+
+-- Of each tenant: its weight, and the share of max_tokens that its requests were seen to generate, 1 until one was.
+local weights, shares = {}, {}
+
+local function know_tenants(flows)
+  local names = {}
+  for _, flow in ipairs(flows) do
+    if not shares[flow.name] then
+      names[#names + 1] = flow.name
+    end
+  end
+  if #names > 0 then
+    local seen_weights = call("HMGET", prefix .. "weights", unpack(names))
+    local seen_shares = call("HMGET", prefix .. "output_share", unpack(names))
+    for i, name in ipairs(names) do
+      local weight = tonumber(seen_weights[i] or 1)
+      weights[name] = weight and weight > 0 and weight or 1 -- one that makes no sense is 1
+      shares[name] = tonumber(seen_shares[i] or 1)
+    end
+  end
+end
+
+local function weight_of(tenant)
+  if not weights[tenant] then
+    know_tenants({ { name = tenant } })
+  end
+  return weights[tenant]
+end
+
+local function output_share(tenant)
+  if not shares[tenant] then
+    know_tenants({ { name = tenant } })
+  end
+  return shares[tenant]
+end
+
+-- Tokens that a request will take, by what was seen of its tenant.
+local function expected_cost(header)
+  return bounded_cost(header.prompt_tokens + header.max_tokens * output_share(header.tenant))
+end
+
+-- Where a request waits: lane, flow, and whether it is ordered there. Suspects wait in a lane of their own.
+local function place_of(header, crashes)
+  if crashes > 0 then
+    return "suspect", header.tenant, false
+  end
+  local now = policy()
+  return now.has_lanes and header.priority or "normal", now.is_fair and header.tenant or "*", now.order
+end
+
+local function place_key(lane, flow, order)
+  return prefix .. (order and "ordered:" or "pending:") .. lane .. ":" .. flow
+end
+
+-- Requests of one prefix stand together, where the first of their group came.
+local function group_position(header, lane, flow)
+  if header.prefix == "" then
+    return header.enqueued_ms
+  end
+  local groups_key, group = prefix .. "groups", lane .. "|" .. flow .. "|" .. header.prefix
+  local start, size = string.match(call("HGET", groups_key, group) or "", "^(%d+)|(%d+)$")
+  if not start or tonumber(size) >= MAX_GROUP or header.enqueued_ms - start > MAX_GROUP_MS then
+    if call("HLEN", groups_key) >= MAX_GROUPS then
+      call("DEL", groups_key) -- groups begin anew; no request is lost by that
+    end
+    -- No two groups begin in one ms, or they would mix.
+    start, size = math.max(header.enqueued_ms, tonumber(call("HGET", groups_key, "last") or 0) + 1), 0
+    call("HSET", groups_key, "last", integer(start))
+  end
+  call("HSET", groups_key, group, integer(start) .. "|" .. integer(size + 1))
+  call("PEXPIRE", groups_key, MAX_GROUP_MS * 2)
+  return start + size / 4096 -- a double has that much room beside a time in ms
+end
+
+-- A position never changes while a request waits, and time is a part of each, so nothing starves.
+local function position_of(header, lane, flow, order)
+  if order == "sjf" then
+    return header.enqueued_ms * CREDIT_TOKENS_PER_MS + expected_cost(header)
+  elseif order == "deadline" then
+    return header.deadline_ms > 0 and header.deadline_ms or header.enqueued_ms + DAY_MS
+  end
+  return group_position(header, lane, flow)
+end
+
+-- Put an id where it waits. A suspect stays a suspect, whatever brought it back.
+local function enqueue(id, header, crashes, at_front)
+  local lane, flow, order = place_of(header, crashes)
+  local key, num_new = place_key(lane, flow, order), 0
+  if order then
+    num_new = call("ZADD", key, exact(position_of(header, lane, flow, order)), id)
+  else
+    num_new = call(at_front and "LPUSH" or "RPUSH", key, id)
+  end
+  if num_new == 1 then -- the first of its flow; among ordered ids it may be another, and then the flow is in the ring
+    local ring_key = prefix .. "ring:" .. lane
+    if call("ZSCORE", ring_key, flow) then
+      return
+    end
+    if (lane == "normal" or lane == "low") and call("EXISTS", ring_key) == 0 then
+      call("HSET", prefix .. "clock", "served_" .. lane, integer(now_ms()))
+    end
+    local vtime = tonumber(call("HGET", prefix .. "vtime", lane) or 0)
+    local debt = tonumber(call("ZSCORE", prefix .. "debt:" .. lane, flow) or 0)
+    call("ZADD", ring_key, exact(math.max(vtime, debt)), flow)
   end
 end
 
@@ -142,7 +278,7 @@ end
 -- Invariants 1 and 2: the request goes in the same step, and the first record wins.
 local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
   local result = '{"id":"' .. id .. '","status":"' .. status .. '","endpoint":"' .. header.endpoint
-    .. '","digest":"' .. header.digest .. '","enqueued_ms":' .. header.enqueued_ms .. ',"finished_ms":'
+    .. '","digest":"' .. header.digest .. '","enqueued_ms":' .. integer(header.enqueued_ms) .. ',"finished_ms":'
     .. integer(time_ms) .. ',"metadata":' .. (header.metadata == "" and "null" or header.metadata) .. "," .. outcome .. "}"
   if not call("SET", prefix .. "result:" .. id, result, "NX", "PX", ttl_ms) then
     return false
@@ -248,7 +384,7 @@ local function give_up(worker, limit, evidence, ttl_ms, time_ms)
         end
       else
         set_attempts(id, deliveries, uncounted + 1, crashes)
-        enqueue(id, header.tenant, header.priority, crashes, true)
+        enqueue(id, header, crashes, true)
         count("queued", 1)
         count("crashed", 1)
       end
@@ -338,7 +474,7 @@ local function accept(is_new, id, tenant, priority, deadline_in_ms, delay_ms, di
   if delay_ms > 0 then
     call("ZADD", prefix .. "delayed", time_ms + delay_ms, id)
   else
-    enqueue(id, tenant, priority, 0, false)
+    enqueue(id, policy().order and header_of(record) or { tenant = tenant, priority = priority }, 0, false)
   end
   return "accepted"
 end

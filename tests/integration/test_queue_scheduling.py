@@ -1,0 +1,321 @@
+"""Scheduling policies: in which order claims take what waits, and that no order starves, doubles or loses anything."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import permutations
+from typing import Any, get_args
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from queues import a_request, claim, counters, open_worker, outcome, some_requests
+
+from gristmill.shared.audit import audit
+from gristmill.shared.operations import Policy, Scheduling, Settlement
+from gristmill.shared.queue import Queue
+from gristmill.shared.records import Claimed
+
+ALL: tuple[Scheduling, ...] = get_args(Scheduling)
+CHUNK = 8
+"""Requests of one tenant that a claim takes before it looks at whose turn it is."""
+
+
+async def worker_under(queue: Queue, scheduling: Scheduling, ageing_s: float = 0) -> str:
+    worker = await open_worker(queue)
+    await queue.register(worker, {}, Policy(scheduling, ageing_s))
+    return worker
+
+
+def another(queue: Queue) -> Queue:
+    """Return a fresh queue on the same server."""
+    return Queue(queue.redis, f"test-{uuid4().hex[:12]}", queue.limits)
+
+
+async def ack(
+    queue: Queue, worker: str, items: Iterable[Claimed], prompt_tokens: int, output_tokens: int
+) -> None:
+    await queue.ack(
+        worker,
+        [
+            Settlement(i.id, i.delivery, "succeeded", outcome(i), prompt_tokens, output_tokens)
+            for i in items
+        ],
+    )
+
+
+def names(items: Sequence[Claimed]) -> list[str]:
+    return [item.id for item in items]
+
+
+async def test_fcfs_goes_by_arrival_alone(queue: Queue) -> None:
+    worker = await worker_under(queue, "fcfs")
+    requests = [
+        a_request(tenant=tenant, priority=priority)
+        for tenant in ("a", "b", "c") for priority in ("low", "high", "normal")
+    ]  # fmt: skip
+    await queue.submit(requests)
+    assert names(await claim(queue, worker)) == [request.id for request in requests]
+
+
+async def test_priority_goes_by_lane_then_arrival(queue: Queue) -> None:
+    worker = await worker_under(queue, "priority")
+    for number, priority in enumerate(["low", "high", "normal"] * 3):
+        await queue.submit(
+            [a_request(f"{priority}-{number}", tenant="ab"[number % 2], priority=priority)]
+        )
+    assert names(await claim(queue, worker)) == [
+        "high-1", "high-4", "high-7", "normal-2", "normal-5", "normal-8", "low-0", "low-3", "low-6",
+    ]  # fmt: skip
+
+
+async def test_sjf_takes_the_shortest_first_inside_a_lane(queue: Queue) -> None:
+    worker = await worker_under(queue, "sjf")
+    sizes = [400, 20_000, 100, 6_000]
+    await queue.submit(
+        [a_request(f"s{size}", tenant=f"t{size}", max_tokens=size) for size in sizes]
+    )
+    await queue.submit([a_request("high", max_tokens=40_000, priority="high")])
+    items = await claim(queue, worker)
+    assert names(items) == ["high", "s100", "s400", "s6000", "s20000"]
+
+
+async def test_sjf_gives_credit_for_waiting(queue: Queue) -> None:
+    """Sixteen tokens a second: an hour outweighs 50,000 tokens, a minute does not."""
+    worker = await worker_under(queue, "sjf")
+    for waited_s, expected in ((60, ["short", "long"]), (3600, ["long", "short"])):
+        queue = another(queue)
+        await queue.register(worker, {}, Policy("sjf", 0))
+        await queue.submit([a_request("long", max_tokens=50_000)])
+        items = await claim(queue, worker)
+        key = queue.keys.request("long")
+        fields = (await queue.redis.get(key)).split(b"|")
+        fields[1] = str(int(fields[1]) - waited_s * 1000).encode()
+        await queue.redis.set(key, b"|".join(fields))
+        await queue.release(worker, items)
+        await queue.submit([a_request("short", max_tokens=100)])
+        assert names(await claim(queue, worker)) == expected
+
+
+async def test_sjf_learns_what_a_tenant_really_generates(queue: Queue) -> None:
+    """One asks for 4,000 tokens and ends after 40, the other takes all of its 1,000."""
+    worker = await worker_under(queue, "sjf")
+    for _ in range(3):
+        await queue.submit(some_requests(128, tenant="brief", max_tokens=4_000))
+        await ack(queue, worker, await claim(queue, worker), 10, 40)
+    await queue.submit([a_request("full", tenant="full", max_tokens=1_000)])
+    await queue.submit([a_request("brief", tenant="brief", max_tokens=4_000)])
+    assert names(await claim(queue, worker)) == ["brief", "full"]
+
+
+async def test_deadline_takes_the_earliest_first(queue: Queue) -> None:
+    worker = await worker_under(queue, "deadline")
+    await queue.submit([a_request("none"), a_request("late", deadline_s=7200)])
+    await queue.submit(
+        [a_request("soon", deadline_s=600), a_request("later", deadline_s=2 * 86_400)]
+    )
+    assert names(await claim(queue, worker)) == ["soon", "late", "none", "later"]
+
+
+async def test_deadline_that_cannot_be_met_is_told_early(queue: Queue) -> None:
+    worker = await worker_under(queue, "deadline")
+    await queue.submit([a_request("cannot", deadline_s=60, max_tokens=4_000)])
+    await queue.submit([a_request("can", deadline_s=60, max_tokens=1_000)])
+    assert names(await claim(queue, worker, ms_per_token=20)) == ["can"]
+    (result,) = await queue.results(["cannot"])
+    assert result is not None
+    assert result.status == "expired"
+    assert result.failure == (
+        "expired: the deadline cannot be met: about 4000 tokens at 20 ms each take longer"
+    )
+    assert await audit(queue) == []
+
+
+async def test_other_policies_expire_nothing_early(queue: Queue) -> None:
+    worker = await worker_under(queue, "sjf")
+    await queue.submit([a_request("cannot", deadline_s=60, max_tokens=4_000)])
+    assert names(await claim(queue, worker, ms_per_token=20)) == ["cannot"]
+
+
+async def test_prefix_claims_a_group_together(queue: Queue) -> None:
+    worker = await worker_under(queue, "prefix")
+    requests = [a_request(f"{n:02}", prefix=f"group{n % 4}") for n in range(32)]
+    await queue.submit(requests)
+    groups = [int(name) % 4 for name in names(await claim(queue, worker))]
+    assert groups == [0] * 8 + [1] * 8 + [2] * 8 + [3] * 8
+
+
+async def test_a_group_lets_others_pass_after_256(queue: Queue) -> None:
+    """A prefix that never ends does not starve who has none."""
+    worker = await worker_under(queue, "prefix")
+    await queue.submit([a_request(prefix="endless")])
+    await queue.submit([a_request("other", prefix="other")])
+    for _ in range(3):
+        await queue.submit(some_requests(200, prefix="endless"))
+    order = [name for _ in range(5) for name in names(await claim(queue, worker))]
+    assert order.index("other") == 256
+
+
+async def test_a_lane_that_waits_gets_a_turn(queue: Queue) -> None:
+    worker = await worker_under(queue, "priority", ageing_s=10)
+    await queue.submit(some_requests(40, priority="high"))
+    await queue.submit(some_requests(40, priority="low"))
+    assert {i.record.priority for i in await claim(queue, worker, 10)} == {"high"}
+    await queue.redis.hincrby(f"{queue.keys.prefix}clock", "served_low", -10_000)
+    first = Counter(item.record.priority for item in await claim(queue, worker, 20))
+    assert first == {"low": CHUNK, "high": 20 - CHUNK}
+    assert {i.record.priority for i in await claim(queue, worker, 10)} == {"high"}
+
+
+async def test_a_backlog_that_begins_has_no_credit(queue: Queue) -> None:
+    worker = await worker_under(queue, "priority", ageing_s=10)
+    await queue.submit(some_requests(1, priority="low"))
+    await claim(queue, worker)
+    await queue.redis.hincrby(f"{queue.keys.prefix}clock", "served_low", -100_000)
+    await queue.submit(some_requests(20, priority="high"))
+    await queue.submit(some_requests(20, priority="low"))
+    assert {i.record.priority for i in await claim(queue, worker, 20)} == {"high"}
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "expected"),
+    [
+        ("fair+sjf", ["a1", "b1", "a2", "b2", "a3", "b3"]),
+        ("fair+deadline", ["a3", "b3", "a2", "b2", "a1", "b1"]),
+    ],
+)
+async def test_fair_orders_inside_a_tenants_share(
+    queue: Queue, scheduling: Scheduling, expected: list[str]
+) -> None:
+    """Claims of one request each: the tenants take turns, each with what its order puts first."""
+    worker = await worker_under(queue, scheduling)
+    for tenant in "ab":
+        for number in (3, 1, 2):
+            await queue.submit([
+                a_request(f"{tenant}{number}", tenant=tenant, max_tokens=1000 + number * 100,
+                          deadline_s=(4 - number) * 3600)
+            ])  # fmt: skip
+    order = [name for _ in range(6) for name in names(await claim(queue, worker, 1))]
+    assert order == expected
+
+
+async def test_fair_holds_inside_a_priority(queue: Queue) -> None:
+    worker = await worker_under(queue, "fair")
+    for tenant, number in (("flood", 200), ("few", 20)):
+        for priority in ("low", "high"):
+            await queue.submit(some_requests(number, tenant=tenant, priority=priority))
+    items = await claim(queue, worker, 40)
+    assert {item.record.priority for item in items} == {"high"}
+    assert Counter(item.record.tenant for item in items) == {"flood": 20, "few": 20}
+
+
+costs = st.lists(st.integers(1, 4096), min_size=150, max_size=150)
+
+
+@settings(
+    max_examples=25, deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(of_a=costs, of_b=costs, sizes=st.lists(st.integers(1, 64), min_size=4, max_size=4))
+async def test_served_tokens_of_two_backlogged_tenants_differ_by_at_most_one_claim(
+    queue: Queue, of_a: list[int], of_b: list[int], sizes: list[int]
+) -> None:
+    """Of one claim, as it may be: eight requests, each as large as the largest."""
+    queue = another(queue)
+    worker = await worker_under(queue, "fair")
+    for tenant, sizes_of in (("a", of_a), ("b", of_b)):
+        await queue.submit([a_request(tenant=tenant, max_tokens=tokens) for tokens in sizes_of])
+    served, waiting, bound = Counter[str](), Counter(a=150, b=150), CHUNK * max(*of_a, *of_b)
+    for size in sizes:
+        for item in await claim(queue, worker, size):
+            served[item.record.tenant] += item.record.max_tokens
+            waiting[item.record.tenant] -= 1
+        if min(waiting.values()) > 0:
+            assert abs(served["a"] - served["b"]) <= bound
+
+
+async def test_a_flood_costs_the_others_one_chunk(queue: Queue) -> None:
+    """Wait counts in requests claimed before one's own: with 10,000 of one tenant ahead, and alone."""
+    with_flood = await _waits(queue, flood=10_000)
+    alone = await _waits(queue, flood=0)
+    assert len(alone) == len(with_flood) == 99 * 5
+    at_95 = len(alone) * 95 // 100
+    assert sorted(with_flood)[at_95] <= sorted(alone)[at_95] + 2 * CHUNK
+
+
+async def _waits(queue: Queue, flood: int) -> list[int]:
+    queue = another(queue)
+    worker = await worker_under(queue, "fair")
+    for _ in range(0, flood, 500):
+        await queue.submit(some_requests(500, tenant="flood", max_tokens=100))
+    if flood:
+        await claim(queue, worker, 64)
+    for number in range(99):
+        await queue.submit(some_requests(5, tenant=f"t{number}", max_tokens=100))
+    waits, num_claimed = [], 0
+    while len(waits) < 99 * 5:
+        for item in await claim(queue, worker, 64):
+            num_claimed += 1
+            if item.record.tenant != "flood":
+                waits.append(num_claimed)
+    return waits
+
+
+async def test_who_submits_little_at_a_time_pays_as_well(queue: Queue) -> None:
+    """Never more than one large request waits of b, so its flow is empty between any two."""
+    worker = await worker_under(queue, "fair")
+    await queue.submit(some_requests(400, tenant="a", max_tokens=100))
+    served = Counter[str]()
+    await queue.submit([a_request(tenant="b", max_tokens=1000)])
+    while served["a"] < 20_000:
+        for item in await claim(queue, worker, 8):
+            served[item.record.tenant] += item.record.max_tokens
+            if item.record.tenant == "b":
+                await queue.submit([a_request(tenant="b", max_tokens=1000)])
+    assert abs(served["a"] - served["b"]) <= CHUNK * 1000
+
+
+async def test_what_was_not_generated_is_given_back(queue: Queue) -> None:
+    """Both ask for 1,000 tokens; those of a end after 100, so ten times as many of its requests run."""
+    worker = await worker_under(queue, "fair")
+    for tenant in "ab":
+        for _ in range(4):
+            await queue.submit(some_requests(400, tenant=tenant, max_tokens=1000))
+    served = Counter[str]()
+    for _ in range(40):
+        items = await claim(queue, worker, 32)
+        for tenant, tokens in (("a", 100), ("b", 1000)):
+            mine = [item for item in items if item.record.tenant == tenant]
+            await ack(queue, worker, mine, 0, tokens)
+            served[tenant] += tokens * len(mine)
+    assert 0.8 <= served["a"] / served["b"] <= 1.25
+
+
+@pytest.mark.parametrize(("before", "after"), list(permutations(ALL, 2)))
+async def test_a_change_of_policy_loses_and_doubles_nothing(
+    queue: Queue, before: Scheduling, after: Scheduling
+) -> None:
+    worker = await worker_under(queue, before)
+    fields: dict[str, Any] = {"max_tokens": 100, "deadline_s": 3600}
+    requests = [
+        a_request(tenant="abc"[n % 3], priority=("high", "normal", "low")[n % 3 - 1], prefix=f"p{n % 5}", **fields)
+        for n in range(60)
+    ]  # fmt: skip
+    await queue.submit(requests[:40])
+    first = await claim(queue, worker, 10)
+    await queue.register(worker, {}, Policy(after, 0))
+    await queue.submit(requests[40:])
+    await queue.release(worker, first[:5])
+    claimed = names(first[5:])
+    while items := await claim(queue, worker, 16):
+        claimed += names(items)
+    assert sorted(claimed) == sorted(request.id for request in requests)
+    assert (await counters(queue))["in_flight"] == 60
+    assert await audit(queue) == []
+
+
+async def test_a_worker_without_a_policy_leaves_the_queues(queue: Queue) -> None:
+    await worker_under(queue, "sjf")
+    worker = await open_worker(queue)
+    await queue.submit([a_request("long", max_tokens=4000), a_request("short", max_tokens=10)])
+    assert names(await claim(queue, worker)) == ["short", "long"]
