@@ -16,7 +16,19 @@ from gristmill.shared.results import Result
 
 CULPRITS = {KILLS_ENGINE, KILLS_WORKER}
 
-LASTING = {"result", "reply", "stats", "clock", "vtime", "policy", "output_share", "debt", "dead", "deadinfo", "doorbell"}
+LASTING = {
+    "result",
+    "reply",
+    "stats",
+    "clock",
+    "vtime",
+    "policy",
+    "output_share",
+    "debt",
+    "dead",
+    "deadinfo",
+    "doorbell",
+}
 """Kinds of keys that may be there when all requests have ended."""
 
 DRAIN_CODES = {0, 1}

@@ -90,6 +90,34 @@ def test_each_policy_is_run_as_the_policy_that_it_is(measured: Bench) -> None:
     assert (claims["sequential"], claims["static"]) == (1, 4)
 
 
+def test_each_scheduling_orders_the_whole_load(measured: Bench) -> None:
+    report = measured(
+        load="bimodal", requests=20, policies=["sequential"], schedulings=["fcfs", "sjf"]
+    )
+    load = named("bimodal", 20, seed=1, scale=0.1)
+    _, fcfs, sjf = (
+        sorted(range(20), key=lambda i, run=run: run.requests[i].arrived_s)  # type: ignore[misc]  # bound now
+        for run in report.runs
+    )
+    assert fcfs == list(range(20))
+    longest = {i for i in range(20) if load[i].prompt_tokens >= 76}
+    assert set(sjf[-len(longest) :]) == longest
+    assert [row.setup.label for row in rows(report.runs)[1:]] == [
+        "sequential, fcfs",
+        "sequential, sjf",
+    ]
+
+
+def test_fairness_tells_fair_from_first_come(measured: Bench) -> None:
+    report = measured(
+        load="tenants", requests=56, policies=["sequential"], schedulings=["fcfs", "fair"]
+    )
+    _, fcfs, fair = rows(report.runs)
+    assert fcfs.fairness == pytest.approx(1 / 8)
+    assert fair.fairness is not None
+    assert fair.fairness > 0.8  # a claim is one request here, so tenants differ by no more
+
+
 def test_arrivals_at_a_rate_are_due_one_by_one(measured: Bench) -> None:
     report = measured(rate=100.0)
     for run in report.runs:
@@ -156,6 +184,7 @@ def test_unknown_load_is_told_before_the_engine_starts(measured: Bench, tmp_path
     ("arguments", "message"),
     [
         (["--policies", "static,x"], "'x' is none; use continuous, "),
+        (["--scheduling", "x"], "'x' is none; use fcfs, priority, sjf, "),
         (["--batch-size", "8,0"], "'8,0': a size is a whole number from 1 to 4096"),
         (["--requests", "0"], "0 is not in the range x>=1"),
         (["--rate", "0"], "0 is not in the range x>0"),

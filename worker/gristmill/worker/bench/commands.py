@@ -1,7 +1,7 @@
 """The command `gristmill bench`."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,24 @@ import click
 CSV = "separated by commas"
 
 
-def _names(setting: str) -> Callable[..., list[str]]:
-    """Return what reads names of a setting's values."""
+def _policies(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
+    from gristmill.worker.bench.setups import POLICIES
 
-    def read(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
-        from gristmill.worker.bench.setups import choices
+    return _known(text, POLICIES)
 
-        known, names = choices(setting), _parts(text)
-        for name in names:
-            if name not in known:
-                raise click.BadParameter(f"{name!r} is none; use {', '.join(known)}")
-        return names
 
-    return read
+def _schedulings(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
+    from gristmill.worker.bench.setups import SCHEDULINGS
+
+    return _known(text, SCHEDULINGS)
+
+
+def _known(text: str | None, known: Collection[str]) -> list[str]:
+    names = _parts(text)
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is none; use {', '.join(known)}")
+    return names
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
@@ -70,14 +75,14 @@ def _parts(text: str | None) -> list[str]:
 @click.option(
     "--policies",
     metavar="NAMES",
-    callback=_names("batch_policy"),
+    callback=_policies,
     help=f"Policies of batching, {CSV}.  [default: all]",
 )
 @click.option(
     "--scheduling",
     "schedulings",
     metavar="NAMES",
-    callback=_names("scheduling"),
+    callback=_schedulings,
     help=f"Orders of scheduling, {CSV}.  [default: the worker's]",
 )
 @click.option(

@@ -165,10 +165,14 @@ async def _queued(
 
 @contextlib.asynccontextmanager
 async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
-    """Open a queue for one run; nothing of it is left afterwards."""
+    """Open a queue for one run, which orders what waits as it is told; nothing of it is left afterwards."""
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     queue = Queue(redis, settings.queue, settings.limits)
     try:
+        await queue.register(
+            "scheduling", {}, settings.policy
+        )  # submits put requests in their place
+        await queue.bye("scheduling")
         yield queue
     finally:
         with contextlib.suppress(RedisError):  # gone: so are the keys, or they expire

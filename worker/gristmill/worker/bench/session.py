@@ -22,7 +22,7 @@ from gristmill.worker.bench.measuring import Plan, measure
 from gristmill.worker.bench.observed import Observed
 from gristmill.worker.bench.records import Report, Run
 from gristmill.worker.bench.runs import Stage
-from gristmill.worker.bench.setups import choices, setups
+from gristmill.worker.bench.setups import POLICIES, setups
 from gristmill.worker.engine import Engine, EngineInfo, RunLimits, engine_from
 from gristmill.worker.engine.demo_model import demo_model
 from gristmill.worker.engine.gpu_use import gpu_meter
@@ -64,9 +64,7 @@ class Options:
         """
         return Plan(
             load=self._loader(),
-            setups=setups(
-                self.policies or [*choices("batch_policy")], self.schedulings, self.sizes
-            ),
+            setups=setups(self.policies or [*POLICIES], self.schedulings, self.sizes),
             num_rounds=self.num_rounds,
             rate=self.rate,
             seed=self.seed,

@@ -1,8 +1,9 @@
 """What is compared: a policy of batching, an order of scheduling and a size, as a worker's settings."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
+from gristmill.shared.operations import Scheduling
 from gristmill.worker.engine import EngineInfo
 from gristmill.worker.settings import WorkerSettings
 
@@ -31,12 +32,8 @@ class Setup:
         return f"{name} x{self.size}" if self.size else name
 
 
-def choices(setting: str) -> tuple[str, ...]:
-    """Return the values that a setting of the worker takes; none if there is no such setting."""
-    field = WorkerSettings.model_fields.get(setting)
-    if field is None or get_origin(field.annotation) is not Literal:
-        return ()
-    return tuple(get_args(field.annotation))
+POLICIES: tuple[str, ...] = get_args(WorkerSettings.model_fields["batch_policy"].annotation)
+SCHEDULINGS: tuple[str, ...] = get_args(Scheduling)
 
 
 def setups(policies: list[str], schedulings: list[str], sizes: list[int]) -> list[Setup]:
