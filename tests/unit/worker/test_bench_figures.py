@@ -71,7 +71,12 @@ def test_row_pools_its_rounds() -> None:
             samples=[Sample(1, 4, 0, 0.25), Sample(2, 2, 0, 0.5, 0.5), Sample(9, 0, 0, 0)],
             num_claimed=2,
             closed_by={"full": 1},
-            engine={"preemptions": 3, "prefix_cache_hits": 30, "prefix_cache_queries": 40},
+            engine={
+                "steps": 9,
+                "preemptions": 3,
+                "prefix_cache_hits": 30,
+                "prefix_cache_queries": 40,
+            },
         ),
         a_run(setup, 8, [good, good], round=2, num_claimed=2, closed_by={"drained": 1, "full": 2}),
     ]
@@ -87,7 +92,7 @@ def test_row_pools_its_rounds() -> None:
     assert row.share == pytest.approx((15 / 30 + 7.5 / 15) / 2)
     assert (row.claim_size, row.closed_by) == (1, {"full": 3, "drained": 1})
     assert (row.running, row.kv_cache_peak, row.gpu) == (3, 0.5, 0.5)
-    assert (row.hit_rate, row.preemptions) == (0.75, 3)
+    assert (row.hit_rate, row.preemptions, row.steps) == (0.75, 3, 4.5)
     assert (row.wait_s.p50, row.ttft_s.p50, row.engine_s.p50, row.e2e_s.p50) == (2, 1, 3, 5)
     assert row.tpot_s.p50 == pytest.approx(2 / 29)
     assert row.fairness is None  # one tenant

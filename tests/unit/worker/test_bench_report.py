@@ -25,7 +25,7 @@ def a_run(setup: Setup, **fields: object) -> Run:
         Timed("b", 0, 1, 3, 0.1, 200, 5, 11),
     ]
     samples = [Sample(0.1 * i, i % 3, 0, 0.1) for i in range(20)]
-    engine = {"prefix_cache_hits": 3, "prefix_cache_queries": 12, "preemptions": 0}
+    engine = {"prefix_cache_hits": 3, "prefix_cache_queries": 12, "preemptions": 0, "steps": 40}
     values = {"num_claimed": 3, "closed_by": {"full": 2}, "engine": engine}
     return Run(setup, 1, 4.0, requests, samples, **(values | fields))  # type: ignore[arg-type]  # names of its own fields
 
@@ -53,11 +53,12 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
 def test_markdown_leaves_out_what_nobody_has(report: Report) -> None:
     lines = markdown(rows(report.runs)).splitlines()
     assert lines[0] == (
-        "| setup | req/s | tok/s | of alone | claim | closed by | running | KV peak | prefix hits"
+        "| setup | req/s | tok/s | of alone | claim | closed by | running | steps | KV peak | prefix hits"
         " | preempted | fairness |"
     )
     assert (
-        lines[3] == "| static x2 | 0.75 | 8 | 1.000 | 1.5 | full 2 | 0.9 | 10% | 25% | 0 | 1.000 |"
+        lines[3]
+        == "| static x2 | 0.75 | 8 | 1.000 | 1.5 | full 2 | 0.9 | 40 | 10% | 25% | 0 | 1.000 |"
     )
     assert lines[4].startswith("| static, fair x4 | ")
     assert lines[9] == (

@@ -47,6 +47,7 @@ class Row:
         claim_size: Mean requests of the batches that the worker started.
         closed_by: Why they were closed, most frequent first.
         running: Mean of the engine's running requests until it had been given the last one.
+        steps: Of the engine, in one run: what a busy machine does not change.
         kv_cache_peak: Highest share of the KV cache in use.
         hit_rate: Share of the prompt tokens looked up that were in the prefix cache.
         preemptions: Running requests pushed back for want of KV cache.
@@ -71,6 +72,7 @@ class Row:
     claim_size: float | None
     closed_by: Mapping[str, int]
     running: float | None
+    steps: float | None
     kv_cache_peak: float | None
     hit_rate: float | None
     preemptions: int | None
@@ -111,6 +113,7 @@ def _row(setup: Setup, runs: Sequence[Run], alone: Mapping[int, float]) -> Row:
         claim_size=_ratio(sum(run.num_claimed for run in runs), closed_by.total()),
         closed_by=dict(closed_by.most_common()),
         running=_running(runs),
+        steps=_total(runs, "steps") / len(runs) if samples else None,
         kv_cache_peak=max((sample.kv_cache_usage for sample in samples), default=None),
         hit_rate=_ratio(_total(runs, "prefix_cache_hits"), _total(runs, "prefix_cache_queries")),
         preemptions=_total(runs, "preemptions") if samples else None,

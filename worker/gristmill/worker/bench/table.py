@@ -40,6 +40,7 @@ THROUGHPUT: Mapping[str, Column] = {
     "claim": lambda row: _number(row.claim_size, 1),
     "closed by": lambda row: ", ".join(f"{k} {v}" for k, v in row.closed_by.items()) or NOTHING,
     "running": lambda row: _number(row.running, 1),
+    "steps": lambda row: _number(row.steps, 0),
     "KV peak": lambda row: _percent(row.kv_cache_peak),
     "prefix hits": lambda row: _percent(row.hit_rate),
     "preempted": lambda row: NOTHING if row.preemptions is None else f"{row.preemptions:,}",
