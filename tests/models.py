@@ -3,9 +3,11 @@
 Made once into `<repository>/.cache/models/tiny` and reused; nothing is downloaded.
 """
 
+import json
 import os
 import shutil
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MAX_MODEL_LEN = 2048
+LORA_RANK = 8
 
 
 def tiny_model(cache_dir: Path = CACHE) -> Path:
@@ -40,6 +43,40 @@ def tiny_model(cache_dir: Path = CACHE) -> Path:
         os.rename(draft, folder)  # noqa: PTH104  (Path.rename would do; this one says ENOTEMPTY)
     except OSError:
         shutil.rmtree(draft)
+    return folder
+
+
+def lora_adapter(folder: Path) -> Path:
+    """Make a LoRA adapter of random weights for the tiny model, in the format of peft.
+
+    Args:
+        folder: Where to; it must not exist.
+
+    Returns:
+        The folder.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "tiny",
+        "r": LORA_RANK,
+        "lora_alpha": LORA_RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": ["q_proj", "v_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    chance = torch.Generator().manual_seed(1)
+    weights = {}
+    for layer, (name, width) in product(range(2), {"q_proj": 64, "v_proj": 32}.items()):
+        at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+        for part, shape in {"lora_A": (LORA_RANK, 64), "lora_B": (width, LORA_RANK)}.items():
+            weights[f"{at}.{part}.weight"] = torch.randn(shape, generator=chance).bfloat16()
+    save_file(weights, folder / "adapter_model.safetensors")
     return folder
 
 

@@ -29,7 +29,7 @@ STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
 TRUE = (sys.executable, "-m", "gristmill.worker")
 
 
-def settings_for(redis_url: str, queue: Queue, **fields: Any) -> WorkerSettings:
+def settings_for(redis_url: str, queue: Queue, /, **fields: Any) -> WorkerSettings:
     """Return worker settings for a test's queue, with the queue's own limits."""
     limits = {"lease_s": queue.limits.lease_ms / 1000, "max_depth": queue.limits.max_depth}
     values: dict[str, Any] = {

@@ -70,7 +70,9 @@ async def test_claims_pause_before_redis_is_full_and_resume(
     await queue.redis.setrange("somebody else's", 64 * 2**20, b"x")  # no buffer that goes later
     await fill(queue, 0.93)
     async with local_worker(settings, StubEngine()):
-        while REGISTRY.get_sample_value("gristmill_claims_paused") != 1:
+        while (
+            REGISTRY.get_sample_value("gristmill_claims_paused", {"queue": queue.keys.queue}) != 1
+        ):
             await asyncio.sleep(0.01)
         ids = await client.submit_many(some_requests(10))
         for _ in range(2):
@@ -79,7 +81,7 @@ async def test_claims_pause_before_redis_is_full_and_resume(
         await queue.redis.delete("somebody else's")
         results = [result async for result in client.as_completed(ids)]
     assert len(results) == 10
-    assert REGISTRY.get_sample_value("gristmill_claims_paused") == 0
+    assert REGISTRY.get_sample_value("gristmill_claims_paused", {"queue": queue.keys.queue}) == 0
 
 
 async def next_beat(queue: Queue) -> None:

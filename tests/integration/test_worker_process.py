@@ -200,7 +200,9 @@ async def test_probes_and_metrics_tell_the_state(
 ) -> None:
     async with worker_process(STUB, own_redis_url, queue, tmp_path / "a", **beats()) as worker:
         await collect(client, await client.submit_many(prompts(7, max_tokens=3)))
-        await metrics_with(worker, 'gristmill_queue_requests{state="queued"} 0.0')  # after a beat
+        await metrics_with(
+            worker, f'gristmill_queue_requests{{queue="{queue.keys.queue}",state="queued"}} 0.0'
+        )  # after a beat
         text = await metrics_with(
             worker, 'gristmill_finished_requests_total{status="succeeded"} 7.0'
         )

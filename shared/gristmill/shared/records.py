@@ -257,17 +257,17 @@ def request_from_body(body: Mapping[str, Any], **fields: Any) -> Request:
     return Request(body=encoded, **(estimates | fields))
 
 
+def prefix_of_key(key: str) -> str:
+    """Return the name under which requests with one prefix key stand together; any text is a key."""
+    return blake2b(key.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+
+
 def _output_limit(body: Mapping[str, Any]) -> int:
     """Return the tokens of all the outputs that a body asks for, at most."""
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     each = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_TOKENS
     n = body.get("n")
     return min(each * (n if type(n) is int and n > 0 else 1), MAX_ESTIMATE)
-
-
-def prefix_of_key(key: str) -> str:
-    """Return the name under which requests with one prefix key stand together; any text is a key."""
-    return blake2b(key.encode(errors="surrogatepass"), digest_size=4).hexdigest()
 
 
 def _prefix_of(body: Mapping[str, Any]) -> str:

@@ -27,3 +27,16 @@ def test_names_that_people_know_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_in_flight_follows_the_engine_unless_set() -> None:
     assert read_settings(WorkerSettings).in_flight_limit(256) == 282
+
+
+def test_one_queue_or_several_by_weight() -> None:
+    assert read_settings(WorkerSettings).queues == {"default": 1}
+    assert read_settings(WorkerSettings, queue="a.1").queues == {"a.1": 1}
+    settings = read_settings(WorkerSettings, queue="interactive:3,bulk")
+    assert settings.queues == {"interactive": 3, "bulk": 1}
+
+
+@pytest.mark.parametrize("queue", ["", "a:", "a:0", "a:x", "a:1:2", "a,", "a,a:2", ":3", "a, b"])
+def test_what_names_no_queues_is_refused(queue: str) -> None:
+    with pytest.raises(SettingsError, match=r"GRISTMILL_QUEUE|names no queues"):
+        read_settings(WorkerSettings, queue=queue)

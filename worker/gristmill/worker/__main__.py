@@ -24,7 +24,7 @@ from gristmill.worker.engine import Engine, RunLimits, engine_from
 from gristmill.worker.health import HealthServer
 from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.shift import work
+from gristmill.worker.shift import greet_redis, work
 from gristmill.worker.supervisor import Supervisor
 
 log = structlog.get_logger()
@@ -88,6 +88,10 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
     ticking = asyncio.create_task(_tick(progress))
     log.info("worker.starting", version=version("gristmill"), health_port=health.port)
     try:
+        progress.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
+        if not await drain.unless_started(greet_redis(settings)):
+            return EXIT_OK
+        progress.wait_for("the engine to start")
         info = await drain.unless_started(supervisor.start())
         if info is None:
             return EXIT_OK

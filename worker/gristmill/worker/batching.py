@@ -6,9 +6,9 @@ is being gathered closed. What the engine has room for is `admission.py`'s answe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
-from gristmill.shared.records import Claimed
+from gristmill.shared.records import Record
 from gristmill.worker.admission import Demand, Room
 
 MAX_CLAIM = 128
@@ -16,6 +16,17 @@ MAX_CLAIM = 128
 
 BUCKETS = 4
 """How many batches the bucketed policy gathers before it sorts them by length."""
+
+
+class Recorded(Protocol):
+    """What has a record: a claimed request."""
+
+    @property
+    def record(self) -> Record:
+        """Its record."""
+
+
+T = TypeVar("T", bound=Recorded)
 
 PolicyKind = Literal["continuous", "sequential", "static", "dynamic", "bucketed"]
 
@@ -117,7 +128,7 @@ def _end_of_window(policy: BatchPolicy, got: int) -> CloseReason | None:
     return "timeout" if policy.kind in ("continuous", "dynamic") else None
 
 
-def groups(policy: BatchPolicy, claimed: Sequence[Claimed]) -> list[Sequence[Claimed]]:
+def groups(policy: BatchPolicy, claimed: Sequence[T]) -> list[Sequence[T]]:
     """Split a gathered batch into what starts together."""
     if policy.kind != "bucketed":
         return [claimed]

@@ -1,6 +1,7 @@
 """What one worker process holds: each request from claim to settled record.
 
-The loop, the claims, the leases and the drain all look here; nobody keeps a list of their own.
+The loop, the claims, the leases and the drain all look here; nobody keeps a list of their own. Each queue
+has a `Held`, since an id belongs to a queue; all of them count in the one `Running` of the engine.
 """
 
 import asyncio
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 from gristmill.shared.operations import Claim, Settlement
 from gristmill.shared.records import Claimed
-from gristmill.worker import metrics
+from gristmill.worker import batching, metrics
+from gristmill.worker.pace import Pace
 
 
 @dataclass(slots=True, eq=False)
@@ -32,25 +34,62 @@ class Run:
     task: "asyncio.Task[None] | None" = None
 
 
-class Held:
-    """The requests of one worker process.
+class Running:
+    """What the engine runs, of all queues together.
 
     Attributes:
+        num_requests: In the engine.
+        suspect_width: Suspects that may run beside normal work.
+        pace: How fast the engine generates.
         changed: Set when a request ends, and by whoever wants the loop to look again.
         idle: Set while nothing runs.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[str, Run] = {}
-        self._running: set[Run] = set()
+        self.num_requests = 0
+        self.suspect_width = 1
+        self.pace = Pace()
         self.changed = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
 
-    @property
-    def num_running(self) -> int:
-        """Requests in the engine."""
-        return len(self._running)
+    def add(self) -> None:
+        """Count one that starts."""
+        self.num_requests += 1
+        self.idle.clear()
+        metrics.running.set(self.num_requests)
+
+    def remove(self) -> None:
+        """Count one that has ended."""
+        self.num_requests -= 1
+        metrics.running.set(self.num_requests)
+        self.changed.set()
+        if not self.num_requests:
+            self.idle.set()
+
+    def widen(self) -> None:
+        """Let more suspects run beside normal work: one has ended well."""
+        self.suspect_width = batching.widened(self.suspect_width)
+
+    def narrow(self) -> None:
+        """Let one suspect run beside normal work: the engine has died."""
+        self.suspect_width = 1
+
+
+class Held:
+    """The requests of one queue.
+
+    Args:
+        running: Counts what runs.
+
+    Attributes:
+        num_running: Requests of this queue in the engine.
+    """
+
+    def __init__(self, running: Running) -> None:
+        self._all = running
+        self._runs: dict[str, Run] = {}
+        self.num_running = 0
 
     @property
     def runs(self) -> list[Run]:
@@ -79,10 +118,9 @@ class Held:
     def start(self, run: Run, task: "asyncio.Task[None]") -> None:
         """Note that a request runs; its end is noted by itself."""
         run.task = task
-        self._running.add(run)
-        self.idle.clear()
-        metrics.running.set(len(self._running))
-        task.add_done_callback(lambda _: self._ended(run))
+        self.num_running += 1
+        self._all.add()
+        task.add_done_callback(self._ended)
 
     def forget(self, deliveries: Iterable[Claimed | Settlement]) -> None:
         """Drop what is settled or given back, unless the same id was claimed anew meanwhile."""
@@ -102,9 +140,6 @@ class Held:
             task.cancel()
         return tasks
 
-    def _ended(self, run: Run) -> None:
-        self._running.discard(run)
-        metrics.running.set(len(self._running))
-        self.changed.set()
-        if not self._running:
-            self.idle.set()
+    def _ended(self, _: "asyncio.Task[None]") -> None:
+        self.num_running -= 1
+        self._all.remove()

@@ -12,7 +12,9 @@ released = Counter("gristmill_released_requests", "Requests that were handed bac
 aborted = Counter("gristmill_aborted_requests", "Requests that were aborted while they ran")
 cut = Counter("gristmill_cut_requests", "Requests that ran into a limit", ["limit"])
 engine_deaths = Counter("gristmill_engine_deaths", "Times the engine died or did not start anew")
-claims_paused = Gauge("gristmill_claims_paused", "1 while Redis has no memory for more results")
+claims_paused = Gauge(
+    "gristmill_claims_paused", "1 while Redis has no memory for more results", ["queue"]
+)
 leases_lost = Counter("gristmill_leases_lost", "Times this worker lost its lease")
 prompt_tokens = Counter("gristmill_prompt_tokens", "Prompt tokens of finished requests")
 output_tokens = Counter("gristmill_output_tokens", "Output tokens of finished requests")
@@ -30,8 +32,10 @@ admission_budget_tokens = Gauge(
 committed_tokens = Gauge(
     "gristmill_committed_tokens", "Tokens that what is in the engine will take by its end"
 )
-queue_requests = Gauge("gristmill_queue_requests", "Requests of the whole queue", ["state"])
-queue_bytes = Gauge("gristmill_queue_bytes", "Bytes of all records of the queue")
+queue_requests = Gauge(
+    "gristmill_queue_requests", "Requests of the whole queue", ["queue", "state"]
+)
+queue_bytes = Gauge("gristmill_queue_bytes", "Bytes of all records of the queue", ["queue"])
 engine = Gauge(
     "gristmill_engine_info",
     "What the engine is; always 1",

@@ -51,11 +51,11 @@ def report_request(run: Run, response: Response, status: str) -> None:
     )
 
 
-def report_queue(stats: Stats) -> None:
-    """Export one view of the whole queue; what autoscaling should look at."""
+def report_queue(queue: str, stats: Stats) -> None:
+    """Export one view of a whole queue; what autoscaling should look at."""
     for state in ("queued", "in_flight"):
-        metrics.queue_requests.labels(state).set(stats.counters.get(state, 0))
-    metrics.queue_requests.labels("delayed").set(stats.num_delayed)
-    metrics.queue_requests.labels("dead").set(stats.num_dead)
-    metrics.queue_requests.labels("inbox").set(stats.num_inbox)
-    metrics.queue_bytes.set(stats.counters.get("bytes", 0))
+        metrics.queue_requests.labels(queue, state).set(stats.counters.get(state, 0))
+    metrics.queue_requests.labels(queue, "delayed").set(stats.num_delayed)
+    metrics.queue_requests.labels(queue, "dead").set(stats.num_dead)
+    metrics.queue_requests.labels(queue, "inbox").set(stats.num_inbox)
+    metrics.queue_bytes.labels(queue).set(stats.counters.get("bytes", 0))

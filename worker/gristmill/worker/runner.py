@@ -1,11 +1,12 @@
 """One request on the engine: from its claim to its record, whatever the engine answers.
 
-The loop admits what it has claimed; each request then runs in a task of its own and ends here: settled,
+Each queue has its own; the loop admits what it has claimed; each request then runs in a task of its own and ends here: settled,
 given back for a retry, or released.
 """
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -22,6 +23,7 @@ from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine, Response
 from gristmill.worker.engine.refusals import bounded
 from gristmill.worker.held import Held, Run
+from gristmill.worker.pace import Pace
 from gristmill.worker.reports import report_request
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.settler import Settler
@@ -45,6 +47,7 @@ class Runner:
         settings: Backoff and limits.
         drain: Ends the pauses.
         admission: Told what goes into the engine, and what it took.
+        pace: Told how long each answer took.
         died: Told that the engine died.
         suspect_ended: Told that a suspect ended well.
 
@@ -62,6 +65,7 @@ class Runner:
         drain: Drain,
         *,
         admission: Admission,
+        pace: Pace,
         died: Callable[[EngineDied], None],
         suspect_ended: Callable[[], None],
     ) -> None:
@@ -69,6 +73,7 @@ class Runner:
         self._engine = engine
         self._held = held
         self._admission = admission
+        self._pace = pace
         self._settings = settings
         self._drain = drain
         self._died = died
@@ -89,7 +94,7 @@ class Runner:
 
     async def _run(self, run: Run) -> None:
         record = run.claimed.record
-        priority = ENGINE_PRIORITY[record.priority]
+        priority, started_s = ENGINE_PRIORITY[record.priority], time.monotonic()
         try:
             response = await self._engine.post(record.endpoint, record.body, priority=priority)
         except EngineDied as death:
@@ -103,6 +108,7 @@ class Runner:
             )
         else:
             self._num_failures = 0
+            self._pace.saw(response, time.monotonic() - started_s)
             await self._settle(run, response)
 
     async def _hand_back(self, run: Run, error: EngineUnavailable) -> None:
@@ -134,7 +140,7 @@ class Runner:
             response.output_tokens,
         )
         self.settler.settle(run.worker, settlement)
-        metrics.settling.set(self.settler.num_pending)
+        metrics.settling.inc()
         report_request(run, response, decision.status)
         if decision.status == "succeeded":
             self._admission.learn(claimed.record, response)
@@ -156,7 +162,7 @@ class Runner:
     def _settled(self, settlements: Sequence[Settlement]) -> None:
         self._held.forget(settlements)
         self.num_settled += len(settlements)
-        metrics.settling.set(self.settler.num_pending)
+        metrics.settling.dec(len(settlements))
 
     async def release(self, runs: Sequence[Run]) -> None:
         """Hand requests back to the front of their lanes, uncounted; the last chunk first."""

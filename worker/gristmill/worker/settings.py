@@ -1,17 +1,27 @@
 """The settings of a worker, over those of the queue; read in the entry point only."""
 
 import math
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from gristmill.shared.keys import Keys
 from gristmill.shared.operations import Policy, Scheduling
 from gristmill.shared.settings import QueueSettings, alias
+
+_SHARE = re.compile(r"[^:]+(:[1-9][0-9]{0,3})?")
 
 
 class WorkerSettings(QueueSettings):
     """How a worker claims, runs, settles and stops."""
 
+    queue: Annotated[
+        str,
+        Field(
+            description="name of the queue; a worker may serve several by weight: interactive:3,bulk:1"
+        ),
+    ] = "default"
     vllm_url: Annotated[
         str | None,
         Field(
@@ -131,6 +141,25 @@ class WorkerSettings(QueueSettings):
             )
             raise ValueError(message)
         return self
+
+    @model_validator(mode="after")
+    def _check_queue(self) -> Self:
+        shares = self.queue.split(",")
+        if not all(map(_SHARE.fullmatch, shares)) or len(self.queues) < len(shares):
+            message = (
+                f"{self.queue!r} names no queues; write one name, or several, each once, with weights from 1:"
+                " interactive:3,bulk:1"
+            )
+            raise ValueError(message)
+        for name in self.queues:
+            Keys(name)  # refuses what is no name
+        return self
+
+    @property
+    def queues(self) -> dict[str, int]:
+        """The queues to serve, each with its weight; a name alone weighs 1."""
+        shares = (share.partition(":") for share in self.queue.split(","))
+        return {name: int(weight or 1) for name, _, weight in shares}
 
     @property
     def beat_interval_s(self) -> float:

@@ -41,6 +41,8 @@ local function remember()
   end
   for tenant, share in pairs(seen_shares) do
     call("HSET", prefix .. "output_share", tenant, string.format("%.4f", share))
+  end
+  if next(seen_shares) then
     call("PEXPIRE", prefix .. "output_share", 7 * DAY_MS)
   end
 end

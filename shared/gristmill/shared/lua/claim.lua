@@ -80,7 +80,7 @@ if call("LLEN", prefix .. "inbox") > 0 then
   end
 end
 
-local spent, examined, is_spent, num_suspects, num_moved, is_taken = 0, 0, false, 0, 0, {}
+local spent, examined, is_spent, num_suspects, num_moved, is_taken, vtimes = 0, 0, false, 0, 0, {}, {}
 
 local function bury(id, record, header, attempt, crashes)
   local outcome = outcome_without_response(attempt, "unreadable", "the stored record cannot be read; a dead letter has its bytes")
@@ -218,25 +218,23 @@ end
 -- Charge each flow what was taken from it (start-time fair queueing, Goyal, Vin and Cheng 1996). A flow that is
 -- empty now remembers its debt until virtual time has passed it, or who submits little at a time would never pay.
 local function charge(lane, flows)
-  local vtime_key, debt_key = prefix .. "vtime", prefix .. "debt:" .. lane
-  local vtime, waiting, debts = math.max(flows[#flows].vtime, tonumber(call("HGET", vtime_key, lane) or 0)), {}, {}
+  local waiting, debts = {}, {}
+  vtimes[lane] = math.max(flows[#flows].vtime, vtimes[lane] or tonumber(call("HGET", prefix .. "vtime", lane) or 0))
   for _, flow in ipairs(flows) do
     local finish = flow.vtime
     if flow.cost > 0 and flow.name ~= "*" then
       finish = finish + flow.cost / weight_of(flow.name)
     end
     local into = flow.has_more and waiting or debts
-    if flow.has_more or finish > vtime then
+    if flow.has_more or finish > vtimes[lane] then
       into[#into + 1], into[#into + 2] = exact(finish), flow.name
     end
   end
   if #waiting > 0 then
     call("ZADD", prefix .. "ring:" .. lane, unpack(waiting))
   end
-  call("HSET", vtime_key, lane, exact(vtime))
-  call("ZREMRANGEBYSCORE", debt_key, "-inf", exact(vtime))
   if #debts > 0 then
-    call("ZADD", debt_key, unpack(debts))
+    call("ZADD", prefix .. "debt:" .. lane, unpack(debts))
   end
 end
 
@@ -279,6 +277,10 @@ end
 local function take_from(lane, is_one_chunk)
   local before = #ids
   while wants_more(lane) and take_chunk(lane) and not is_one_chunk do
+  end
+  if vtimes[lane] then
+    call("HSET", prefix .. "vtime", lane, exact(vtimes[lane]))
+    call("ZREMRANGEBYSCORE", prefix .. "debt:" .. lane, "-inf", exact(vtimes[lane]))
   end
   if #ids > before and lane ~= "suspect" and lane ~= "high" then
     call("HSET", prefix .. "clock", "served_" .. lane, integer(time_ms))

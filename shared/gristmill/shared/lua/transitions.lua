@@ -92,7 +92,8 @@ end
 local IS_PRIORITY = { high = true, normal = true, low = true }
 local TEXT = "|([^|\n]*)"
 local HEADER = "^1|(%d+)|(%d+)" .. TEXT .. TEXT .. TEXT .. TEXT .. "|(%d+)|(%d+)|(%d+)" .. TEXT .. TEXT
-  .. "|[^|\n]*" .. TEXT .. "|[^|\n]*\n([^\n]*)\n"
+  .. "|[^|\n]*|[^|\n]*|[^|\n]*\n([^\n]*)\n"
+local PREFIX = "^[^\n]*|([^|\n]*)|[^|\n]*\n"
 
 -- At least 1, or a tenant whose requests cost nothing would always be the next; at most 2^24, or one
 -- request would lift virtual time to where a double no longer sees the others' costs.
@@ -105,14 +106,14 @@ end
 local function header_of(record)
   local header = { is_readable = true }
   header.enqueued_ms, header.deadline_ms, header.tenant, header.priority, header.digest, header.batch,
-    header.prompt_tokens, header.max_tokens, header.max_attempts, header.reply, header.endpoint, header.prefix,
-    header.metadata = string.match(record, HEADER)
+    header.prompt_tokens, header.max_tokens, header.max_attempts, header.reply, header.endpoint, header.metadata =
+    string.match(record, HEADER)
   if not IS_PRIORITY[header.priority or ""] then
-    return { is_readable = false, enqueued_ms = 0, deadline_ms = 0, tenant = "default", priority = "normal",
+    return { is_readable = false, enqueued_ms = "0", deadline_ms = 0, tenant = "default", priority = "normal",
       digest = "", batch = "", prompt_tokens = 1, max_tokens = 0, cost = 1, max_attempts = 1, reply = "",
-      endpoint = "", prefix = "", metadata = "" }
+      endpoint = "", metadata = "", record = "\n" }
   end
-  header.enqueued_ms, header.deadline_ms = tonumber(header.enqueued_ms), tonumber(header.deadline_ms)
+  header.record, header.deadline_ms = record, tonumber(header.deadline_ms)
   header.prompt_tokens, header.max_tokens = tonumber(header.prompt_tokens), tonumber(header.max_tokens)
   header.cost = bounded_cost(header.prompt_tokens + header.max_tokens)
   header.max_attempts = tonumber(header.max_attempts)
@@ -211,10 +212,11 @@ end
 
 -- Requests of one prefix stand together, where the first of their group came.
 local function group_position(header, lane, flow)
-  if header.prefix == "" then
-    return header.enqueued_ms
+  local group_prefix = string.match(header.record, PREFIX) or ""
+  if group_prefix == "" then
+    return tonumber(header.enqueued_ms)
   end
-  local groups_key, group = prefix .. "groups", lane .. "|" .. flow .. "|" .. header.prefix
+  local groups_key, group = prefix .. "groups", lane .. "|" .. flow .. "|" .. group_prefix
   local start, size = string.match(call("HGET", groups_key, group) or "", "^(%d+)|(%d+)$")
   if not start or tonumber(size) >= MAX_GROUP or header.enqueued_ms - start > MAX_GROUP_MS then
     if call("HLEN", groups_key) >= MAX_GROUPS then
@@ -278,7 +280,7 @@ end
 -- Invariants 1 and 2: the request goes in the same step, and the first record wins.
 local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
   local result = '{"id":"' .. id .. '","status":"' .. status .. '","endpoint":"' .. header.endpoint
-    .. '","digest":"' .. header.digest .. '","enqueued_ms":' .. integer(header.enqueued_ms) .. ',"finished_ms":'
+    .. '","digest":"' .. header.digest .. '","enqueued_ms":' .. header.enqueued_ms .. ',"finished_ms":'
     .. integer(time_ms) .. ',"metadata":' .. (header.metadata == "" and "null" or header.metadata) .. "," .. outcome .. "}"
   if not call("SET", prefix .. "result:" .. id, result, "NX", "PX", ttl_ms) then
     return false

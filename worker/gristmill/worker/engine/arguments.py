@@ -106,7 +106,7 @@ def settle_for_device(args: Namespace, devices: Devices) -> None:
     """Check the arguments against the devices, and fill in what a CPU needs.
 
     Args:
-        args: Changed in place: `kv_cache_memory_bytes` on a CPU.
+        args: Changed in place: `kv_cache_memory_bytes` and `max_loras` on a CPU.
         devices: What this machine has.
 
     Raises:
@@ -168,3 +168,7 @@ def _settle_for_cpu(args: Namespace) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
     if args.kv_cache_memory_bytes is None and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         args.kv_cache_memory_bytes = min(MAX_CPU_KV_CACHE_BYTES, available_memory_bytes() // 4)
+    if args.enable_lora:
+        # vLLM's CPU kernels give a request for the base, in a batch with an adapter's, what lies in the
+        # last place for adapters (vllm-project/vllm#48421): so that one stays empty.
+        args.max_loras = max(args.max_loras, len(args.lora_modules or ()) + 1)
