@@ -1,0 +1,1 @@
+"""`gristmill bench`: one load through several policies on one engine, measured and drawn."""

@@ -1,0 +1,221 @@
+"""What a measurement runs: named loads with a fixed seed, or the lines of the user's own file.
+
+A named load gives its prompts as token ids and its answers a fixed length (temperature 0, `ignore_eos`),
+so every policy does the same work, and the number of tokens is known beforehand. The ids are small enough
+for any vocabulary; what the model makes of them does not matter here.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gristmill.shared.errors import InvalidRequest, SettingsError
+from gristmill.shared.intake import request_from_json
+from gristmill.shared.records import COMPLETIONS, Priority, Request, request_from_body
+
+FIRST_TOKEN, LAST_TOKEN = 100, 299
+"""The prompts' token ids: words or pieces of words in any vocabulary, none of them special."""
+
+MIN_TOKENS = 4
+"""Shortest prompt and answer, however small the scale."""
+
+NUM_GROUPS = 32
+PREFIX_TOKENS = 512
+"""`shared-prefix`: groups of requests that begin alike, and how much of them is alike at scale 1."""
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Longest body of a file's request; the queue's own default."""
+
+FLOOD, NUM_QUIET = "flood", 7
+"""`tenants`: one sends half of all requests, before these others send theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """One request of a load, for any model.
+
+    Attributes:
+        endpoint: Such as `/v1/completions`.
+        body: The OpenAI request without `model`.
+        prompt_tokens: Tokens of the prompt; an estimate for a file's requests.
+        max_tokens: Tokens of the answer, which ends there at the latest.
+        tenant: Who sends it.
+        prefix: What requests with a common beginning share, or "".
+        priority: Its lane.
+        deadline_s: Seconds from the submit after which it expires; 0 for none.
+    """
+
+    endpoint: str
+    body: Mapping[str, Any]
+    prompt_tokens: int
+    max_tokens: int
+    tenant: str = "default"
+    prefix: str = ""
+    priority: Priority = "normal"
+    deadline_s: float = 0
+
+    def request(self, model: str, salt: str = "") -> Request:
+        """Return it for the queue, under a new id.
+
+        Args:
+            model: The served name.
+            salt: Requests of different salts find nothing of each other in vLLM's prefix cache.
+        """
+        extra = {"cache_salt": salt} if salt else {}
+        return request_from_body(
+            {"model": model, **self.body, **extra},
+            endpoint=self.endpoint,
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens,
+            tenant=self.tenant,
+            prefix=self.prefix,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
+        )
+
+
+Lengths = tuple[int, int]
+"""Tokens of a prompt and of its answer."""
+
+
+def _lognormal(chance: random.Random) -> Lengths:
+    """Many short and a few long ones, as chats and documents have them."""
+    prompt = _between(16, chance.lognormvariate(5.0, 0.8), 1024)
+    return prompt, _between(8, chance.lognormvariate(4.5, 0.9), 512)
+
+
+def _uniform(chance: random.Random) -> Lengths:
+    return chance.randint(16, 512), chance.randint(8, 256)
+
+
+def _bimodal(chance: random.Random) -> Lengths:
+    """Four short ones to one long one: what a barrier and first come first served suffer from most."""
+    if chance.random() < 0.8:
+        return chance.randint(32, 96), chance.randint(8, 32)
+    return chance.randint(768, 1024), chance.randint(384, 512)
+
+
+def _suffix(chance: random.Random) -> Lengths:
+    return chance.randint(16, 64), chance.randint(16, 64)
+
+
+SHAPES: Mapping[str, Callable[[random.Random], Lengths]] = {
+    "lognormal": _lognormal,
+    "uniform": _uniform,
+    "bimodal": _bimodal,
+    "shared-prefix": _suffix,
+    "tenants": _lognormal,
+}
+"""Each named load and the lengths of its requests at scale 1; of what follows the prefix, if there is one."""
+
+
+def named(name: str, number: int, seed: int = 0, scale: float = 1.0) -> list[LoadRequest]:
+    """Return a named load; the same arguments give the same requests.
+
+    Args:
+        name: One of `SHAPES`.
+        number: How many requests.
+        seed: Of lengths and prompts.
+        scale: Of all lengths; 1 suits a GPU, 0.25 a CPU.
+
+    Raises:
+        SettingsError: No load has this name, or an argument is not positive.
+    """
+    if name not in SHAPES:
+        raise SettingsError(f"unknown load {name!r}; use one of {', '.join(SHAPES)}, or a file")
+    if number < 1 or scale <= 0:
+        raise SettingsError(
+            f"a load of {number} requests at scale {scale:g} is empty; use at least 1 request and a scale above 0"
+        )
+    chance = random.Random(f"{name} {seed}")  # noqa: S311  # lengths, no secrets
+    prefixes = _prefixes(chance, scale) if name == "shared-prefix" else [("", [])]
+    return [
+        _made(chance, SHAPES[name], scale, prefixes[i % len(prefixes)], _tenant(name, i, number))
+        for i in range(number)
+    ]
+
+
+def from_file(path: Path, limit: int | None = None) -> list[LoadRequest]:
+    """Return the requests of a JSONL file, in any form that `gristmill submit` takes.
+
+    Args:
+        path: The file. Models are ignored: the engine's own runs them all.
+        limit: Take no more than the first so many.
+
+    Raises:
+        InvalidRequest: A line is no request, or there is none; the message names file and line.
+    """
+    load: list[LoadRequest] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if limit is not None and len(load) >= limit:
+                break
+            if line.strip():
+                load.append(_from_line(path, number, line))
+    if not load:
+        raise InvalidRequest(f"{path} has no requests; put one JSON object on each line")
+    return load
+
+
+def _from_line(path: Path, number: int, line: bytes) -> LoadRequest:
+    try:
+        request = request_from_json(line, max_request_bytes=MAX_BODY_BYTES)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}, line {number}: {error}", error.code) from None
+    body = {key: value for key, value in orjson.loads(request.body).items() if key != "model"}
+    return LoadRequest(
+        request.endpoint,
+        body,
+        request.prompt_tokens,
+        request.max_tokens,
+        request.tenant,
+        request.prefix,
+        request.priority,
+        request.deadline_s,
+    )
+
+
+def _between(low: int, value: float, high: int) -> int:
+    return max(low, min(high, round(value)))
+
+
+def _tokens(chance: random.Random, number: int) -> list[int]:
+    return [chance.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(number)]
+
+
+def _scaled(tokens: int, scale: float) -> int:
+    return max(MIN_TOKENS, int(tokens * scale))
+
+
+def _prefixes(chance: random.Random, scale: float) -> list[tuple[str, list[int]]]:
+    return [
+        (f"group-{i:02}", _tokens(chance, _scaled(PREFIX_TOKENS, scale))) for i in range(NUM_GROUPS)
+    ]
+
+
+def _tenant(name: str, i: int, number: int) -> str:
+    if name != "tenants":
+        return "default"
+    return FLOOD if i < number / 2 else f"quiet-{i % NUM_QUIET}"
+
+
+def _made(
+    chance: random.Random,
+    shape: Callable[[random.Random], Lengths],
+    scale: float,
+    prefix: tuple[str, list[int]],
+    tenant: str,
+) -> LoadRequest:
+    prompt_tokens, output_tokens = (_scaled(tokens, scale) for tokens in shape(chance))
+    prompt = prefix[1] + _tokens(chance, prompt_tokens)
+    body = {
+        "prompt": prompt,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    return LoadRequest(COMPLETIONS, body, len(prompt), output_tokens, tenant, prefix[0])

@@ -1,0 +1,260 @@
+"""One run: a load through the worker's own wiring, or straight into the engine."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from redis.exceptions import RedisError
+from ulid import ULID
+
+from gristmill.shared.connection import connect
+from gristmill.shared.errors import EngineDied, GristmillError
+from gristmill.shared.queue import Queue
+from gristmill.shared.records import Request
+from gristmill.shared.settings import read_settings
+from gristmill.shared.tasks import end
+from gristmill.worker.bench.claims import Claims
+from gristmill.worker.bench.loads import LoadRequest
+from gristmill.worker.bench.observed import Observed, Seen
+from gristmill.worker.bench.records import Run, Timed
+from gristmill.worker.bench.sampler import Sampler
+from gristmill.worker.bench.setups import ALONE, Setup, worker_fields
+from gristmill.worker.drain import Drain
+from gristmill.worker.engine import EngineInfo
+from gristmill.worker.progress import Progress
+from gristmill.worker.settings import WorkerSettings
+from gristmill.worker.shift import work
+from gristmill.worker.supervisor import Supervisor
+
+POLL_S = 0.02
+"""Pause between two looks at the queue's counters; a run is timed no finer than this."""
+
+SUBMIT_SIZE = 128
+TERMINAL = ("succeeded", "failed", "cancelled", "expired")
+MAX_ERROR_CHARS = 300
+
+Working = asyncio.Task[EngineDied | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What all runs share.
+
+    Attributes:
+        engine: Started.
+        info: What its start returned.
+        redis_url: Where the scratch queues live.
+        batch_timeout_ms: Of the policies that wait to fill a batch.
+        gpu: Tells the busy share of the GPU, if anybody can.
+    """
+
+    engine: Observed
+    info: EngineInfo
+    redis_url: str
+    batch_timeout_ms: float
+    gpu: Callable[[], float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What a run took, and what was sampled meanwhile."""
+
+    started_at: float
+    seconds: float
+    sampler: Sampler
+    claims: Claims
+
+
+def arrivals(number: int, rate: float | None, seed: int) -> list[float]:
+    """Return when each request is due: all at once, or a Poisson process of `rate` a second."""
+    if rate is None:
+        return [0.0] * number
+    chance = random.Random(seed)  # noqa: S311  # arrivals, no secrets
+    return list(accumulate(chance.expovariate(rate) for _ in range(number)))
+
+
+async def run(
+    stage: Stage,
+    setup: Setup,
+    load: Sequence[LoadRequest],
+    due_s: Sequence[float],
+    round_number: int,
+) -> Run:
+    """Run a load once.
+
+    The prompts of each run are salted anew, so no run finds in vLLM's prefix cache what another left there.
+
+    Args:
+        stage: The engine and the Redis.
+        setup: How.
+        load: What.
+        due_s: When each request is due, in seconds from the start; all 0 for all at once.
+        round_number: For the record.
+
+    Raises:
+        EngineDied: It died, and did not come up again.
+    """
+    salt = str(ULID())
+    requests = [one.request(stage.info.models[0], salt) for one in load]
+    stage.engine.expect([request.body for request in requests])
+    if setup.policy == ALONE:
+        course = await _alone(stage, requests, due_s)
+    else:
+        course = await _queued(stage, setup, requests, due_s)
+    seen = stage.engine.seen
+    return Run(
+        setup,
+        round_number,
+        course.seconds,
+        [_timed(*each, course.started_at) for each in zip(seen, load, due_s, strict=True)],
+        course.sampler.samples,
+        course.claims.num_claimed,
+        dict(course.claims.closed_by),
+        course.sampler.grown,
+        _first_error(seen),
+    )
+
+
+async def _alone(stage: Stage, requests: Sequence[Request], due_s: Sequence[float]) -> _Course:
+    """Post each request to the engine when it is due, with nothing in between."""
+    before, started_at = Claims.so_far(), time.monotonic()
+
+    async def one(request: Request, due_s: float) -> None:
+        await _until(started_at + due_s)
+        await stage.engine.post(request.endpoint, request.body)
+
+    async with (
+        Sampler(stage.engine, started_at, stage.gpu) as sampler,
+        asyncio.TaskGroup() as posts,
+    ):
+        for pair in zip(requests, due_s, strict=True):
+            posts.create_task(one(*pair))
+    return _Course(started_at, time.monotonic() - started_at, sampler, Claims.so_far() - before)
+
+
+async def _queued(
+    stage: Stage, setup: Setup, requests: Sequence[Request], due_s: Sequence[float]
+) -> _Course:
+    """Run them through a queue of its own and a worker; the clock starts with the worker."""
+    settings = read_settings(
+        WorkerSettings,
+        redis_url=stage.redis_url,
+        queue=f"bench-{ULID()}",
+        **worker_fields(setup, stage.info, stage.batch_timeout_ms),
+    )
+    async with _scratch(settings) as queue:
+        submitting = asyncio.create_task(_submit(queue, requests, due_s))
+        try:
+            if not any(due_s):
+                await submitting  # the worker meets a full queue
+            before, started_at = Claims.so_far(), time.monotonic()
+            async with (
+                Sampler(stage.engine, started_at, stage.gpu) as sampler,
+                _worker(settings, stage) as (working, progress),
+            ):
+                await _until_terminal(queue, len(requests), progress, working, submitting)
+                seconds = time.monotonic() - started_at
+        finally:
+            await end(submitting)
+    return _Course(started_at, seconds, sampler, Claims.so_far() - before)
+
+
+@contextlib.asynccontextmanager
+async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
+    """Open a queue for one run, which orders what waits as it is told; nothing of it is left afterwards."""
+    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+    queue = Queue(redis, settings.queue, settings.limits)
+    try:
+        await queue.register(
+            "scheduling", {}, settings.policy
+        )  # submits put requests in their place
+        await queue.bye("scheduling")
+        yield queue
+    finally:
+        with contextlib.suppress(RedisError):  # gone: so are the keys, or they expire
+            async for key in redis.scan_iter(match=f"{queue.keys.prefix}*", count=1000):
+                await redis.unlink(key)
+        await redis.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _worker(
+    settings: WorkerSettings, stage: Stage
+) -> AsyncIterator[tuple[Working, Progress]]:
+    """Run a worker on the started engine for the length of a block; what it still holds goes back at once."""
+    drain = Drain(0)
+    progress = Progress(settings.stall_timeout_s, settings.lease_s, settings.stall_timeout_s)
+    supervisor = Supervisor(stage.engine, settings, drain, progress)
+    working = asyncio.create_task(work(settings, supervisor, stage.info, drain, progress))
+    try:
+        yield working, progress
+    finally:
+        drain.start("the run is over")
+        await asyncio.wait([working])
+
+
+async def _submit(queue: Queue, requests: Sequence[Request], due_s: Sequence[float]) -> None:
+    """Submit each request when it is due, with those that are due by then."""
+    started_at, start = time.monotonic(), 0
+    while start < len(requests):
+        await _until(started_at + due_s[start])
+        now_s, stop = time.monotonic() - started_at, start + 1
+        while stop < min(len(requests), start + SUBMIT_SIZE) and due_s[stop] <= now_s:
+            stop += 1
+        await queue.submit(requests[start:stop])
+        start = stop
+
+
+async def _until(at: float) -> None:
+    """Wait until a monotonic time; a sleep of uvloop may end up to a millisecond early."""
+    while (left_s := at - time.monotonic()) > 0:  # noqa: ASYNC110  # a time, not an event
+        await asyncio.sleep(left_s)
+
+
+async def _until_terminal(
+    queue: Queue,
+    number: int,
+    progress: Progress,
+    working: Working,
+    submitting: "asyncio.Task[None]",
+) -> None:
+    """Wait until so many requests have ended, as long as worker and submits go well."""
+    num_ended = 0
+    while num_ended < number:
+        await asyncio.sleep(POLL_S)
+        progress.loop_ran()
+        if submitting.done():
+            submitting.result()
+        if working.done():
+            raise working.result() or GristmillError("the worker stopped before the load's end")
+        counters = await queue.redis.hmget(queue.keys.stats, TERMINAL)
+        num_ended = sum(int(counter or 0) for counter in counters)
+
+
+def _timed(seen: Seen | None, one: LoadRequest, due_s: float, started_at: float) -> Timed:
+    due_s = round(due_s, 4)
+    if seen is None:
+        return Timed(one.tenant, due_s)
+    response = seen.response
+    return Timed(
+        one.tenant,
+        due_s,
+        round(seen.arrived_at - started_at, 4),
+        round(seen.ended_at - started_at, 4),
+        None if response.ttft_s is None else round(response.ttft_s, 4),
+        response.status,
+        response.prompt_tokens,
+        response.output_tokens,
+    )
+
+
+def _first_error(seen: Sequence[Seen | None]) -> str:
+    """Return what the engine said to the first request that it refused, or ""."""
+    for each in seen:
+        if each and each.response.status >= 400:
+            return each.response.body[:MAX_ERROR_CHARS].decode(errors="replace")
+    return ""

@@ -1,0 +1,208 @@
+"""One call of `gristmill bench`: start Redis and engine, measure, write and show what came out."""
+
+import asyncio
+import os
+import platform
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from gristmill.shared.cli import redis_errors, say
+from gristmill.shared.server import running_server
+from gristmill.shared.settings import read_settings
+from gristmill.worker.bench import loads, plots, table
+from gristmill.worker.bench.figures import rows
+from gristmill.worker.bench.measuring import Plan, measure
+from gristmill.worker.bench.observed import Observed
+from gristmill.worker.bench.records import Report, Run
+from gristmill.worker.bench.runs import Stage
+from gristmill.worker.bench.setups import POLICIES, setups
+from gristmill.worker.engine import Engine, EngineInfo, RunLimits, engine_from
+from gristmill.worker.engine.demo_model import demo_model
+from gristmill.worker.engine.gpu_use import gpu_meter
+from gristmill.worker.settings import WorkerSettings
+
+DEFAULT_REQUESTS = 256
+DEMO_ARGUMENTS = ("--enforce-eager", "--max-num-seqs", "64", "--max-model-len", "2048")
+TABLE_WIDTH = 240
+RESULTS, PICTURE = "results.json", "bench"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for; `commands.py` has the meaning of each."""
+
+    load: str
+    requests: int | None
+    scale: float
+    seed: int
+    rate: float | None
+    policies: list[str]
+    schedulings: list[str]
+    sizes: list[int]
+    batch_timeout_ms: float
+    num_rounds: int
+    num_warm_up: int
+    out: Path
+    redis_url: str | None
+    vllm_url: str | None
+    engine_argv: tuple[str, ...]
+    command: str
+
+    def plan(self) -> Plan:
+        """Return what to run.
+
+        Raises:
+            SettingsError: There is no such load.
+            InvalidRequest: A line of the file is no request.
+        """
+        return Plan(
+            load=self._loader(),
+            setups=setups(self.policies or [*POLICIES], self.schedulings, self.sizes),
+            num_rounds=self.num_rounds,
+            rate=self.rate,
+            seed=self.seed,
+            num_warm_up=self.num_warm_up,
+        )
+
+    def _loader(self) -> Any:
+        if self.load not in loads.SHAPES and Path(self.load).is_file():
+            load = loads.from_file(Path(self.load), self.requests)
+            return lambda _: load
+        number = self.requests or DEFAULT_REQUESTS
+        loads.named(self.load, 1)  # an unknown one is told before the engine starts
+        return lambda round_number: loads.named(
+            self.load, number, self.seed + round_number, self.scale
+        )
+
+
+def run_bench(options: Options, engine: Engine | None = None) -> Report:
+    """Measure, then write and print the tables and draw the plots.
+
+    Args:
+        options: What to do.
+        engine: Not started; the one that the options ask for unless given.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        GristmillError: A setting is wrong, or the engine or Redis did not start; the message says what to do.
+    """
+    plan = options.plan()
+    settings = read_settings(WorkerSettings, vllm_url=options.vllm_url)
+    observed = Observed(engine or _engine(settings, options.engine_argv))
+    options.out.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        url = options.redis_url or stack.enter_context(running_server())
+        stack.enter_context(redis_errors(url))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report = runner.run(_measured(options, plan, observed, url))
+    present(report, options.out)
+    return report
+
+
+def present_again(results: Path) -> None:
+    """Write, print and draw what an earlier bench has measured."""
+    present(Report.load_from(results), results.parent)
+
+
+def present(report: Report, folder: Path) -> None:
+    """Write tables and plots of a report into a folder, and print the tables."""
+    found = rows(report.runs)
+    (folder / "table.md").write_text(table.markdown(found))
+    (folder / "table.csv").write_text(table.as_csv(found))
+    _print(table.rich_tables(found))
+    for run in report.runs:
+        if run.first_error:
+            say(
+                f"  {run.setup.label}, round {run.round}: some failed, the first with {run.first_error}"
+            )
+    try:
+        plots.draw(report, folder / PICTURE)
+    except ModuleNotFoundError as error:
+        say(
+            f"no plots: {error.name} is missing; pip install 'gristmill[bench]', here or elsewhere,"
+            f" then: gristmill bench --plot {folder / RESULTS}"
+        )
+    say(f"tables, plots and all that was measured are in {folder}")
+
+
+def _print(tables: list[Any]) -> None:
+    """Print tables on stdout, as wide as they are where nobody's window is the limit."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    for each in tables:
+        console.print(each)
+
+
+def _engine(settings: WorkerSettings, engine_argv: tuple[str, ...]) -> Engine:
+    argv = engine_argv if engine_argv or settings.vllm_url else _demo_argv()
+    key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
+    limits = RunLimits(settings.max_request_s, settings.max_repeated_tokens)
+    domains = settings.allowed_media_domains
+    return engine_from(settings.vllm_url, argv, limits, api_key=key, media_domains=domains)
+
+
+def _demo_argv() -> tuple[str, ...]:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
+    return ("--model", str(demo_model(cache)), *DEMO_ARGUMENTS)
+
+
+async def _measured(options: Options, plan: Plan, engine: Observed, url: str) -> Report:
+    """Measure on the engine from its start to its close; each run is saved as soon as it has ended."""
+    say("  starting the engine")
+    try:
+        info = await engine.start()
+        report = Report(_facts(options, engine, info), _load_facts(options, plan), [])
+
+        def keep(run: Run) -> None:
+            report.runs.append(run)
+            report.save(options.out / RESULTS)
+
+        gpu = gpu_meter(info.num_devices) if info.transport == "in_process" else None
+        stage = Stage(
+            engine=engine,
+            info=info,
+            redis_url=url,
+            batch_timeout_ms=options.batch_timeout_ms,
+            gpu=gpu,
+        )
+        await measure(stage, plan, keep)
+    finally:
+        await engine.close()
+    return report
+
+
+def _facts(options: Options, engine: Observed, info: EngineInfo) -> dict[str, Any]:
+    return {
+        "command": options.command,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gristmill": version("gristmill"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "num_cores": os.cpu_count(),
+        "engine": asdict(info),
+        "engine_args": engine.evidence().get("engine_args", []),
+        "batch_timeout_ms": options.batch_timeout_ms,
+    }
+
+
+def _load_facts(options: Options, plan: Plan) -> dict[str, Any]:
+    load = plan.load(1)
+    return {
+        "name": options.load,
+        "num_requests": len(load),
+        "prompt_tokens": sum(each.prompt_tokens for each in load),
+        "max_tokens": sum(each.max_tokens for each in load),
+        "scale": options.scale,
+        "seed": options.seed,
+        "rate": options.rate,
+    }
