@@ -103,7 +103,7 @@ class Search:
         """
         if self._goal.max_p95_s is not None:
             most = yield from self._within_bound(setting, in_flight)
-            return most if in_flight else (yield from self._fewer(most, at_least))
+            return (yield from self._fewer(most, at_least))
         most = yield from self._ask(Candidate(setting, in_flight or setting.full))
         return most if in_flight else (yield from self._fewer(most, at_least))
 
