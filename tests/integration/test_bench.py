@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import GristmillError, InvalidRequest, SettingsError
+from gristmill.shared.errors import EngineDied, GristmillError, InvalidRequest, SettingsError
 from gristmill.worker.bench.commands import bench
 from gristmill.worker.bench.figures import rows
 from gristmill.worker.bench.loads import named
 from gristmill.worker.bench.records import Report, Run
 from gristmill.worker.bench.session import Options, run_bench
 from gristmill.worker.bench.setups import ALONE
-from gristmill.worker.engine import EngineInfo, StubEngine
+from gristmill.worker.engine import EngineInfo, Response, StubEngine
 
 Bench = Callable[..., Report]
 
@@ -162,6 +162,16 @@ def test_load_that_the_engine_refuses_ends_the_bench(measured: Bench, tmp_path: 
     path.write_text('{"input": "no chat"}\n')
     with pytest.raises(GristmillError, match="the engine refuses this load: "):
         measured(load=str(path), requests=None)
+
+
+class Dies(StubEngine):
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        raise EngineDied("it broke")
+
+
+def test_death_of_the_engine_ends_the_bench_with_its_reason(measured: Bench) -> None:
+    with pytest.raises(EngineDied, match="it broke"):
+        measured(Dies())
 
 
 class NeverStarts(StubEngine):
