@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import GristmillError, InvalidRequest, SettingsError
+from gristmill.shared.errors import EngineDied, GristmillError, InvalidRequest, SettingsError
 from gristmill.worker.bench.commands import bench
 from gristmill.worker.bench.figures import rows
 from gristmill.worker.bench.loads import named
 from gristmill.worker.bench.records import Report, Run
 from gristmill.worker.bench.session import Options, run_bench
 from gristmill.worker.bench.setups import ALONE
-from gristmill.worker.engine import EngineInfo, StubEngine
+from gristmill.worker.engine import EngineInfo, Response, StubEngine
 
 Bench = Callable[..., Report]
 
@@ -68,7 +68,7 @@ def test_every_setup_does_the_same_work_and_all_of_it(measured: Bench, tmp_path:
         assert [each.output_tokens for each in run.requests] == [each.max_tokens for each in load]
         assert {each.status for each in run.requests} == {200}
         assert all(0 <= (each.arrived_s or -1) <= (each.ended_s or -1) for each in run.requests)
-        assert run.seconds >= max(each.ended_s or 0 for each in run.requests)
+        assert run.seconds + 0.0001 >= max(each.ended_s or 0 for each in run.requests)  # rounded
         assert run.engine["output_tokens"] == sum(each.max_tokens for each in load)
         assert run.num_claimed == (0 if run.setup.policy == ALONE else 12)
     assert Report.load_from(tmp_path / "bench" / "results.json").runs == report.runs
@@ -162,6 +162,16 @@ def test_load_that_the_engine_refuses_ends_the_bench(measured: Bench, tmp_path: 
     path.write_text('{"input": "no chat"}\n')
     with pytest.raises(GristmillError, match="the engine refuses this load: "):
         measured(load=str(path), requests=None)
+
+
+class Dies(StubEngine):
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        raise EngineDied("it broke")
+
+
+def test_death_of_the_engine_ends_the_bench_with_its_reason(measured: Bench) -> None:
+    with pytest.raises(EngineDied, match="it broke"):
+        measured(Dies())
 
 
 class NeverStarts(StubEngine):

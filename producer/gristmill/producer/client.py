@@ -18,6 +18,7 @@ from gristmill.producer.stream import Item, Stream, chunks
 from gristmill.producer.waiter import IDS_A_CALL, Waiter, result_expired
 from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull
+from gristmill.shared.fleet import Lookout
 from gristmill.shared.operations import State, SubmitCode
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request, request_from_body
@@ -36,6 +37,7 @@ class Client:
     Args:
         queue: Which queue.
         max_request_bytes: Longest body that is accepted.
+        check_models: Whether to refuse what no live worker of the queue serves.
         name: Names the reply list; unique to this client.
 
     A request is done when its result is written; how it ended is the result's `status`. Nothing
@@ -43,9 +45,15 @@ class Client:
     """
 
     def __init__(
-        self, queue: Queue, *, max_request_bytes: int = 32 * 2**20, name: str | None = None
+        self,
+        queue: Queue,
+        *,
+        max_request_bytes: int = 32 * 2**20,
+        check_models: bool = True,
+        name: str | None = None,
     ) -> None:
         self._queue = queue
+        self._lookout = Lookout(queue) if check_models else None
         self._max_request_bytes = max_request_bytes
         self.name = name or f"client-{ULID()}"
         self._waiter = Waiter(queue, self.name)
@@ -55,7 +63,11 @@ class Client:
         """Return a client for what the environment says."""
         redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
         queue = Queue(redis, settings.queue, settings.limits)
-        return cls(queue, max_request_bytes=settings.max_request_bytes)
+        return cls(
+            queue,
+            max_request_bytes=settings.max_request_bytes,
+            check_models=settings.check_models,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,6 +100,7 @@ class Client:
 
         Raises:
             InvalidRequest: It breaks a rule.
+            NotServed: The queue has workers, and none serves its model or endpoint.
             IdConflict: Its id belongs to another request.
             QueueFull: The queue is at its cap and `wait` is false.
         """
@@ -99,7 +112,7 @@ class Client:
         """Submit requests in bulk, waiting while the queue is full; returns their ids in order.
 
         Raises:
-            InvalidRequest, IdConflict: As `submit`; requests before the bad one are in the queue.
+            InvalidRequest, NotServed, IdConflict: As `submit`; requests before the bad one are in the queue.
         """
         ids: list[str] = []
         async for chunk in chunks(requests, 128):
@@ -177,6 +190,8 @@ class Client:
     async def _submit(self, requests: Sequence[Request], *, wait: bool = True) -> list[SubmitCode]:
         """Submit a chunk; while the queue is full, ever smaller parts of it."""
         self._check_sizes(requests)
+        if self._lookout:
+            await self._lookout.check(requests)
         own = [replace(request, reply=self.name) for request in requests]
         if sum(request.num_bytes for request in own) > MAX_CHUNK_BYTES and len(own) > 1:
             return await self._submit_halves(requests, wait=wait)

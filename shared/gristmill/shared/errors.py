@@ -27,6 +27,10 @@ class IdConflict(InvalidRequest):
     """The id is already taken by a request with another body or endpoint."""
 
 
+class NotServed(InvalidRequest):
+    """No live worker of the queue serves the request's model or endpoint; ask for another."""
+
+
 class QueueFull(GristmillError):
     """The queue is at its cap; the caller can wait and submit again.
 

@@ -78,6 +78,13 @@ class QueueSettings(BaseSettings):
         Field(ge=0, le=16, description="replicas that must have a request before it is accepted"),
     ] = 0
 
+    check_models: Annotated[
+        bool,
+        Field(
+            description="refuse a request for a model or an endpoint that no live worker of the queue serves"
+        ),
+    ] = True
+
     allowed_media_domains: Annotated[
         frozenset[str],
         NoDecode,

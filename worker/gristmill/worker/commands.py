@@ -1,5 +1,6 @@
 """The command `gristmill worker`."""
 
+import shlex
 import sys
 
 import click
@@ -7,9 +8,31 @@ import click
 from gristmill.shared.settings import read_settings
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+class WorkerCommand(click.Command):
+    """A command that knows what a flag of vLLM without `--` before it means."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; an option that is not ours is vLLM's."""
+        given = list(args)  # the parser takes them away
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from gristmill.worker.engine.arguments import without_secrets
+
+            at = next(i for i, arg in enumerate(given) if arg.startswith(error.option_name))
+            raise click.UsageError(
+                f"{error.option_name} is no option of the worker; vLLM's own flags follow --:"
+                f" gristmill worker -- {shlex.join(without_secrets(given[at:]))}",
+                ctx,
+            ) from None
+
+
+@click.command(cls=WorkerCommand)
 @click.option("--redis-url", help="Redis to claim from (REDIS_URL).")
-@click.option("--queue", help="Queue to claim from (GRISTMILL_QUEUE).")
+@click.option(
+    "--queue",
+    help="Queue to claim from, or several by weight: interactive:3,bulk:1 (GRISTMILL_QUEUE).",
+)
 @click.option(
     "--vllm-url",
     help="Send requests to this server instead of an engine in this process (VLLM_URL).",

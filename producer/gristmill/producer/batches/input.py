@@ -11,6 +11,7 @@ import orjson
 
 from gristmill.producer.batches.lines import Line, lines_of
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.fleet import Fleet
 from gristmill.shared.intake import MAX_CUSTOM_ID, max_element_bytes, request_from_json
 from gristmill.shared.records import Request, shown
 
@@ -66,6 +67,7 @@ class LineReader:
         max_request_bytes: Longest body that is accepted.
         default_endpoint: For lines that name none.
         defaults: Fields of `Request` for lines that do not set them.
+        fleet: What the workers serve: what nobody would run is no request. None if that does not matter.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class LineReader:
         max_request_bytes: int,
         default_endpoint: str | None = None,
         defaults: Mapping[str, Any] | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         self._run = run
         self._max_request_bytes = max_request_bytes
         self._default_endpoint = default_endpoint
         self._defaults = defaults or {}
+        self._fleet = fleet
 
     @property
     def max_line_bytes(self) -> int:
@@ -90,16 +94,19 @@ class LineReader:
         """Return the request of a line, with its custom_id in the metadata, or why it is none."""
         request_id = f"{self._run}-{line.number}"
         try:
-            return request_from_json(
+            request = request_from_json(
                 line.raw,
                 max_request_bytes=self._max_request_bytes,
                 line_id=request_id,
                 default_endpoint=self._default_endpoint,
                 defaults=self._defaults,
             )
+            if self._fleet:
+                self._fleet.check(request)
         except InvalidRequest as error:
             reason = str(error).removeprefix(f"request {request_id}: ")
             return BadLine(line.number, reason, name_of(line), error.code)
+        return request
 
 
 class BatchInput:

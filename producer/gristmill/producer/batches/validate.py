@@ -14,6 +14,7 @@ from gristmill.producer.batches.registry import BatchLease, BatchState
 from gristmill.producer.batches.rows import bad_line_row
 from gristmill.producer.batches.service import Batches
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.fleet import look
 from gristmill.shared.media import check_media
 from gristmill.shared.records import Request
 
@@ -89,12 +90,14 @@ async def validate(batches: Batches, lease: BatchLease, state: BatchState, path:
     Memory: 80 MB for a million lines, for their custom_ids. Killed on the way, it begins anew.
     """
     record = state.record
-    checker = Checker(record, batches.reader(record), batches.settings.allowed_media_domains)
+    fleet = await look(batches.queue) if batches.settings.check_models else None
+    reader = batches.reader(record, fleet)
+    checker = Checker(record, reader, batches.settings.allowed_media_domains)
     rows = Rows(batches.storage, record.id)
     errors: list[BatchError] = []
     skipped = array("Q")
     with batches.storage.open(path) as stream:
-        lines = lines_of(stream, batches.reader(record).max_line_bytes)
+        lines = lines_of(stream, reader.max_line_bytes)
         while (found := await lease.hold(partial(checker.check_some, lines))) is not None:
             for bad in found:
                 _note(bad, record, errors, rows, skipped)

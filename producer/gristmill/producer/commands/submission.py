@@ -27,6 +27,7 @@ from gristmill.producer.commands.session import on_client, on_queue, print_json
 from gristmill.producer.commands.submit import Options
 from gristmill.shared.cli import say
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.fleet import Fleet, look
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
 
@@ -46,6 +47,7 @@ class Submission:
         self._path = path
         self._options = options
         self._settings = settings
+        self._fleet: Fleet | None = None
 
     def execute(self) -> int:
         """Return the exit code: 0 if all succeeded, 1 if some failed.
@@ -53,7 +55,7 @@ class Submission:
         Raises:
             InvalidRequest: The input, or an output that does not belong to it; nothing was submitted.
         """
-        on_queue(self._settings, _look_for_workers)
+        self._fleet = on_queue(self._settings, _look_for_workers)
         if self._options.output is None:
             return self._execute(None)
         with Output(self._options.output) as output:
@@ -61,7 +63,7 @@ class Submission:
 
     def _execute(self, output: Output | None) -> int:
         run, is_resume = self._run(output)
-        batch_input = self._input(run.run)
+        batch_input = self._input(run.run, is_new=not (is_resume or self._options.run))
         report = batch_input.check()
         _refuse_bad_lines(report, self._options)
         resumed = ", resumed" if is_resume else ""
@@ -91,12 +93,14 @@ class Submission:
         earlier.check_same(now if self._options.run else replace(now, run=earlier.run))
         return earlier, True
 
-    def _input(self, run: str) -> BatchInput:
+    def _input(self, run: str, *, is_new: bool) -> BatchInput:
+        """Return the input; of a run that goes on, lines may be done whatever is served now."""
         reader = LineReader(
             run,
             max_request_bytes=self._settings.max_request_bytes,
             default_endpoint=self._options.endpoint,
             defaults=self._options.fields,
+            fleet=self._fleet if is_new and self._settings.check_models else None,
         )
         return BatchInput(self._path, reader)
 
@@ -173,12 +177,14 @@ class Submission:
         )
 
 
-async def _look_for_workers(queue: Queue) -> None:
+async def _look_for_workers(queue: Queue) -> Fleet:
     """Make sure that Redis answers, and say so if nobody would take the requests."""
-    if not (await queue.stats()).workers:
+    fleet = await look(queue)
+    if not fleet.num_workers:
         say(
             f"no worker serves queue {queue.keys.queue} yet; start one: gristmill worker -- --model MODEL"
         )
+    return fleet
 
 
 def _write_to_stdout(row: bytes) -> None:

@@ -22,6 +22,7 @@ from gristmill.shared.errors import (
     LimitReached,
     NotFound,
     NotReplicated,
+    NotServed,
     QueueFull,
     ResultExpired,
 )
@@ -32,6 +33,7 @@ RETRY_AFTER_S = 5
 """When to come back after a full queue, a reached limit or an absent Redis."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
+_PARAMS = {"model_not_found": "model", "endpoint_not_served": "endpoint"}
 _CODES = {400: "invalid_request", 401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}  # fmt: skip
 
 
@@ -79,8 +81,8 @@ class ApiError(Exception):
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         body = ErrorBody(
             message=self.message,
-            type=_TYPES.get(self.status, default),
-            param=self.param,
+            type=default if self.code in _PARAMS else _TYPES.get(self.status, default),
+            param=self.param or _PARAMS.get(self.code or ""),
             code=self.code or _CODES.get(self.status),
         )
         return JSONResponse({"error": body.model_dump()}, self.status, dict(self.headers))
@@ -93,6 +95,7 @@ def too_large(what: str, limit: int, setting: str) -> ApiError:
 
 _STATUS: Sequence[tuple[type[Exception], int, str]] = (
     (IdConflict, 409, "id_conflict"),
+    (NotServed, 404, ""),
     (InvalidRequest, 400, ""),
     (NotFound, 404, ""),
     (ResultExpired, 404, ""),

@@ -1,9 +1,8 @@
 """The routes of `/v1/models`: what the registered workers serve."""
 
-import asyncio
 import time
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -12,6 +11,7 @@ from gristmill.producer.gateway.callers import Caller
 from gristmill.producer.gateway.patience import patiently
 from gristmill.producer.gateway.service import GatewayOf
 from gristmill.shared.errors import NotFound
+from gristmill.shared.fleet import look
 from gristmill.shared.queue import Queue
 
 router = APIRouter(tags=["models"])
@@ -56,21 +56,9 @@ async def model(model_id: str, gateway: GatewayOf, tenant: Caller) -> Model:
 
 
 async def _served(queue: Queue) -> list[Model]:
-    stats = await queue.stats()
-    alive = [worker for worker, remaining_ms in stats.workers.items() if remaining_ms > 0]
-    facts = await asyncio.gather(*(_facts(queue, worker) for worker in alive))
-    lengths: dict[str, int] = {}
-    for names, length in facts:
-        for name in filter(None, names):
-            lengths[name] = max(length, lengths.get(name, 0))
+    fleet = await look(queue)
     now_s = int(time.time())  # as vLLM says it; no worker knows when its model was made
     return [
         Model(id=name, created=now_s, max_model_len=length or None)
-        for name, length in sorted(lengths.items())
+        for name, length in sorted(fleet.max_model_len.items())
     ]
-
-
-async def _facts(queue: Queue, worker: str) -> tuple[list[str], int]:
-    redis: Any = queue.redis
-    names, length = await redis.hmget(queue.keys.worker(worker), ["models", "max_model_len"])
-    return (names or b"").decode().split(","), int(length or 0)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError
+from gristmill.worker.bench.arrivals import arrivals
 from gristmill.worker.bench.figures import rows
 from gristmill.worker.bench.loads import LoadRequest
 from gristmill.worker.bench.records import Run
-from gristmill.worker.bench.runs import Stage, arrivals, run
+from gristmill.worker.bench.runs import Stage, run
 from gristmill.worker.bench.setups import ALONE, Setup
 from gristmill.worker.bench.show import shown
 

@@ -2,21 +2,20 @@
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from redis.exceptions import RedisError
 from ulid import ULID
 
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import EngineDied, GristmillError
+from gristmill.shared.errors import EngineDied, EngineError, GristmillError
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
+from gristmill.worker.bench.arrivals import submit, until
 from gristmill.worker.bench.claims import Claims
 from gristmill.worker.bench.loads import LoadRequest
 from gristmill.worker.bench.observed import Observed, Seen
@@ -33,7 +32,6 @@ from gristmill.worker.supervisor import Supervisor
 POLL_S = 0.02
 """Pause between two looks at the queue's counters; a run is timed no finer than this."""
 
-SUBMIT_SIZE = 128
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
 MAX_ERROR_CHARS = 300
 
@@ -67,14 +65,6 @@ class _Course:
     seconds: float
     sampler: Sampler
     claims: Claims
-
-
-def arrivals(number: int, rate: float | None, seed: int) -> list[float]:
-    """Return when each request is due: all at once, or a Poisson process of `rate` a second."""
-    if rate is None:
-        return [0.0] * number
-    chance = random.Random(seed)  # noqa: S311  # arrivals, no secrets
-    return list(accumulate(chance.expovariate(rate) for _ in range(number)))
 
 
 async def run(
@@ -121,19 +111,21 @@ async def run(
 
 async def _alone(stage: Stage, requests: Sequence[Request], due_s: Sequence[float]) -> _Course:
     """Post each request to the engine when it is due, with nothing in between."""
-    before, started_at = Claims.so_far(), time.monotonic()
+    started_at = time.monotonic()
 
     async def one(request: Request, due_s: float) -> None:
-        await _until(started_at + due_s)
+        await until(started_at + due_s)
         await stage.engine.post(request.endpoint, request.body)
 
-    async with (
-        Sampler(stage.engine, started_at, stage.gpu) as sampler,
-        asyncio.TaskGroup() as posts,
-    ):
-        for pair in zip(requests, due_s, strict=True):
-            posts.create_task(one(*pair))
-    return _Course(started_at, time.monotonic() - started_at, sampler, Claims.so_far() - before)
+    async with Sampler(stage.engine, started_at, stage.gpu) as sampler:
+        try:
+            async with asyncio.TaskGroup() as posts:
+                for pair in zip(requests, due_s, strict=True):
+                    posts.create_task(one(*pair))
+        except* EngineError as errors:
+            raise errors.exceptions[0] from None
+        seconds = time.monotonic() - started_at
+    return _Course(started_at, seconds, sampler, Claims())
 
 
 async def _queued(
@@ -147,7 +139,7 @@ async def _queued(
         **worker_fields(setup, stage.info, stage.batch_timeout_ms),
     )
     async with _scratch(settings) as queue:
-        submitting = asyncio.create_task(_submit(queue, requests, due_s))
+        submitting = asyncio.create_task(submit(queue, requests, due_s))
         try:
             if not any(due_s):
                 await submitting  # the worker meets a full queue
@@ -195,24 +187,6 @@ async def _worker(
     finally:
         drain.start("the run is over")
         await asyncio.wait([working])
-
-
-async def _submit(queue: Queue, requests: Sequence[Request], due_s: Sequence[float]) -> None:
-    """Submit each request when it is due, with those that are due by then."""
-    started_at, start = time.monotonic(), 0
-    while start < len(requests):
-        await _until(started_at + due_s[start])
-        now_s, stop = time.monotonic() - started_at, start + 1
-        while stop < min(len(requests), start + SUBMIT_SIZE) and due_s[stop] <= now_s:
-            stop += 1
-        await queue.submit(requests[start:stop])
-        start = stop
-
-
-async def _until(at: float) -> None:
-    """Wait until a monotonic time; a sleep of uvloop may end up to a millisecond early."""
-    while (left_s := at - time.monotonic()) > 0:  # noqa: ASYNC110  # a time, not an event
-        await asyncio.sleep(left_s)
 
 
 async def _until_terminal(

@@ -96,6 +96,7 @@ def info_of(core: Core, models: Sequence[str], endpoints: Sequence[str]) -> Engi
         supports_bf16=core.devices.supports_bf16,
         scheduling_policy=config.scheduler_config.policy,
         kv_cache_tokens=_kv_cache_tokens(config.cache_config),
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
     )
 
 

@@ -44,6 +44,7 @@ class EngineInfo:
         scheduling_policy: `priority`, or `fcfs` when the operator chose it: then `priority` of
             `post` has no effect.
         kv_cache_tokens: Tokens that the KV cache holds; 0 when unknown.
+        max_num_batched_tokens: Tokens of one step at most; 0 when a server does not say.
     """
 
     transport: Transport
@@ -59,6 +60,7 @@ class EngineInfo:
     supports_bf16: bool = False
     scheduling_policy: str = ""
     kv_cache_tokens: int = 0
+    max_num_batched_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,264 @@
+"""The search against computed surfaces: how near it comes to the grid's best, and with how few engines."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import exp, log2
+
+import pytest
+
+from gristmill.worker.tune.points import Candidate, Goal, Point, Setting
+from gristmill.worker.tune.search import Search
+
+SEQUENCES = [2**i for i in range(2, 12)]
+TOKENS = [2**i for i in range(9, 16)]
+GRID = [Setting(s, t) for s in SEQUENCES for t in TOKENS if t >= s]
+
+Speed = Callable[[float, Setting], float]
+"""Tokens a second with so many running, on an engine of that setting."""
+
+
+def saturating(knee: float) -> Speed:
+    """More running is faster, less and less; tokens do not matter."""
+    return lambda running, setting: 1000 * running / (running + knee)
+
+
+def falling(peak: float) -> Speed:
+    """Beyond the peak more running is slower: caches, or a process that cannot keep up."""
+    return lambda running, setting: (
+        1000 * running / (running + peak / 4) * exp(-((max(0, log2(running / peak)) / 3) ** 2))
+    )
+
+
+def by_tokens(speed: Speed, peak: int) -> Speed:
+    """The same with a best `max_num_batched_tokens`: a third is lost two steps away from it."""
+
+    def both(running: float, setting: Setting) -> float:
+        steps = log2(setting.max_num_batched_tokens / peak)
+        return speed(running, setting) * exp(-((steps / 3) ** 2))
+
+    return both
+
+
+@dataclass
+class Surface:
+    """Answers for an engine; counts what it was asked.
+
+    Attributes:
+        speed: Without noise.
+        noise: Standard deviation of one measurement, as a share.
+        cache: Requests that the KV cache holds.
+        breaks_at: No engine of so many sequences starts.
+        breaks_below: Nor one of fewer tokens.
+        step_share: How full steps are; None for two tokens a request.
+        engines: Asked for, failed ones too.
+    """
+
+    speed: Speed
+    noise: float = 0.0
+    cache: float = float("inf")
+    breaks_at: int = 10**9
+    breaks_below: int = 0
+    step_share: float | None = None
+    seed: int = 0
+    engines: set[Setting] = field(default_factory=set)
+
+    def truth(self, candidate: Candidate) -> Point:
+        setting = candidate.setting
+        is_broken = setting.max_num_seqs >= self.breaks_at
+        if is_broken or setting.max_num_batched_tokens < self.breaks_below:
+            return Point(candidate, "out of memory")
+        running = min(candidate.in_flight, setting.max_num_seqs, self.cache)
+        tokens_per_s = self.speed(running, setting)
+        has_spare = candidate.in_flight >= setting.full
+        return Point(
+            candidate,
+            output_tokens_per_s=tokens_per_s * (1 if has_spare else 0.98),
+            p95_s=100 * candidate.in_flight / tokens_per_s,  # Little's law
+            running=running,
+            kv_cache_peak=min(1.0, candidate.in_flight / self.cache),
+            tokens_per_step=2.0 * running
+            if self.step_share is None
+            else self.step_share * setting.max_num_batched_tokens,
+        )
+
+    def measured(self, candidate: Candidate) -> Point:
+        self.engines.add(candidate.setting)
+        chance = random.Random(f"{candidate} {self.seed}")
+        point = self.truth(candidate)
+        factor = max(0.5, chance.gauss(1, self.noise))
+        if point.p95_s is None:
+            return point
+        return Point(
+            candidate,
+            output_tokens_per_s=point.output_tokens_per_s * factor,
+            p95_s=point.p95_s / factor,
+            running=point.running,
+            kv_cache_peak=point.kv_cache_peak,
+            tokens_per_step=point.tokens_per_step,
+        )
+
+    def best_of_grid(self, goal: Goal) -> float:
+        """Return the best of every engine with every in-flight limit in steps of a tenth."""
+        steps = [0.05 * i for i in range(1, 23)]
+        candidates = [
+            Candidate(setting, max(1, round(setting.max_num_seqs * step)))
+            for setting in GRID
+            for step in steps
+        ]
+        full = [Candidate(setting, setting.full) for setting in GRID]
+        return max(goal.value(self.truth(candidate)) for candidate in candidates + full)
+
+
+def searched(
+    surface: Surface, start: Setting, goal: Goal | None = None, num_engines: int = 10**9
+) -> Search:
+    """Run a search to its end, or until it asks for one more engine than allowed."""
+    search = Search(start, goal or Goal())
+    asks = search.asks()
+    try:
+        candidate = next(asks)
+        while candidate.setting in surface.engines or len(surface.engines) < num_engines:
+            candidate = asks.send(surface.measured(candidate))
+    except StopIteration:
+        pass
+    return search
+
+
+def share(surface: Surface, search: Search, goal: Goal | None = None) -> float:
+    """Return the true value of what was chosen, as a share of the grid's best."""
+    goal = goal or Goal()
+    assert search.best is not None
+    truth = surface.truth(search.best.candidate)
+    return goal.value(truth) / surface.best_of_grid(goal)
+
+
+STARTS = [Setting(256, 2048), Setting(16, 512), Setting(1024, 16384)]
+
+SURFACES = {
+    "monotone": saturating(200),
+    "plateau": lambda running, setting: 1000 * min(1.0, running / 100),
+    "peaked": falling(32),
+    "peaked high": falling(1000),
+    "peaked in both": by_tokens(falling(64), 2048),
+    "monotone, tokens peaked": by_tokens(saturating(200), 8192),
+}
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+@pytest.mark.parametrize("name", SURFACES)
+def test_search_finds_the_best_of_the_grid_with_far_fewer_engines(
+    name: str, start: Setting
+) -> None:
+    surface = Surface(SURFACES[name], step_share=0.5)
+    search = searched(surface, start)
+    assert share(surface, search) >= 0.95
+    assert len(surface.engines) <= len(GRID) / 5
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+@pytest.mark.parametrize("name", SURFACES)
+def test_noise_of_short_runs_seldom_leads_astray(name: str, start: Setting) -> None:
+    best = Surface(SURFACES[name]).best_of_grid(Goal())
+    shares = list[float]()
+    for seed in range(40):
+        surface = Surface(SURFACES[name], step_share=0.5, noise=0.02, seed=seed)
+        found = searched(surface, start).best
+        assert found is not None
+        shares.append(surface.truth(found.candidate).tokens_per_s / best)
+    assert sum(each >= 0.95 for each in shares) >= 36
+    assert min(shares) >= 0.85
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+@pytest.mark.parametrize("name", SURFACES)
+@pytest.mark.parametrize("factor", [1.5, 4.0, 20.0])
+def test_bound_is_kept_and_the_best_below_it_found(
+    name: str, start: Setting, factor: float
+) -> None:
+    surface = Surface(SURFACES[name], step_share=0.5)
+    alone = surface.truth(Candidate(start, 1))
+    assert alone.p95_s is not None
+    goal = Goal(factor * alone.p95_s)
+    search = searched(surface, start, goal)
+    assert share(surface, search, goal) >= 0.95
+    assert len(surface.engines) <= len(GRID) / 4
+
+
+def test_bound_that_nothing_keeps_leaves_no_best() -> None:
+    surface = Surface(saturating(200))
+    search = searched(surface, Setting(64, 2048), Goal(max_p95_s=0.001))
+    assert search.best is None
+    assert [point.candidate.in_flight for point in search.points][-1] == 1
+    assert "one alone takes longer than 0.001 s" in str(search.pruned)
+
+
+def test_engines_that_break_end_a_direction_and_not_the_search() -> None:
+    surface = Surface(saturating(200), breaks_at=1024, breaks_below=2048)
+    search = searched(surface, Setting(128, 2048))
+    assert search.best is not None
+    assert search.best.candidate.setting.max_num_seqs == 512
+    assert share(surface, search) >= 0.95
+    failed = [point.candidate.setting for point in search.points if point.failure]
+    assert [setting.max_num_seqs for setting in failed] == [1024, 512]
+
+
+def test_engine_that_breaks_when_full_is_halved() -> None:
+    surface = Surface(saturating(20), breaks_at=256)
+    search = searched(surface, Setting(1024, 2048))
+    assert search.best is not None
+    assert search.best.candidate.setting.max_num_seqs == 128
+
+
+def test_more_sequences_than_the_kv_cache_holds_are_not_tried() -> None:
+    surface = Surface(saturating(200), cache=200)
+    search = searched(surface, Setting(256, 2048))
+    assert max(setting.max_num_seqs for setting in surface.engines) == 256
+    assert "the KV cache is full with 200 running" in search.pruned.values()
+    assert share(surface, search) >= 0.95
+
+
+def test_more_tokens_than_a_step_ever_holds_are_not_tried() -> None:
+    surface = Surface(lambda running, setting: 1000 * min(1.0, running / 100))
+    search = searched(surface, Setting(128, 8192))
+    assert max(setting.max_num_batched_tokens for setting in surface.engines) == 8192
+    assert any("far from its limit" in reason for reason in search.pruned.values())
+
+
+def test_fewer_tokens_than_a_prompt_are_not_tried_without_chunked_prefill() -> None:
+    surface = Surface(by_tokens(saturating(20), 512))
+    search = Search(Setting(64, 4096), Goal(), min_num_batched_tokens=4096)
+    asks = search.asks()
+    with pytest.raises(StopIteration):
+        candidate = next(asks)
+        while True:
+            candidate = asks.send(surface.measured(candidate))
+    assert min(setting.max_num_batched_tokens for setting in surface.engines) == 4096
+    assert any("a whole prompt, 4096 tokens" in reason for reason in search.pruned.values())
+
+
+def test_search_that_is_stopped_has_the_best_so_far() -> None:
+    surface = Surface(saturating(200))
+    search = searched(surface, Setting(64, 2048), num_engines=3)
+    assert len(surface.engines) == 3
+    assert search.best is not None
+    assert search.best.candidate == Candidate(Setting(256, 2048), 282)
+
+
+def test_few_in_flight_win_a_tie() -> None:
+    search = searched(
+        Surface(lambda running, setting: 1000 * min(1.0, running / 8)), Setting(64, 64)
+    )
+    assert search.best is not None
+    assert search.best.candidate.in_flight <= 18
+
+
+def test_nothing_is_measured_twice() -> None:
+    search, surface = Search(Setting(256, 2048), Goal()), Surface(by_tokens(falling(64), 512))
+    asks, asked = search.asks(), list[Candidate]()
+    candidate = next(asks)
+    with pytest.raises(StopIteration):
+        while True:
+            asked.append(candidate)
+            candidate = asks.send(surface.measured(candidate))
+    assert len(asked) == len(set(asked))

@@ -1,0 +1,51 @@
+"""What the stated time still allows; pure, every moment is an argument."""
+
+from dataclasses import dataclass
+
+POINT_SHARE = 1 / 20
+MIN_POINT_S, MAX_POINT_S = 6.0, 60.0
+"""A point takes a twentieth of the budget, within these bounds."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """The time for a search, ends of engines included.
+
+    Attributes:
+        budget_s: All of it.
+        started_at: When it began, monotonic seconds.
+        start_s: The longest start of an engine so far.
+        close_s: The longest end of one so far.
+    """
+
+    budget_s: float
+    started_at: float
+    start_s: float = 0.0
+    close_s: float = 0.0
+
+    @property
+    def point_s(self) -> float:
+        """How long one point may take."""
+        return min(MAX_POINT_S, max(MIN_POINT_S, self.budget_s * POINT_SHARE))
+
+    def took_start(self, seconds: float) -> None:
+        """Note how long an engine took to start, or to fail."""
+        self.start_s = max(self.start_s, seconds)
+
+    def took_close(self, seconds: float) -> None:
+        """Note how long an engine took to end."""
+        self.close_s = max(self.close_s, seconds)
+
+    def left_s(self, now: float) -> float:
+        """Return the seconds left for work, the end of the running engine taken off."""
+        return self.started_at + self.budget_s - now - self.close_s
+
+    def has_time(self, now: float, *, is_start: bool) -> bool:
+        """Return whether another point fits.
+
+        Args:
+            now: Monotonic seconds.
+            is_start: Whether it needs another engine, and the running one must end.
+        """
+        before_s = self.start_s + self.close_s if is_start else 0.0
+        return self.left_s(now) >= before_s + self.point_s / 2

@@ -1,0 +1,241 @@
+"""Which point to measure next: a walk that prunes, not a grid. Pure: no engine, no clock, no files.
+
+`Search.asks` is a generator: it yields a `Candidate` and is sent the `Point` that was measured there.
+Whoever drives it (`session.py`, and the tests with a computed surface) stops when the time is up; what
+was found by then is `Search.best`.
+
+Starts of the engine are dear and the in-flight limit is free, so each engine is asked what fewer in
+flight would do: an engine of 256 sequences with 32 in flight runs like one of 32. That tells where more
+sequences cannot help, and which fewer are worth a start.
+"""
+
+from collections.abc import Generator
+from math import sqrt
+
+from gristmill.worker.tune.points import Candidate, Goal, Point, Setting
+
+GAIN = 1.03
+"""A step that does not gain this much is not repeated: noise of short runs, or a plateau."""
+
+NEAR = 0.97
+"""As good as this is as good; below it a direction is given up at once."""
+
+IN_FLIGHT_STEP = 1.1
+"""Under a bound, the largest in-flight that keeps it is found to this factor."""
+
+NEAR_STEP = 0.25
+"""How far beyond what another engine allowed the first look goes."""
+
+MAX_NUM_SEQS = 16_384
+SPARE_STEP = 4
+"""Steps that hold less than a quarter of their limit on average gain nothing from a larger one."""
+
+Asks = Generator[Candidate, Point, Point | None]
+Walk = Generator[Candidate, Point, Point]
+"""A walk comes from a point and so ends at one."""
+
+
+class Search:
+    """One search from the engine's own setting.
+
+    Attributes:
+        points: All that was measured, in this order.
+        pruned: What was not, and why.
+    """
+
+    def __init__(self, start: Setting, goal: Goal, min_num_batched_tokens: int = 1) -> None:
+        """Set out.
+
+        Args:
+            start: Where to begin: the engine's default, or what the user's flags say.
+            goal: What is wanted.
+            min_num_batched_tokens: No engine starts with less: `max_model_len` without chunked prefill.
+        """
+        self._start, self._goal = start, goal
+        self._min_tokens = min_num_batched_tokens
+        self._measured: dict[Candidate, Point] = {}
+        self.pruned: dict[str, str] = {}
+
+    @property
+    def points(self) -> list[Point]:
+        """All that was measured, in this order."""
+        return list(self._measured.values())
+
+    @property
+    def best(self) -> Point | None:
+        """The best of what was measured; None if nothing may be chosen."""
+        return self._goal.best(self.points)
+
+    def asks(self) -> Asks:
+        """Yield what to measure, be sent the point; return the best of the walk."""
+        best = yield from self._first()
+        while best is not None:
+            before = best
+            best = yield from self._sequences(best)
+            best = yield from self._tokens(best)
+            if best.candidate.setting == before.candidate.setting:
+                break
+        return best
+
+    def _first(self) -> Asks:
+        """Return the best of the first engine; of half of it, and so on, where a full one breaks."""
+        setting = self._start
+        best = yield from self._engine(setting)
+        while best is None and setting.max_num_seqs > 1 and self.points[-1].failure:
+            setting = Setting(setting.max_num_seqs // 2, setting.max_num_batched_tokens)
+            best = yield from self._engine(setting)
+        return best
+
+    def _ask(self, candidate: Candidate) -> Asks:
+        """Measure a point, once; None if it failed."""
+        if candidate not in self._measured:
+            self._measured[candidate] = yield candidate
+        point = self._measured[candidate]
+        return None if point.failure else point
+
+    def _engine(self, setting: Setting, at_least: float = 0.0, in_flight: int = 0) -> Asks:
+        """Return the best in-flight of one engine, None if it failed or keeps no bound.
+
+        Args:
+            setting: The engine's.
+            at_least: Once it falls short of this value, it is not worth another look.
+            in_flight: What did best on a like engine; 0 for a full engine and fewer.
+        """
+        if self._goal.max_p95_s is not None:
+            most = yield from self._within_bound(setting, in_flight)
+            return (yield from self._fewer(most, at_least))
+        most = yield from self._ask(Candidate(setting, in_flight or setting.full))
+        return most if in_flight else (yield from self._fewer(most, at_least))
+
+    def _fewer(self, most: Point | None, at_least: float) -> Asks:
+        """Return the best of this in-flight and its halves, down to the first that is worse."""
+        best = most
+        while best and most and self._value(most) >= max(at_least, NEAR * self._value(best)):
+            best = max(best, most, key=self._value)
+            setting = most.candidate.setting
+            fewer = min(most.candidate.in_flight, setting.max_num_seqs) // 2
+            if not fewer:
+                break
+            most = yield from self._ask(Candidate(setting, fewer))
+        return best
+
+    def _within_bound(self, setting: Setting, near: int) -> Asks:
+        """Return the most in flight that keep the bound: the p95 grows with them, so halve the distance."""
+        best: Point | None = None
+        low, high, in_flight = 0, setting.full + 1, near or setting.full
+        while high - low > 1 and (not low or high > IN_FLIGHT_STEP * low):
+            point = yield from self._ask(Candidate(setting, in_flight))
+            if point is None:
+                break
+            if self._goal.allows(point):
+                low, best = in_flight, point
+            else:
+                high = in_flight
+            in_flight = round(sqrt(low * high)) if low else max(1, high // 2)
+            if near and low:
+                in_flight = min(in_flight, low + max(1, round(NEAR_STEP * low)))
+        if high == 1:
+            self._prune(setting, f"one alone takes longer than {self._goal.max_p95_s:g} s")
+        return best
+
+    def _sequences(self, best: Point) -> Walk:
+        """Walk along `max_num_seqs`: up while it gains, or down to what ran as well."""
+        setting = best.candidate.setting
+        reason = self._no_more_sequences(best)
+        if reason is None:
+            return (yield from self._climb(best))
+        self._prune(_scaled(setting, sequences=2), reason)
+        fewer = min(each.candidate.in_flight for each in self._as_good(best))
+        if self._goal.max_p95_s is not None or fewer >= setting.max_num_seqs:
+            return best
+        less = Setting(fewer, setting.max_num_batched_tokens)
+        return self._better(best, (yield from self._engine(less, in_flight=less.full)))
+
+    def _as_good(self, best: Point) -> list[Point]:
+        """Return the points of the same engine that are as good."""
+        setting, least = best.candidate.setting, NEAR * self._value(best)
+        on_it = [each for each in self.points if each.candidate.setting == setting]
+        return [each for each in on_it if self._value(each) >= least]
+
+    def _climb(self, best: Point) -> Walk:
+        at, is_flat = best.candidate.setting, False
+        while True:
+            at = _scaled(at, sequences=2)
+            if at.max_num_seqs > MAX_NUM_SEQS:
+                return best
+            value = self._value(best)
+            point = yield from self._engine(at, at_least=NEAR * value)
+            gain = self._value(point) / value
+            best = self._better(best, point)
+            if point is None or gain < NEAR or (is_flat and gain < GAIN):
+                return best
+            reason = self._no_more_sequences(point)
+            if reason is not None:
+                self._prune(_scaled(at, sequences=2), reason)
+                return best
+            is_flat = gain < GAIN
+
+    def _no_more_sequences(self, best: Point) -> str | None:
+        """Return why a larger `max_num_seqs` than this engine's cannot help; None if it may."""
+        setting, in_flight = best.candidate.setting, best.candidate.in_flight
+        if self._goal.max_p95_s is not None and in_flight <= setting.max_num_seqs:
+            return f"{in_flight} in flight do best within the bound"
+        fewer = [each.candidate.in_flight for each in self._as_good(best)]
+        if min(fewer) <= setting.max_num_seqs // 2:
+            return f"{min(fewer)} in flight are as fast as {setting.full}"
+        if best.has_full_cache:
+            return f"the KV cache is full with {best.running:.0f} running"
+        return None
+
+    def _tokens(self, best: Point) -> Walk:
+        """Walk along `max_num_batched_tokens`, around the best: up while it gains, else down."""
+        start = best.candidate.setting
+        for factor in (2.0, 0.5):
+            at = start
+            while True:
+                at = _scaled(at, tokens=factor)
+                reason = self._no_such_tokens(best, at)
+                if reason is not None:
+                    self._prune(at, reason)
+                    break
+                value = self._value(best)
+                point = yield from self._engine(at, in_flight=best.candidate.in_flight)
+                best = self._better(best, point)
+                if self._value(point) < GAIN * value:
+                    break
+            if best.candidate.setting != start:
+                break
+        return best
+
+    def _no_such_tokens(self, best: Point, setting: Setting) -> str | None:
+        tokens = setting.max_num_batched_tokens
+        if tokens < setting.max_num_seqs:
+            return "a step has a token for each sequence at least"
+        if tokens < self._min_tokens:
+            return f"without chunked prefill a step holds a whole prompt, {self._min_tokens} tokens"
+        if (
+            tokens
+            > best.candidate.setting.max_num_batched_tokens
+            > SPARE_STEP * best.tokens_per_step
+            > 0
+        ):
+            return f"a step holds {best.tokens_per_step:.0f} tokens on average, far from its limit"
+        return None
+
+    def _prune(self, setting: Setting, reason: str) -> None:
+        self.pruned.setdefault(str(setting), reason)
+
+    def _better(self, best: Point, point: Point | None) -> Point:
+        return point if point and self._value(point) > self._value(best) else best
+
+    def _value(self, point: Point | None) -> float:
+        return self._goal.value(point) if point else 0.0
+
+
+def _scaled(setting: Setting, sequences: float = 1, tokens: float = 1) -> Setting:
+    """Return a neighbour; vLLM refuses fewer tokens a step than sequences."""
+    max_num_seqs = max(1, int(setting.max_num_seqs * sequences))
+    max_num_batched_tokens = int(setting.max_num_batched_tokens * tokens)
+    if sequences > 1:
+        max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
+    return Setting(max_num_seqs, max_num_batched_tokens)
