@@ -54,8 +54,9 @@ class _Loop:
             posted_at = time.monotonic()
             response = await self.engine.post(request.endpoint, request.body)
             self.ended.append((time.monotonic() - posted_at, response.status))
-            if response.status >= 400 and not self.first_error:
-                self.first_error = response.body[:300].decode(errors="replace")
+            if response.status >= 400:
+                self.first_error = self.first_error or response.body[:300].decode(errors="replace")
+                await asyncio.sleep(LOOK_S)  # it may have taken no time, and be followed by the like
 
     def look(self) -> _Look:
         return _Look(time.monotonic(), len(self.ended), self.engine.stats())
@@ -87,6 +88,8 @@ async def measure(
                 place.cancel()
     except* EngineError as errors:
         raise EngineDied(str(errors.exceptions[0])) from errors
+    except* InvalidRequest as errors:
+        raise errors.exceptions[0] from None
     return _point(candidate, loop, looks)
 
 

@@ -57,9 +57,9 @@ class Rig:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def runs(self, setting: Setting) -> bool:
-        """Whether the engine with this setting is up."""
-        return self._setting == setting
+    def has_time(self, setting: Setting) -> bool:
+        """Whether the budget allows another point, and the start of its engine if that is another."""
+        return self.budget.has_time(time.monotonic(), is_start=self._setting != setting)
 
     async def start(self, setting: Setting | None, timeout_s: float) -> dict[str, Any]:
         """Start an engine, after the end of the one before; returns its `EngineInfo`.
@@ -82,6 +82,7 @@ class Rig:
             self._setting = setting or setting_of(info)
         except EngineDied as error:
             failure = str(error)
+            await self.close()
             raise
         finally:
             seconds = time.monotonic() - started_at
@@ -92,11 +93,10 @@ class Rig:
 
     async def measure(self, candidate: Candidate) -> Point:
         """Measure a point, on another engine if it needs one; a failure is a point too."""
-        if not self.runs(candidate.setting):
+        if self._setting != candidate.setting:
             try:
                 await self.start(candidate.setting, self.budget.left_s(time.monotonic()))
             except EngineDied as error:
-                await self.close()
                 return Point(candidate, f"the engine did not start: {error}")
         assert self._trial is not None  # noqa: S101  # start has set it
         left_s = self.budget.left_s(time.monotonic())

@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
 from gristmill.shared.cli import say
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 from gristmill.worker.tune.budget import Budget
-from gristmill.worker.tune.points import Goal
+from gristmill.worker.tune.points import Candidate, Goal, Point, Setting
 from gristmill.worker.tune.report import Report, point_line, print_report, save
 from gristmill.worker.tune.rig import Rig, setting_of
 from gristmill.worker.tune.sample import Sample
@@ -22,6 +22,16 @@ FIRST_START_TIMEOUT_S = 1800.0
 """Of the first engine, which may compile and load; it may go over the budget, and is then told."""
 
 IS_DONE, TIME_IS_UP = "the search is done", "the time is up"
+
+
+class Measurer(Protocol):
+    """What a search needs: a `Rig`, or a computed surface."""
+
+    def has_time(self, setting: Setting) -> bool:
+        """Whether a point of this setting fits into what is left."""
+
+    async def measure(self, candidate: Candidate) -> Point:
+        """Measure a point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,25 +70,39 @@ async def tuned(options: Options) -> Report:
         info = await _first_start(rig)
         search = Search(setting_of(info), options.goal, _least_tokens(info, options.engine_argv))
         report = Report(options.goal, options.engine_argv, info, options.sample, search, rig.starts)
-        report.ended_by = await _walk(search, rig, report, options.out)
+
+        def keep(point: Point) -> None:
+            say(f"  {point_line(point)}")
+            report.spent_s = time.monotonic() - budget.started_at
+            save(report, options.out)
+
+        report.ended_by = await walk(search, rig, keep)
     report.spent_s = time.monotonic() - budget.started_at
     save(report, options.out)
     return report
 
 
-async def _walk(search: Search, rig: Rig, report: Report, folder: Path) -> str:
-    """Measure what the search asks for; returns why it ended."""
+async def walk(search: Search, measurer: Measurer, keep: Callable[[Point], None]) -> str:
+    """Measure what the search asks for while there is time.
+
+    Args:
+        search: Which points.
+        measurer: Where they are measured.
+        keep: Gets each point, once the search knows it.
+
+    Returns:
+        Why it ended.
+    """
     asks = search.asks()
-    try:
-        candidate = next(asks)
-        while rig.budget.has_time(time.monotonic(), is_start=not rig.runs(candidate.setting)):
-            point = await rig.measure(candidate)
-            say(f"  {point_line(point)}")
+    candidate = next(asks)
+    while measurer.has_time(candidate.setting):
+        point = await measurer.measure(candidate)
+        try:
             candidate = asks.send(point)
-            report.spent_s = time.monotonic() - rig.budget.started_at
-            save(report, folder)
-    except StopIteration:
-        return IS_DONE
+        except StopIteration:
+            keep(point)
+            return IS_DONE
+        keep(point)
     return TIME_IS_UP
 
 
@@ -87,7 +111,7 @@ async def _first_start(rig: Rig) -> dict[str, Any]:
         info = await rig.start(None, FIRST_START_TIMEOUT_S)
     except EngineDied as error:
         raise GristmillError(f"the engine does not start with these flags: {error}") from error
-    if not rig.budget.has_time(time.monotonic(), is_start=False):
+    if not rig.has_time(setting_of(info)):
         start_s, budget_s = rig.budget.start_s, rig.budget.budget_s
         raise SettingsError(
             f"the engine took {start_s:.0f} s to start, and a budget of {budget_s:.0f} s leaves no time to measure;"

@@ -1,0 +1,114 @@
+"""`gristmill tune` with true engines in processes of their own."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import pytest
+
+from gristmill.shared.errors import EngineDied, SettingsError
+from gristmill.worker.tune.budget import Budget
+from gristmill.worker.tune.commands import tune
+from gristmill.worker.tune.points import Candidate, Setting
+from gristmill.worker.tune.rig import Rig, setting_of
+from gristmill.worker.tune.sample import Sample
+
+EngineProcesses = Callable[[], list[psutil.Process]]
+
+
+@pytest.fixture
+def flags(model_dir: Path) -> list[str]:
+    return [
+        *("--model", str(model_dir), "--enforce-eager", "--max-num-seqs", "4"),
+        *("--max-num-batched-tokens", "1024", "--kv-cache-memory-bytes", str(64 * 2**20)),
+    ]
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    path = tmp_path / "my.jsonl"
+    lines = [{"prompt": f"the quick brown fox {i}", "max_tokens": 4 + i % 9} for i in range(20)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def tuned(sample: Path, out: Path, flags: list[str], *options: str) -> None:
+    tune.main(
+        ["--sample", str(sample), "--out", str(out), *options, "--", *flags], standalone_mode=False
+    )
+
+
+@pytest.mark.timeout(600)
+async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_point(
+    flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
+) -> None:
+    budget = Budget(100, monotonic() + 10**6)  # points of 6 s, and no end
+    async with Rig(flags, Sample(str(sample)), tmp_path, budget) as rig:
+        first = setting_of(await rig.start(None, 500))
+        assert first == Setting(4, 1024)
+        points = [await rig.measure(Candidate(first, number)) for number in (1, 5)]
+        assert [point.failure for point in points] == ["", ""]
+        assert [point.candidate.in_flight for point in points] == [1, 5]
+        assert points[0].running < 1.5 < points[1].running
+        assert min(point.tokens_per_s for point in points) > 0
+        assert len(rig.starts) == 1
+        refused = await rig.measure(Candidate(Setting(2048, 1024), 5))
+        assert "max_num_seqs" in refused.failure  # vLLM wants a token for each sequence
+        assert [start.failure != "" for start in rig.starts] == [False, True]
+    assert engine_processes() == []
+
+
+@pytest.mark.timeout(600)
+async def test_engine_that_is_killed_while_it_is_measured_is_a_point(
+    flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
+) -> None:
+    budget = Budget(100, monotonic() + 10**6)
+    async with Rig(flags, Sample(str(sample)), tmp_path, budget) as rig:
+        setting = setting_of(await rig.start(None, 500))
+        for process in engine_processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        point = await rig.measure(Candidate(setting, 2))
+        assert "its process ended with -9" in point.failure
+        assert not rig.budget.has_time(monotonic() + 10**6 + 200, is_start=True)
+    assert engine_processes() == []
+
+
+@pytest.mark.timeout(600)
+async def test_engine_that_does_not_start_says_why(sample: Path, tmp_path: Path) -> None:
+    budget = Budget(100, monotonic() + 10**6)
+    async with Rig(["--model", "/nowhere"], Sample(str(sample)), tmp_path, budget) as rig:
+        with pytest.raises(EngineDied, match="model folder /nowhere does not exist"):
+            await rig.start(None, 500)
+
+
+@pytest.mark.timeout(600)
+def test_bound_that_nothing_keeps_ends_the_search_on_one_engine(
+    flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
+) -> None:
+    out = tmp_path / "tune"
+    with pytest.raises(SystemExit) as ended:
+        tuned(sample, out, flags, "--max-p95-s", "0.000001", "--budget", "10m")
+    assert ended.value.code == 1
+    found = json.loads((out / "tune.json").read_text())
+    assert [point["in_flight"] for point in found["points"]] == [5, 3, 1]
+    assert all(point["requests_per_s"] > 0 for point in found["points"])
+    assert (found["ended_by"], found["best"], len(found["starts"])) == (
+        "the search is done",
+        None,
+        1,
+    )
+    assert not (out / "settings.env").exists()
+    assert engine_processes() == []
+
+
+@pytest.mark.timeout(600)
+def test_budget_shorter_than_a_start_is_told_with_how_long_it_took(
+    flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
+) -> None:
+    with pytest.raises(SettingsError, match=r"took \d+ s to start, and a budget of 1 s leaves no"):
+        tuned(sample, tmp_path / "tune", flags, "--budget", "1s")
+    assert engine_processes() == []
