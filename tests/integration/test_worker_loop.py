@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from prometheus_client import REGISTRY
 from queues import end_lease
 from redis.exceptions import NoPermissionError
 from workers import local_worker, settings_for
@@ -145,7 +146,61 @@ async def test_static_policy_runs_a_batch_to_its_end(
     assert groups == [{r.id for r in requests[i : i + 8]} for i in (0, 8, 16)]
 
 
-@pytest.mark.parametrize("policy", ["dynamic", "static", "bucketed"])
+async def test_sequential_policy_runs_one_at_a_time(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    settings = settings_for(redis_url, queue, batch_policy="sequential")
+    requests = prompts(10, max_tokens=3)
+    await queue.submit(requests)
+    seen: list[int] = []
+
+    class Watched(StubEngine):
+        async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+            seen.append(self.stats().running)
+            return await super().post(endpoint, body, priority=priority)
+
+    engine = Watched(token_delay_s=0.001)
+    async with local_worker(settings, engine):
+        results = await collect(client, [r.id for r in requests])
+    assert seen == [0] * 10
+    finished = sorted(results.values(), key=lambda result: result.finished_ms)
+    assert [result.id for result in finished] == [request.id for request in requests]
+
+
+async def test_batch_that_a_drain_meets_is_handed_back(queue: Queue, redis_url: str) -> None:
+    closed_by = {"closed_by": "stopping"}
+    before = REGISTRY.get_sample_value("gristmill_claims_total", closed_by) or 0
+    settings = settings_for(
+        redis_url, queue, batch_policy="dynamic", batch_size=8, batch_timeout_ms=600_000
+    )
+    await queue.submit(prompts(3))
+    async with local_worker(settings, StubEngine()) as worker:
+        while (await queue.stats()).counters.get("in_flight", 0) < 3:
+            await asyncio.sleep(0.001)
+        await worker.stop()
+    assert REGISTRY.get_sample_value("gristmill_claims_total", closed_by) == before + 1
+    assert (await queue.stats()).counters["queued"] == 3
+
+
+async def test_engine_with_a_small_cache_is_given_what_fits(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    """By their headers eight fill the cache; all ask for all they are allowed."""
+    engine = StubEngine(token_delay_s=0.001, max_num_seqs=64, kv_cache_tokens=8 * 60)
+    requests = prompts(100, max_tokens=50, prompt_tokens=10)
+    await queue.submit(requests)
+    async with local_worker(settings_for(redis_url, queue), engine):
+        await until_running(engine, 8)
+        assert engine.stats().running + engine.stats().waiting == 8
+        results = await collect(client, [request.id for request in requests])
+        assert engine.stats().preemptions < 50
+        budget = REGISTRY.get_sample_value("gristmill_admission_budget_tokens")
+        assert budget is not None
+        assert budget >= 480 / 2
+    assert len(results) == 100
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "static", "bucketed", "sequential"])
 async def test_every_policy_serves_a_last_short_batch(
     queue: Queue, client: Client, redis_url: str, policy: str
 ) -> None:

@@ -1,6 +1,7 @@
 """What the engine has room for: tables and properties, no clock."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -13,21 +14,17 @@ from gristmill.worker.admission import (
     Admission,
     Capacity,
     Demand,
-    Load,
     ceiling,
+    free_places,
     refill,
-    room_for,
 )
 from gristmill.worker.engine.interface import EngineStats, Response
 
 CAPACITY = Capacity(max_in_flight=110, max_num_seqs=100, kv_cache_tokens=10_000)
 DEEP = Demand(num_queued=100_000, num_workers=1)
 
-CAPACITIES = st.builds(Capacity, st.integers(1, 5000), st.integers(1, 4096), st.integers(0, 10**7))
+CAPACITIES = st.builds(Capacity, st.integers(1, 5000), st.integers(1, 4096), st.integers(0, 10**6))
 DEMANDS = st.builds(Demand, st.integers(0, 10**7), st.integers(0, 1000))
-LOADS = st.integers(0, 6000).flatmap(
-    lambda number: st.builds(Load, st.just(number), st.floats(0, number * 1e6))
-)
 
 
 def record(prompt_tokens: int, max_tokens: int) -> Record:
@@ -36,51 +33,44 @@ def record(prompt_tokens: int, max_tokens: int) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("num_requests", "tokens", "num_waiting", "demand", "expected"),
+    ("num_held", "num_waiting", "demand", "expected"),
     [
-        (0, 0, 0, DEEP, (110, 10_000)),
-        (50, 5000, 0, DEEP, (60, 5000)),
-        (110, 5000, 0, DEEP, (0, 0)),  # the ceiling
-        (106, 5000, 0, DEEP, (0, 0)),  # fewer than a twentieth free: wait for more
-        (105, 5000, 0, DEEP, (5, 5000)),
-        (106, 5000, 0, Demand(2, 1), (4, 5000)),  # few wait: each place at once
-        (50, 5000, 11, DEEP, (0, 0)),  # what the engine has waits in it
-        (50, 5000, 10, DEEP, (60, 5000)),
-        (50, 9900, 0, DEEP, (0, 0)),  # less is free than one request takes
-        (50, 9800, 0, DEEP, (60, 200)),
-        (1, 9000, 0, DEEP, (0, 0)),
-        (95, 5000, 0, Demand(50, 2), (5, 5000)),  # near the end: none waits in here
-        (100, 5000, 0, Demand(50, 2), (0, 0)),
-        (100, 5000, 0, Demand(50, 1), (10, 5000)),  # nobody else could run it
-        (100, 5000, 0, Demand(100_000, 2), (10, 5000)),
+        (0, 0, DEEP, 110),
+        (0, 99, DEEP, 110),  # its counters lag: nothing is held, so nothing waits
+        (50, 0, DEEP, 60),
+        (110, 0, DEEP, 0),  # the ceiling
+        (106, 0, DEEP, 0),  # fewer than a twentieth free: wait for more
+        (105, 0, DEEP, 5),
+        (106, 0, Demand(2, 1), 4),  # few wait: each place at once
+        (50, 11, DEEP, 0),  # what the engine has waits in it
+        (50, 10, DEEP, 60),
+        (95, 0, Demand(50, 2), 5),  # near the end: none waits in here
+        (100, 0, Demand(50, 2), 0),
+        (100, 0, Demand(50, 1), 10),  # nobody else could run it
+        (100, 0, Demand(100_000, 2), 10),
     ],
 )
-def test_room_is_what_runs_at_once_and_a_little_more(
-    num_requests: int, tokens: int, num_waiting: int, demand: Demand, expected: tuple[int, int]
+def test_places_are_for_what_runs_at_once_and_a_little_more(
+    num_held: int, num_waiting: int, demand: Demand, expected: int
 ) -> None:
-    load = Load(num_requests, tokens)
-    room = room_for(CAPACITY, load, demand, num_waiting=num_waiting, budget=10_000)
-    assert (room.num_requests, room.num_tokens) == expected
+    assert free_places(CAPACITY, num_held, demand, num_waiting) == expected
 
 
-@given(CAPACITIES, LOADS, DEMANDS, st.integers(0, 5000), st.floats(0, 1e8))
-def test_room_is_never_above_the_ceiling_nor_negative(
-    capacity: Capacity, load: Load, demand: Demand, num_waiting: int, budget: float
+def test_setting_is_a_ceiling_where_the_engine_tells_its_own_size() -> None:
+    roomy = Capacity(max_in_flight=1000, max_num_seqs=100, kv_cache_tokens=10_000)
+    assert free_places(roomy, 100, DEEP, 0) == 10
+    assert free_places(Capacity(1000, 100), 100, DEEP, 0) == 900
+    assert free_places(Capacity(1000, 100), 100, Demand(50, 2), 0) == 900
+
+
+@given(CAPACITIES, st.integers(0, 6000), DEMANDS, st.integers(0, 5000))
+def test_places_are_never_above_the_ceiling_nor_negative(
+    capacity: Capacity, num_held: int, demand: Demand, num_waiting: int
 ) -> None:
-    room = room_for(capacity, load, demand, num_waiting=num_waiting, budget=budget)
-    assert room.num_requests >= 0
-    assert room == NO_ROOM or load.num_requests + room.num_requests <= capacity.max_in_flight
-    assert room == NO_ROOM or load.tokens + room.num_tokens <= max(budget, load.tokens + 1)
-    assert (room.num_requests > 0) == (room.num_tokens > 0)
-
-
-@given(CAPACITIES, DEMANDS, st.integers(0, 5000), st.floats(0, 1e8))
-def test_idle_engine_always_takes_a_request(
-    capacity: Capacity, demand: Demand, num_waiting: int, budget: float
-) -> None:
-    assert room_for(
-        capacity, Load(0, 0), demand, num_waiting=num_waiting, budget=budget
-    ).num_requests
+    free = free_places(capacity, num_held, demand, num_waiting)
+    assert free >= 0
+    assert free == 0 or num_held + free <= capacity.max_in_flight
+    assert free >= 1 or num_held  # an idle engine always takes one
 
 
 @given(CAPACITIES, DEMANDS)
@@ -103,20 +93,51 @@ def admission(capacity: Capacity = CAPACITY) -> tuple[Admission, Engine]:
     return Admission(capacity, lambda: engine.stats), engine
 
 
+def answered(prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Response:
+    return Response(
+        200,
+        b"{}",
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=cached_tokens,
+    )
+
+
 def test_what_goes_in_and_what_is_gathered_is_promised() -> None:
     account, _ = admission()
-    for _ in range(10):
-        account.enter(record(100, 400))
+    assert account.room([], DEEP).num_tokens == 10_000
+    leaves = [account.enter(record(100, 400)) for _ in range(10)]
     assert account.room([], DEEP).num_tokens == 5000
-    assert account.room([record(0, 1000)], DEEP).num_tokens == 4000
-    account.leave(record(100, 400))
-    assert account.room([], DEEP).num_tokens == 5500
+    assert account.room([record(100, 400)] * 2, DEEP).num_tokens == 4000
+    for leave in leaves[:2]:
+        leave()
+    assert account.room([], DEEP).num_tokens == 6000
+
+
+def test_nothing_is_claimed_that_does_not_fit() -> None:
+    """The first request of a claim is never too large, so there has to be room for one."""
+    account, _ = admission()
+    for _ in range(19):
+        account.enter(record(100, 400))
+    assert account.room([], DEEP).num_tokens == 500
+    account.enter(record(100, 400))
+    assert account.room([], DEEP) == NO_ROOM
+
+
+def test_what_will_have_ended_makes_room_for_what_is_still_short() -> None:
+    """Twenty run up to their ends, half way; what comes now is short when they go."""
+    account, engine = admission()
+    for _ in range(18):
+        account.enter(record(100, 400))
+    assert account.room([], DEEP).num_tokens == 1000
+    engine.stats = EngineStats(running=18, output_tokens=18 * 390)
+    assert 1000 * 490 / 110 <= account.room([], DEEP).num_tokens <= 5000
 
 
 def test_requests_that_end_early_make_room_for_more() -> None:
     account, _ = admission()
     for _ in range(400):
-        account.learn(record(100, 4000), Response(200, b"{}", prompt_tokens=100, output_tokens=50))
+        account.learn(record(100, 4000), answered(100, 50))
     account.enter(record(100, 4000))
     room = account.room([], DEEP)
     assert room.num_requests == 109
@@ -125,37 +146,71 @@ def test_requests_that_end_early_make_room_for_more() -> None:
 
 def test_prompts_found_in_the_prefix_cache_take_no_room_of_their_own() -> None:
     account, _ = admission()
-    response = Response(200, b"{}", prompt_tokens=1000, output_tokens=10, cached_tokens=990)
     for _ in range(400):
-        account.learn(record(1000, 10), response)
+        account.learn(record(1000, 10), answered(1000, 10, cached_tokens=990))
     assert account.room([], DEEP).num_tokens > 10_000 * 1010 / 20 * 0.8
 
 
-def test_preemptions_shrink_the_budget_and_a_new_engine_counts_from_zero() -> None:
+def test_storm_shrinks_the_budget_and_a_new_engine_counts_from_zero() -> None:
     account, engine = admission()
-    account.enter(record(100, 100))
-    engine.stats = EngineStats(running=1, preemptions=3)
-    assert account.room([], DEEP).num_tokens == 8500 - 200
-    engine.stats = EngineStats(running=1, preemptions=0)
-    assert account.room([], DEEP).num_tokens == 8500 - 200
+    for _ in range(4):
+        account.enter(record(100, 100))
+    engine.stats = EngineStats(running=4, preemptions=4)
+    assert account.room([], DEEP).num_tokens == 8500 - 800
+    engine.stats = EngineStats(running=4, preemptions=0)
+    assert account.room([], DEEP).num_tokens == 8500 - 800
 
 
 def test_engine_that_tells_no_cache_is_fed_by_counts_alone() -> None:
     """A server behind a URL."""
     account, _ = admission(Capacity(max_in_flight=10, max_num_seqs=256))
-    for _ in range(9):
-        account.enter(record(10**6, 10**6))
-    room = account.room([], Demand(1, 1))
-    assert (room.num_requests, room.num_tokens) == (1, UNBOUNDED)
+    leaves = [account.enter(record(10**6, 10**6)) for _ in range(9)]
+    assert account.room([], Demand(1, 1)) == (1, UNBOUNDED)
+    account.learn(record(1, 1), answered(1, 1))
+    leaves[0]()
+    assert account.room([], Demand(1, 1)) == (2, UNBOUNDED)
 
 
 def test_header_out_of_all_proportion_counts_as_a_full_cache() -> None:
     account, _ = admission()
-    account.learn(record(1, 10**15), Response(200, b"{}", prompt_tokens=1, output_tokens=1))
-    account.enter(record(1, 10**15))
+    account.learn(record(1, 10**15), answered(1, 1))
+    leave = account.enter(record(1, 10**15))
     assert account.room([], DEEP) == NO_ROOM
-    account.leave(record(1, 10**15))
+    leave()
     assert account.room([], DEEP).num_requests == 110
+
+
+@given(
+    CAPACITIES,
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=30),
+    st.lists(
+        st.builds(
+            EngineStats,
+            running=st.integers(0, 100),
+            waiting=st.integers(0, 100),
+            kv_cache_usage=st.floats(0, 1),
+            output_tokens=st.integers(0, 10**6),
+            preemptions=st.integers(0, 100),
+        ),
+        max_size=30,
+    ),
+)
+def test_no_history_keeps_an_idle_engine_from_a_request(
+    capacity: Capacity, shapes: list[tuple[int, int]], looks: list[EngineStats]
+) -> None:
+    account, engine = admission(capacity)
+    leaves: list[Callable[[], None]] = []
+    for shape, stats in zip(shapes, looks, strict=False):
+        engine.stats = stats
+        room = account.room([], DEEP)
+        assert (room.num_requests > 0) == (room.num_tokens > 0)
+        assert len(leaves) + room.num_requests <= max(len(leaves), capacity.max_in_flight)
+        leaves.append(account.enter(record(*shape)))
+        account.learn(record(*shape), answered(shape[1], shape[0]))
+    for leave in leaves:
+        leave()
+    assert account.room([], Demand()).num_requests > 0
+    assert account.room([], Demand()).num_tokens > 0
 
 
 def test_each_of_several_outputs_counts() -> None:

@@ -5,9 +5,12 @@ A header says prompt_tokens (bytes over four) and max_tokens (a limit, which few
 
 from dataclasses import dataclass
 
-NEWEST_WEIGHT = 1 / 64
-"""Of the newest request in what was seen. The shortest of a generation end first: what is seen must not
-count for more than they are."""
+MIN_WEIGHT = 1 / 64
+"""Of the newest request, once many were seen."""
+
+NUM_BELIEVED = 8
+"""Requests for which the header's word counts at first. The shortest of a generation end first: what is
+seen must not count for more than they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,12 @@ class Seen:
     Attributes:
         estimated: A request, by the headers; None before the first has ended.
         counted: A request, by the engine.
+        number: Requests that were seen.
     """
 
     estimated: Tokens | None = None
     counted: Tokens = Tokens()
+    number: int = 0
 
     def corrected(self, estimated: Tokens) -> Tokens:
         """Return what requests will take, by the share that earlier ones took of their estimates."""
@@ -74,16 +79,20 @@ class Seen:
         """
         if self.estimated is None:
             return Seen(estimated, estimated).after(estimated, counted)
-        return Seen(_moved(self.estimated, estimated), _moved(self.counted, counted))
+        weight = max(MIN_WEIGHT, 1 / (NUM_BELIEVED + self.number + 1))
+        return Seen(
+            _moved(self.estimated, estimated, weight),
+            _moved(self.counted, counted, weight),
+            self.number + 1,
+        )
 
 
 def _share(counted: float, estimated: float) -> float:
     return counted / estimated if estimated > 0 else 1.0
 
 
-def _moved(mean: Tokens, newest: Tokens) -> Tokens:
-    old_weight = 1 - NEWEST_WEIGHT
+def _moved(mean: Tokens, newest: Tokens, weight: float) -> Tokens:
     return Tokens(
-        mean.prompt * old_weight + newest.prompt * NEWEST_WEIGHT,
-        mean.output * old_weight + newest.output * NEWEST_WEIGHT,
+        mean.prompt + (newest.prompt - mean.prompt) * weight,
+        mean.output + (newest.output - mean.output) * weight,
     )

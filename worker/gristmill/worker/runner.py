@@ -88,8 +88,8 @@ class Runner:
         run = self._held.find(claimed)
         if run:
             task = asyncio.create_task(self._run(run))
-            self._admission.enter(claimed.record)
-            task.add_done_callback(lambda _: self._admission.leave(claimed.record))
+            leave = self._admission.enter(claimed.record)
+            task.add_done_callback(lambda _: leave())
             self._held.start(run, task)
 
     async def _run(self, run: Run) -> None:

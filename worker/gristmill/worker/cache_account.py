@@ -1,0 +1,131 @@
+"""What the engine's KV cache has been promised: one entry for each request in the engine.
+
+`admission.py` asks it before each claim; `estimates.py`, `projection.py` and `overcommit.py` are its pure parts.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import ceil
+from operator import add
+
+from gristmill.shared.records import Record
+from gristmill.worker import metrics
+from gristmill.worker.engine.interface import EngineStats, Response
+from gristmill.worker.estimates import Seen, Tokens
+from gristmill.worker.overcommit import Look, Overcommit
+from gristmill.worker.projection import Course, num_fitting
+
+OVERDUE_SHARE = 0.5
+"""A request that has outlived its estimate is expected to go on for half as long again: lengths have long tails."""
+
+
+@dataclass(slots=True, eq=False)
+class Promise:
+    """One request in the engine.
+
+    Attributes:
+        estimated: By its header.
+        entered_at: Steps of the engine before it came.
+    """
+
+    estimated: Tokens
+    entered_at: float
+
+
+class CacheAccount:
+    """Keeps account of one engine's cache.
+
+    Args:
+        size: Tokens that it holds.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._promises: set[Promise] = set()
+        self._held = Tokens()
+        self._seen = Seen()
+        self._overcommit = Overcommit()
+        self._last = EngineStats()
+        self._num_ended = 0
+        self._num_steps = 0.0
+        self._is_full = False
+
+    def promise(self, record: Record) -> Callable[[], None]:
+        """Note that a request goes into the engine; returns what to call when it is out."""
+        promise = Promise(self._estimated(record), self._num_steps)
+        self._promises.add(promise)
+        self._held += promise.estimated
+
+        def release() -> None:
+            self._promises.remove(promise)
+            self._held -= promise.estimated
+            self._num_ended += 1
+
+        return release
+
+    def learn(self, record: Record, response: Response) -> None:
+        """Take in how many tokens a request really took; what it shared with others took none."""
+        own_prompt_tokens = max(0, response.prompt_tokens - response.cached_tokens)
+        counted = Tokens(own_prompt_tokens, response.output_tokens)
+        self._seen = self._seen.after(self._estimated(record), counted)
+
+    def look(self, stats: EngineStats) -> None:
+        """Take in the engine's counters; after a restart they begin at zero."""
+        num_tokens = max(0, stats.output_tokens - self._last.output_tokens)
+        self._num_steps += num_tokens / max(1, stats.running)
+        self._overcommit = self._overcommit.after(
+            Look(
+                num_held=len(self._promises),
+                num_ended=self._num_ended,
+                num_preempted=max(0, stats.preemptions - self._last.preemptions),
+                usage=stats.kv_cache_usage,
+                is_full=self._is_full,
+            )
+        )
+        self._last, self._num_ended = stats, 0
+        metrics.admission_budget_tokens.set(self._budget)
+        metrics.committed_tokens.set(self._seen.corrected(self._held).total)
+
+    def free_tokens(self, gathered: Sequence[Record], num_free: int) -> int:
+        """Return how many tokens may be claimed, by the headers' estimates; 0 for no request.
+
+        Args:
+            gathered: Claimed and not yet in the engine.
+            num_free: Requests that there are places for.
+        """
+        estimates = [self._estimated(record) for record in gathered]
+        num_held = len(self._promises) + len(estimates)
+        estimated = reduce(add, estimates, self._held)
+        if num_held == 0:
+            self._is_full = False
+            return ceil(self._seen.uncorrected(self._budget))
+        taken = self._seen.corrected(estimated)
+        free = self._budget - taken.total
+        each = taken.total / num_held
+        if free < num_free * each:  # not if all come to their ends at once; but they do not
+            newcomer = Course(taken.prompt / num_held, taken.output / num_held)
+            courses = self._courses(estimates)
+            free = each * num_fitting(courses, newcomer, self._budget)
+        self._is_full = free < each
+        return 0 if self._is_full else ceil(self._seen.uncorrected(free))
+
+    @property
+    def _budget(self) -> float:
+        return self._size * self._overcommit.factor
+
+    def _courses(self, gathered: Iterable[Tokens]) -> Iterable[Course]:
+        for promise in self._promises:
+            yield self._course(promise.estimated, self._num_steps - promise.entered_at)
+        for estimated in gathered:
+            yield self._course(estimated, 0)
+
+    def _course(self, estimated: Tokens, age: float) -> Course:
+        taken = self._seen.corrected(estimated)
+        num_done = min(age, estimated.output)
+        expected = max(taken.output - num_done, num_done * OVERDUE_SHARE)
+        return Course(taken.prompt + num_done, min(expected, estimated.output - num_done))
+
+    def _estimated(self, record: Record) -> Tokens:
+        """By the header; whatever it says, more than the cache holds was never run."""
+        return Tokens(record.prompt_tokens, record.max_tokens).clipped(self._size)
