@@ -29,7 +29,7 @@ def desk(queue: Queue, storage_url: str | Path, **settings: Any) -> Batches:
 def chat(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
     """Return a line of OpenAI's format."""
     messages = [{"role": "user", "content": "hi"}]
-    fields = {"model": "m", "messages": messages, "max_tokens": 4} | body
+    fields = {"model": "stub", "messages": messages, "max_tokens": 4} | body
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": fields}
 
 

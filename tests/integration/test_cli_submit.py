@@ -291,3 +291,19 @@ async def test_the_name_of_a_run_cannot_be_used_for_another_input(shell: Command
     done = shell.run("submit", "in.jsonl", "--run", "mine")
     assert done.code == 2
     assert "mine-1" in done.err
+
+
+async def test_a_model_that_nobody_serves_is_refused_before_anything_is_submitted(
+    shell: CommandLine, queue: Queue
+) -> None:
+    await queue.register("worker", {"models": "served", "endpoints": "/v1/completions"})
+    good, bad = ({"prompt": "a", "model": model} for model in ("served", "wrong"))
+    shell.write("in.jsonl", [good, bad])
+    done = shell.run("submit", "in.jsonl")
+    assert (done.code, done.out) == (2, "")
+    assert "line 2: no worker of queue" in done.err
+    assert "serves model 'wrong'; they serve served" in done.err
+    assert (await queue.stats()).counters.get("queued", 0) == 0
+    done = shell.run("submit", "in.jsonl", GRISTMILL_CHECK_MODELS="false")
+    assert done.code == 0, done.err
+    assert (await queue.stats()).counters["queued"] == 2

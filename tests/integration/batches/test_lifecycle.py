@@ -59,7 +59,7 @@ async def test_every_line_has_one_row_and_the_counts_are_true(
     assert ended.request_counts.model_dump() == {
         "total": 300, "completed": 300, "failed": 0, "cancelled": 0, "expired": 0,
     }  # fmt: skip
-    assert (ended.model, ended.metadata) == ("m", {"team": "a"})
+    assert (ended.model, ended.metadata) == ("stub", {"team": "a"})
     rows = await rows_of(batches, ended.output_file_id)
     assert sorted(ids(rows)) == sorted(f"c{i}" for i in range(300))
     assert all(row["response"]["status_code"] == 200 and row["error"] is None for row in rows)
@@ -174,6 +174,19 @@ async def test_strict_wants_one_model_and_lenient_does_not(batches: Batches) -> 
     lenient = await create(batches, lines, mode="lenient")
     begun = await run(batches, lenient, until=lambda record: record.status != "validating")
     assert (begun.status, begun.request_counts.total) == ("in_progress", 2)
+
+
+async def test_a_model_that_nobody_serves_is_a_bad_line(batches: Batches, queue: Queue) -> None:
+    await queue.register("worker", {"models": "stub", "endpoints": CHAT})
+    lines = [chat("a"), chat("b", model="wrong")]
+    ended = await run(batches, await create(batches, lines))
+    assert ended.errors
+    (error,) = ended.errors.data
+    assert (error.code, error.line) == ("model_not_found", 2)
+    assert "serves model 'wrong'; they serve stub" in error.message
+    lenient = await create(batches, lines, mode="lenient")
+    begun = await run(batches, lenient, until=lambda record: record.status != "validating")
+    assert (begun.status, begun.request_counts.failed) == ("in_progress", 1)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf"])

@@ -216,3 +216,25 @@ async def test_a_request_can_be_followed_from_the_gateway_to_the_worker(
         assert await worker.terminate() == 0
     (line,) = worker.events("request.completed")
     assert (line["id"], line["tenant"]) == (found["id"], "acme")
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_model_that_nobody_serves_is_a_404_as_with_openai(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/requests", json=PLAIN | {"model": "gpt-none"})
+    assert answer.status_code == 404
+    error = problem(answer)
+    assert (error["type"], error["param"], error["code"]) == (
+        "invalid_request_error",
+        "model",
+        "model_not_found",
+    )
+    assert "'gpt-none'; they serve stub" in error["message"]
+    answer = await api.post("/v1/requests", json={"input": "text to embed"})
+    assert (answer.status_code, problem(answer)["code"]) == (404, "endpoint_not_served")
+
+
+async def test_the_engines_own_paths_say_where_to_go(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/chat/completions", json=CHAT)
+    assert (answer.status_code, problem(answer)["code"]) == (404, "not_found")
+    for part in ("POST /v1/requests", '"endpoint": "/v1/chat/completions"', "POST /v1/batches"):
+        assert part in problem(answer)["message"]

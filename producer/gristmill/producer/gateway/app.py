@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from gristmill.producer.gateway import batches, errors, files, models, probes, requests
+from gristmill.producer.gateway import batches, elsewhere, errors, files, models, probes, requests
 from gristmill.producer.gateway.access import Access
 from gristmill.producer.gateway.service import Gateway
 
@@ -21,6 +21,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     errors.install(app)
     for module in (files, batches, requests, models):
         app.include_router(module.router, responses=errors.RESPONSES)
+    app.include_router(elsewhere.router)
     app.include_router(probes.router)
     app.add_middleware(Access)
     return app
