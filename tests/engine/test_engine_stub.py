@@ -4,9 +4,12 @@ import asyncio
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gristmill.shared.errors import EngineDied
 from gristmill.worker.engine import StubEngine
+from gristmill.worker.engine.stub_batch import Sequence, StubBatch
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3}).encode()
@@ -42,3 +45,54 @@ async def test_stub_refuses_a_stream_like_the_others() -> None:
     engine = StubEngine()
     await engine.start()
     assert (await engine.post(CHAT, b'{"stream": true}')).status == 400
+
+
+async def test_stub_runs_no_more_than_it_has_seats_for() -> None:
+    engine = StubEngine(token_delay_s=0.001, max_num_seqs=2)
+    info = await engine.start()
+    posts = [asyncio.create_task(engine.post(CHAT, BODY)) for _ in range(5)]
+    while not engine.stats().waiting:
+        await asyncio.sleep(0)
+    posts.pop().cancel()
+    assert engine.stats().running == info.max_num_seqs == 2
+    await asyncio.gather(*posts)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.output_tokens) == (0, 0, 12)
+
+
+def test_full_cache_pushes_the_newest_back() -> None:
+    """Two of 4 + 6 tokens in a cache of 14: both have 7 when it is full, the first then goes on alone."""
+    batch = StubBatch(max_num_seqs=8, kv_cache_tokens=14)
+    first, second = Sequence(4, 6), Sequence(4, 6)
+    batch.add(first)
+    batch.add(second)
+    for _ in range(3):
+        assert batch.step() == []
+    assert (batch.usage, batch.num_preemptions) == (1, 0)
+    batch.step()
+    assert (batch.num_running, batch.num_waiting, batch.num_preemptions) == (1, 1, 1)
+    assert batch.step() == []
+    assert batch.step() == [first]
+    assert [batch.step() for _ in range(3)] == [[], [], [second]]
+    assert batch.usage == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=30),
+    st.integers(1, 8),
+    st.integers(1, 100),
+)
+def test_every_sequence_ends_whatever_the_cache(
+    shapes: list[tuple[int, int]], max_num_seqs: int, kv_cache_tokens: int
+) -> None:
+    batch = StubBatch(max_num_seqs, kv_cache_tokens)
+    for shape in shapes:
+        batch.add(Sequence(*shape))
+    num_ended = 0
+    while batch.num_running:
+        assert batch.num_running <= max_num_seqs
+        assert batch.num_running == 1 or batch.num_cached_tokens <= kv_cache_tokens
+        num_ended += len(batch.step())
+    assert num_ended == len(shapes)
+    assert (batch.num_waiting, batch.num_cached_tokens) == (0, 0)
+    assert batch.num_output_tokens == sum(output for _, output in shapes)

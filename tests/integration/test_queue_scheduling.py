@@ -89,7 +89,8 @@ async def test_sjf_gives_credit_for_waiting(queue: Queue) -> None:
         await queue.submit([a_request("long", max_tokens=50_000)])
         items = await claim(queue, worker)
         key = queue.keys.request("long")
-        fields = (await queue.redis.get(key)).split(b"|")
+        record: Any = await queue.redis.get(key)
+        fields = record.split(b"|")
         fields[1] = str(int(fields[1]) - waited_s * 1000).encode()
         await queue.redis.set(key, b"|".join(fields))
         await queue.release(worker, items)
@@ -252,7 +253,8 @@ async def _waits(queue: Queue, flood: int) -> list[int]:
         await claim(queue, worker, 64)
     for number in range(99):
         await queue.submit(some_requests(5, tenant=f"t{number}", max_tokens=100))
-    waits, num_claimed = [], 0
+    waits: list[int] = []
+    num_claimed = 0
     while len(waits) < 99 * 5:
         for item in await claim(queue, worker, 64):
             num_claimed += 1

@@ -5,7 +5,6 @@ so each answer is known beforehand and belongs to one request.
 """
 
 import asyncio
-import contextlib
 import json
 from itertools import cycle, islice
 from typing import Any
@@ -14,34 +13,42 @@ from gristmill.shared.errors import EngineDied
 from gristmill.worker.engine.bodies import described
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response
 from gristmill.worker.engine.refusals import refusal
+from gristmill.worker.engine.stub_batch import Sequence, StubBatch
 
 MODEL = "stub"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 DEFAULT_MAX_TOKENS = 16
+DEATH = "the stub engine was told to die"
 
 
 class StubEngine:
-    """Answers after a given delay, any number at the same time; see `Engine` for the contract."""
+    """Answers a token a step; see `Engine` for the contract."""
 
     def __init__(
-        self, *, delay_s: float = 0.0, token_delay_s: float = 0.0, max_num_seqs: int = 256
+        self, *, token_delay_s: float = 0.0, max_num_seqs: int = 256, kv_cache_tokens: int = 0
     ) -> None:
         """Make the engine.
 
         Args:
-            delay_s: Seconds before the first token.
-            token_delay_s: Seconds for each output token.
-            max_num_seqs: What it says of itself; it limits nothing.
+            token_delay_s: Seconds of a step; 0 answers at once, and nothing ever waits.
+            max_num_seqs: Requests that run at the same time.
+            kv_cache_tokens: Tokens of prompts and outputs that they may hold; 0 for any number.
         """
-        self._delay_s, self._token_delay_s = delay_s, token_delay_s
-        self._max_num_seqs = max_num_seqs
-        self._death = asyncio.Event()
-        self._running = self._prompt_tokens = self._output_tokens = self._steps = 0
+        self._token_delay_s = token_delay_s
+        self._max_num_seqs, self._kv_cache_tokens = max_num_seqs, kv_cache_tokens
+        self._begin()
 
     async def start(self) -> EngineInfo:
         """Start, or start anew after `die`."""
-        self._death = asyncio.Event()
-        return EngineInfo("stub", (MODEL,), ENDPOINTS, self._max_num_seqs, vllm_version="stub")
+        self._begin()
+        return EngineInfo(
+            "stub",
+            (MODEL,),
+            ENDPOINTS,
+            self._max_num_seqs,
+            vllm_version="stub",
+            kv_cache_tokens=self._kv_cache_tokens,
+        )
 
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
         """Echo the prompt; see `Engine.post`."""
@@ -52,25 +59,30 @@ class StubEngine:
         fields = json.loads(body)
         words = _prompt(fields).split()
         max_tokens = fields.get("max_tokens") or DEFAULT_MAX_TOKENS
-        await self._run(self._delay_s + self._token_delay_s * max_tokens)
+        if self._token_delay_s:
+            await self._steps.run(Sequence(len(words), max_tokens))
         return self._answer(endpoint, words, max_tokens)
 
     async def check(self, timeout_s: float) -> None:
         """Raise EngineDied after `die`."""
-        if self._death.is_set():
-            raise EngineDied("the stub engine was told to die")
+        if self._is_dead:
+            raise EngineDied(DEATH)
 
     def evidence(self) -> dict[str, Any]:
         """Return what it was told; see `Engine.evidence`."""
         return {"engine_args": ["stub"]}
 
     def stats(self) -> EngineStats:
-        """Return what it counted; a step is an answer."""
+        """Return what it counted."""
+        batch = self._steps.batch
         return EngineStats(
-            running=self._running,
+            running=batch.num_running,
+            waiting=batch.num_waiting,
+            kv_cache_usage=batch.usage,
             prompt_tokens=self._prompt_tokens,
-            output_tokens=self._output_tokens,
-            steps=self._steps,
+            output_tokens=max(self._output_tokens, batch.num_output_tokens),
+            preemptions=batch.num_preemptions,
+            steps=self._num_answers,
         )
 
     async def close(self) -> None:
@@ -79,30 +91,71 @@ class StubEngine:
 
     def die(self) -> None:
         """Fail every request in flight and to come with EngineDied, until the next start."""
-        self._death.set()
+        self._is_dead = True
+        self._steps.fail()
 
-    async def _run(self, duration_s: float) -> None:
-        """Wait, but no longer than the engine lives."""
-        if duration_s == 0:
-            return
-        self._running += 1
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(duration_s):
-                    await self._death.wait()
-        finally:
-            self._running -= 1
-        await self.check(0)
+    def _begin(self) -> None:
+        self._is_dead = False
+        self._steps = _Steps(
+            StubBatch(self._max_num_seqs, self._kv_cache_tokens), self._token_delay_s
+        )
+        self._prompt_tokens = self._output_tokens = self._num_answers = 0
 
     def _answer(self, endpoint: str, words: list[str], max_tokens: int) -> Response:
         text = " ".join(islice(cycle(words or ["empty"]), max_tokens))
         usage = {"prompt_tokens": len(words), "completion_tokens": max_tokens}
         usage["total_tokens"] = len(words) + max_tokens
-        self._steps += 1
+        self._num_answers += 1
         self._prompt_tokens += len(words)
         self._output_tokens += max_tokens
         fields = _completion(endpoint, text) | {"model": MODEL, "created": 0, "usage": usage}
         return described(200, json.dumps(fields).encode(), fields)
+
+
+class _Steps:
+    """Steps a batch by the loop's clock while something is in it, from a start to a death."""
+
+    def __init__(self, batch: StubBatch, step_s: float) -> None:
+        self.batch = batch
+        self._step_s = step_s
+        self._ends: dict[Sequence, asyncio.Future[None]] = {}
+        self._next: asyncio.TimerHandle | None = None
+
+    async def run(self, sequence: Sequence) -> None:
+        """Wait for the last token of a sequence.
+
+        Raises:
+            EngineDied: The engine died before it.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._ends:
+            self._plan(loop.time())
+        end = self._ends[sequence] = loop.create_future()
+        self.batch.add(sequence)
+        try:
+            await end
+        finally:
+            self.batch.remove(sequence)
+            del self._ends[sequence]
+            if not self._ends and self._next:
+                self._next.cancel()
+
+    def fail(self) -> None:
+        """End what is in the batch with EngineDied."""
+        for end in self._ends.values():
+            if not end.done():
+                end.set_exception(EngineDied(DEATH))
+
+    def _plan(self, now_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = now_s + self._step_s
+        self._next = loop.call_at(due_s, self._step, due_s)
+
+    def _step(self, now_s: float) -> None:
+        """Step, and plan the next step from when this one was due: a late call delays no other."""
+        for sequence in self.batch.step():
+            self._ends[sequence].set_result(None)
+        self._plan(now_s)
 
 
 def _prompt(fields: dict[str, Any]) -> str:
