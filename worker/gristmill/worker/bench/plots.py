@@ -15,10 +15,10 @@ NUM_COLUMNS = 2
 MAX_POINTS = 200
 """Points of one line; what is sampled more often is averaged, or an SVG grows to megabytes."""
 
-LONG_RUN = 2.0
+LONG_RUN = 1.25
 """Lines over time end at so many times the median run, or one slow run would leave the others no room."""
 
-DOTS_PER_INCH = 110
+DOTS_PER_INCH = 90
 
 Panel = Callable[[Any], None]
 
@@ -41,14 +41,15 @@ def draw(report: Report, stem: Path) -> list[Path]:
     panels = _panels(report)
     num_lines = -(-len(panels) // NUM_COLUMNS)
     size = (PANEL_INCHES[0] * NUM_COLUMNS, PANEL_INCHES[1] * num_lines)
-    with mpl.rc_context({"svg.hashsalt": "gristmill", "font.size": 9}):
-        figure, axes = pyplot.subplots(num_lines, NUM_COLUMNS, figsize=size, squeeze=False)
+    with mpl.rc_context({"svg.hashsalt": "gristmill", "svg.fonttype": "none", "font.size": 9}):
+        figure, axes = pyplot.subplots(
+            num_lines, NUM_COLUMNS, figsize=size, squeeze=False, layout="constrained"
+        )
         for panel, axis in zip(panels, axes.flat, strict=False):
             panel(axis)
         for axis in axes.flat[len(panels) :]:
             axis.remove()
         figure.suptitle(_title(report))
-        figure.tight_layout()
         paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
         figure.savefig(paths[0], dpi=DOTS_PER_INCH)
         figure.savefig(paths[1], metadata={"Date": None})
@@ -88,7 +89,7 @@ def _panels(report: Report) -> list[Panel]:
         panels.append(
             partial(_bars, title="fairness (Jain's index; 1 is equal shares)", values=fair)
         )
-    if len({row.setup.size for row in queued}) > 1:
+    if len({row.setup.size for row in queued} - {0}) > 1:
         panels.append(partial(_curve, found=queued))
     return panels
 
