@@ -95,8 +95,8 @@ async def queued(
     """Run a load through Redis and the worker.
 
     Returns:
-        Seconds from the first claim to the last record, and the mean number of running sequences until the
-        queue was empty.
+        Seconds from the first claim to the last record, and the mean number of running sequences from the
+        end of the first step until the queue was empty.
     """
     name = f"bench-{ULID()}"
     redis = connect(url)
@@ -126,7 +126,7 @@ async def queued(
     while (counters := (await queue.stats()).counters).get("succeeded", 0) < len(requests):
         if working.done():
             working.result()
-        if counters.get("in_flight") and counters["queued"]:
+        if counters["queued"] and (running or engine.stats().running):
             running.append(engine.stats().running)
         await asyncio.sleep(0.05)
     seconds = time.perf_counter() - started_s
@@ -139,9 +139,7 @@ async def queued(
     if tokens != list(load.lengths[:500]):
         raise RuntimeError("answers have other lengths than were asked for")
     await redis.aclose()
-    return seconds, statistics.fmean(
-        running[1:] or [0]
-    )  # the first sample is of an engine that has not begun
+    return seconds, statistics.fmean(running or [0])
 
 
 async def measure(options: argparse.Namespace) -> None:
