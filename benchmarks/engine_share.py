@@ -95,8 +95,8 @@ async def queued(
     """Run a load through Redis and the worker.
 
     Returns:
-        Seconds from the first claim to the last record, and the mean number of running sequences from the
-        end of the first step until the queue was empty.
+        Seconds from the first claim to the last record, and the mean number of running sequences over
+        the steps until the queue was empty.
     """
     name = f"bench-{ULID()}"
     redis = connect(url)
@@ -122,13 +122,13 @@ async def queued(
     progress = Progress(600, 60, 60)
     supervisor = Supervisor(engine, settings, drain, progress)
     working = asyncio.create_task(work(settings, supervisor, info, drain, progress))
-    running = []
+    running: dict[int, int] = {}  # by step
     while (counters := (await queue.stats()).counters).get("succeeded", 0) < len(requests):
         if working.done():
             working.result()
-        if counters["queued"] and (running or engine.stats().running):
-            running.append(engine.stats().running)
-        await asyncio.sleep(0.05)
+        if counters["queued"] and (stats := engine.stats()).running:
+            running[stats.steps] = stats.running
+        await asyncio.sleep(0.02)
     seconds = time.perf_counter() - started_s
     drain.start("benchmark")
     await working
@@ -139,7 +139,7 @@ async def queued(
     if tokens != list(load.lengths[:500]):
         raise RuntimeError("answers have other lengths than were asked for")
     await redis.aclose()
-    return seconds, statistics.fmean(running or [0])
+    return seconds, statistics.fmean(running.values() or [0])
 
 
 async def measure(options: argparse.Namespace) -> None:
