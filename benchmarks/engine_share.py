@@ -89,8 +89,15 @@ async def bare(engine: InProcessEngine, load: Load) -> float:
     return time.perf_counter() - started_s
 
 
-async def queued(engine: InProcessEngine, info: EngineInfo, load: Load, url: str) -> float:
-    """Return seconds from the first claim to the last record, through Redis and the worker."""
+async def queued(
+    engine: InProcessEngine, info: EngineInfo, load: Load, url: str
+) -> tuple[float, float]:
+    """Run a load through Redis and the worker.
+
+    Returns:
+        Seconds from the first claim to the last record, and the mean number of running sequences until the
+        queue was empty.
+    """
     name = f"bench-{ULID()}"
     redis = connect(url)
     queue = Queue(redis, name)
@@ -115,9 +122,12 @@ async def queued(engine: InProcessEngine, info: EngineInfo, load: Load, url: str
     progress = Progress(600, 60, 60)
     supervisor = Supervisor(engine, settings, drain, progress)
     working = asyncio.create_task(work(settings, supervisor, info, drain, progress))
-    while (await queue.stats()).counters.get("succeeded", 0) < len(requests):
+    running = []
+    while (counters := (await queue.stats()).counters).get("succeeded", 0) < len(requests):
         if working.done():
             working.result()
+        if counters.get("in_flight") and counters["queued"]:
+            running.append(engine.stats().running)
         await asyncio.sleep(0.05)
     seconds = time.perf_counter() - started_s
     drain.start("benchmark")
@@ -129,7 +139,9 @@ async def queued(engine: InProcessEngine, info: EngineInfo, load: Load, url: str
     if tokens != list(load.lengths[:500]):
         raise RuntimeError("answers have other lengths than were asked for")
     await redis.aclose()
-    return seconds
+    return seconds, statistics.fmean(
+        running[1:] or [0]
+    )  # the first sample is of an engine that has not begun
 
 
 async def measure(options: argparse.Namespace) -> None:
@@ -140,7 +152,7 @@ async def measure(options: argparse.Namespace) -> None:
         flush=True,
     )
     print(
-        "| round | engine alone, tok/s | through the queue, tok/s | share |\n| --- | --- | --- | --- |",
+        "| round | engine alone, tok/s | through the queue, tok/s | share | mean running |\n| --- | --- | --- | --- | --- |",
         flush=True,
     )
     await bare(engine, a_load(0, max(8, options.requests // 8), options.scale))
@@ -151,14 +163,14 @@ async def measure(options: argparse.Namespace) -> None:
                 load = a_load(round_number, options.requests, options.scale)
                 if round_number % 2:
                     alone_s = await bare(engine, load)
-                    queued_s = await queued(engine, info, load, url)
+                    queued_s, running = await queued(engine, info, load, url)
                 else:
-                    queued_s = await queued(engine, info, load, url)
+                    queued_s, running = await queued(engine, info, load, url)
                     alone_s = await bare(engine, load)
                 shares.append(alone_s / queued_s)
                 tokens = load.output_tokens
                 print(
-                    f"| {round_number} | {tokens / alone_s:,.0f} | {tokens / queued_s:,.0f} | {shares[-1]:.3f} |",
+                    f"| {round_number} | {tokens / alone_s:,.0f} | {tokens / queued_s:,.0f} | {shares[-1]:.3f} | {running:.1f} |",
                     flush=True,
                 )
     finally:

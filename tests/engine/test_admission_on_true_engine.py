@@ -43,7 +43,7 @@ async def queue(redis_url: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def small(model_dir: Path) -> AsyncIterator[tuple[InProcessEngine, EngineInfo]]:
-    """An engine of 32 sequences and a cache of 1,056 tokens: eight of the requests below."""
+    """An engine of 32 sequences and a cache of 1,024 tokens: eight of the requests below."""
     engine = InProcessEngine(
         [
             *("--model", str(model_dir), "--served-model-name", "tiny", "--max-num-seqs", "32"),
@@ -86,7 +86,7 @@ async def test_admission_spares_the_engine_most_preemptions(
     small: tuple[InProcessEngine, EngineInfo], queue: Queue, redis_url: str
 ) -> None:
     engine, info = small
-    assert info.kv_cache_tokens == 33 * 32
+    assert 32 * 32 <= info.kv_cache_tokens <= 33 * 32  # vLLM keeps one block for itself
     counting = await preemptions(engine, replace(info, kv_cache_tokens=0), queue, redis_url)
     knowing = await preemptions(engine, info, queue, redis_url)
     assert counting > NUM_REQUESTS / 2  # what there is to avoid

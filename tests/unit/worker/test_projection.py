@@ -13,12 +13,12 @@ COURSES = st.lists(st.builds(Course, st.integers(0, 50), st.integers(0, 50)), ma
     ("courses", "newcomer", "size", "expected"),
     [
         ([], Course(50, 50), 1000, 10),
-        ([Course(500, 0)], Course(50, 50), 1000, 10),  # about to end
-        ([Course(400, 100)], Course(50, 50), 1000, 5.5),  # 450 and a newcomer's 100
-        ([Course(400, 20)], Course(50, 50), 1000, 580 / 70),  # tightest just before it ends
-        ([Course(950, 10)], Course(50, 50), 1000, 40 / 60),
-        ([Course(990, 20)], Course(50, 50), 1000, 0),
-        ([Course(0, 10)] * 9, Course(10, 0), 100, 10),  # gone in the first step
+        ([Course(0, 500)], Course(50, 50), 1000, 10),  # about to end
+        ([Course(100, 400)], Course(50, 50), 1000, 5.5),  # 450 and a newcomer's 100
+        ([Course(20, 400)], Course(50, 50), 1000, 580 / 70),  # tightest just before it ends
+        ([Course(10, 950)], Course(50, 50), 1000, 40 / 60),
+        ([Course(20, 990)], Course(50, 50), 1000, 0),
+        ([Course(10, 0)] * 9, Course(0, 10), 100, 10),  # gone in the first step
     ],
 )
 def test_newcomers_fit_up_to_the_tightest_moment(
@@ -35,7 +35,7 @@ def peak(courses: list[Course]) -> float:
     )
 
 
-@given(COURSES, st.builds(Course, st.integers(1, 50), st.integers(0, 50)), st.integers(1, 3000))
+@given(COURSES, st.builds(Course, st.integers(0, 50), st.integers(1, 50)), st.integers(1, 3000))
 def test_what_fits_never_overflows_and_one_more_would(
     courses: list[Course], newcomer: Course, size: int
 ) -> None:

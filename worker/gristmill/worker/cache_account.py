@@ -19,6 +19,9 @@ from gristmill.worker.projection import Course, num_fitting
 OVERDUE_SHARE = 0.5
 """A request that has outlived its estimate is expected to go on for half as long again: lengths have long tails."""
 
+REFILL_SHARE = 20
+"""Once the cache is full, the next look is after a twentieth of what is held has ended."""
+
 
 @dataclass(slots=True, eq=False)
 class Promise:
@@ -50,6 +53,7 @@ class CacheAccount:
         self._num_ended = 0
         self._num_steps = 0.0
         self._is_full = False
+        self._num_ended_since_full = 0
 
     def promise(self, record: Record) -> Callable[[], None]:
         """Note that a request goes into the engine; returns what to call when it is out."""
@@ -61,6 +65,7 @@ class CacheAccount:
             self._promises.remove(promise)
             self._held -= promise.estimated
             self._num_ended += 1
+            self._num_ended_since_full += 1
 
         return release
 
@@ -100,14 +105,15 @@ class CacheAccount:
         if num_held == 0:
             self._is_full = False
             return ceil(self._seen.uncorrected(self._budget))
+        if self._is_full and self._num_ended_since_full < num_held // REFILL_SHARE:
+            return 0
         taken = self._seen.corrected(estimated)
         free = self._budget - taken.total
         each = taken.total / num_held
         if free < num_free * each:  # not if all come to their ends at once; but they do not
-            newcomer = Course(taken.prompt / num_held, taken.output / num_held)
-            courses = self._courses(estimates)
-            free = each * num_fitting(courses, newcomer, self._budget)
-        self._is_full = free < each
+            newcomer = Course(taken.output / num_held, taken.prompt / num_held)
+            free = each * num_fitting(self._courses(estimates), newcomer, self._budget)
+        self._is_full, self._num_ended_since_full = free < each, 0
         return 0 if self._is_full else ceil(self._seen.uncorrected(free))
 
     @property
@@ -115,16 +121,18 @@ class CacheAccount:
         return self._size * self._overcommit.factor
 
     def _courses(self, gathered: Iterable[Tokens]) -> Iterable[Course]:
+        """What each request in the engine, and each that is to come, does to the cache from now on."""
+        shares = self._seen.shares
+        prompt_share, output_share = shares.prompt, shares.output
         for promise in self._promises:
-            yield self._course(promise.estimated, self._num_steps - promise.entered_at)
+            expected = promise.estimated.output * output_share
+            limit = max(promise.estimated.output, expected)
+            num_done = min(self._num_steps - promise.entered_at, limit)
+            remaining = max(expected - num_done, OVERDUE_SHARE * num_done)
+            held = prompt_share * promise.estimated.prompt + num_done
+            yield Course(min(remaining, limit - num_done), held)
         for estimated in gathered:
-            yield self._course(estimated, 0)
-
-    def _course(self, estimated: Tokens, age: float) -> Course:
-        taken = self._seen.corrected(estimated)
-        num_done = min(age, estimated.output)
-        expected = max(taken.output - num_done, num_done * OVERDUE_SHARE)
-        return Course(taken.prompt + num_done, min(expected, estimated.output - num_done))
+            yield Course(output_share * estimated.output, prompt_share * estimated.prompt)
 
     def _estimated(self, record: Record) -> Tokens:
         """By the header; whatever it says, more than the cache holds was never run."""

@@ -55,14 +55,20 @@ class Seen:
     counted: Tokens = Tokens()
     number: int = 0
 
-    def corrected(self, estimated: Tokens) -> Tokens:
-        """Return what requests will take, by the share that earlier ones took of their estimates."""
+    @property
+    def shares(self) -> Tokens:
+        """Counted over estimated, of prompts and of outputs."""
         if self.estimated is None:
-            return estimated
+            return Tokens(1, 1)
         return Tokens(
-            estimated.prompt * _share(self.counted.prompt, self.estimated.prompt),
-            estimated.output * _share(self.counted.output, self.estimated.output),
+            _share(self.counted.prompt, self.estimated.prompt),
+            _share(self.counted.output, self.estimated.output),
         )
+
+    def corrected(self, estimated: Tokens) -> Tokens:
+        """Return what requests will take, by the shares that earlier ones took of their estimates."""
+        shares = self.shares
+        return Tokens(estimated.prompt * shares.prompt, estimated.output * shares.output)
 
     def uncorrected(self, num_tokens: float) -> float:
         """Return the headers' estimate of requests that will take so many tokens."""

@@ -4,7 +4,6 @@ The sum of what all take by their ends is safe and too much: they do not end at 
 """
 
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -12,12 +11,12 @@ class Course(NamedTuple):
     """What one request does to the cache.
 
     Attributes:
-        held: Tokens that it has in it now.
         remaining: Tokens that it will add, one a step, before it ends.
+        held: Tokens that it has in it now.
     """
 
-    held: float
     remaining: float
+    held: float
 
 
 def num_fitting(courses: Iterable[Course], newcomer: Course, size: float) -> float:
@@ -30,18 +29,17 @@ def num_fitting(courses: Iterable[Course], newcomer: Course, size: float) -> flo
         newcomer: Of each that would start now.
         size: Tokens that may be promised.
     """
-    ordered = sorted(courses, key=attrgetter("remaining"), reverse=True)
-    held = 0.0
-    fitting: list[float] = []
-    for num_longer, course in enumerate((*ordered, Course(0, 0))):
-        if not fitting and course.remaining < newcomer.remaining:
-            fitting.append(_fitting(num_longer, held, newcomer, newcomer.remaining, size))
-        held += course.held
-        if course.remaining <= newcomer.remaining:
-            fitting.append(_fitting(num_longer + 1, held, newcomer, course.remaining, size))
-    return max(0.0, min(fitting))
-
-
-def _fitting(num_alive: int, held: float, newcomer: Course, step: float, size: float) -> float:
-    """At one step from now: what is free, over what a newcomer has by then."""
-    return (size - held - num_alive * step) / max(1.0, newcomer.held + step)
+    longest_first = sorted(courses, reverse=True)
+    horizon, num_alive, held = newcomer.remaining, 0, 0.0
+    for remaining, tokens in longest_first:
+        if remaining <= horizon:
+            break
+        num_alive += 1
+        held += tokens
+    num_fit = (size - held - num_alive * horizon) / max(1.0, newcomer.held + horizon)
+    for remaining, tokens in longest_first[num_alive:]:
+        num_alive += 1
+        held += tokens
+        free = size - held - num_alive * remaining
+        num_fit = min(num_fit, free / max(1.0, newcomer.held + remaining))
+    return max(0.0, min(num_fit, (size - held) / max(1.0, newcomer.held)))

@@ -86,7 +86,7 @@ def info_of(core: Core, models: Sequence[str], endpoints: Sequence[str]) -> Engi
         transport="in_process",
         models=tuple(models),
         endpoints=tuple(endpoints),
-        max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_num_seqs=config.scheduler_config.max_num_seqs * parallel.data_parallel_size,
         max_model_len=config.model_config.max_model_len,
         vllm_version=vllm.__version__,
         device=core.devices.name,
@@ -95,7 +95,7 @@ def info_of(core: Core, models: Sequence[str], endpoints: Sequence[str]) -> Engi
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         supports_bf16=core.devices.supports_bf16,
         scheduling_policy=config.scheduler_config.policy,
-        kv_cache_tokens=_kv_cache_tokens(config.cache_config),
+        kv_cache_tokens=_kv_cache_tokens(config.cache_config, parallel.data_parallel_size),
     )
 
 
@@ -135,5 +135,9 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
     return Core(engine, args, devices, reports, counters, trace.watch(engine))
 
 
-def _kv_cache_tokens(cache_config: Any) -> int:
+def _kv_cache_tokens(cache_config: Any, num_engines: int) -> int:
+    """Of all engines. Models of several kinds of attention share blocks: only vLLM's own count is right for them."""
+    of_one: int | None = getattr(cache_config, "kv_cache_size_tokens", None)
+    if of_one:
+        return of_one * num_engines
     return (cache_config.num_gpu_blocks or 0) * (cache_config.block_size or 0)

@@ -37,6 +37,7 @@ class StubBatch:
 
     Attributes:
         num_preemptions: Times that a sequence was pushed back.
+        num_recomputed_tokens: Tokens that it then had in the cache.
         num_output_tokens: Tokens generated.
         num_cached_tokens: Tokens in the cache.
     """
@@ -46,7 +47,8 @@ class StubBatch:
         self._kv_cache_tokens = kv_cache_tokens
         self._waiting: deque[Sequence] = deque()
         self._running: dict[Sequence, None] = {}  # in the order of their seats
-        self.num_preemptions = self.num_output_tokens = self.num_cached_tokens = 0
+        self.num_preemptions = self.num_recomputed_tokens = 0
+        self.num_output_tokens = self.num_cached_tokens = 0
 
     @property
     def num_running(self) -> int:
@@ -101,6 +103,7 @@ class StubBatch:
         """Push the newest back until each of the others may have a token more."""
         while len(self._running) > 1 and not self._fits(len(self._running)):
             newest = next(reversed(self._running))
+            self.num_recomputed_tokens += newest.num_cached_tokens
             self._release(newest)
             self._waiting.appendleft(newest)
             self.num_preemptions += 1
