@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from uuid import uuid4
 
@@ -9,7 +10,7 @@ import orjson
 import pytest
 from prometheus_client import REGISTRY
 from queues import end_lease
-from redis.exceptions import NoPermissionError
+from redis.exceptions import AuthenticationError, NoPermissionError
 from workers import local_worker, settings_for
 
 from gristmill.producer import Client
@@ -20,6 +21,7 @@ from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request, request_from_body
 from gristmill.shared.results import Result
+from gristmill.worker.__main__ import serve
 from gristmill.worker.engine import EngineInfo, Response, StubEngine
 from gristmill.worker.supervisor import MAX_DEATHS
 
@@ -602,3 +604,17 @@ async def test_a_fault_of_ours_fails_that_request_alone(
         assert (await client.wait(await client.submit(a_prompt("y")))).is_success
     assert result.failure == "worker_error: RecursionError('too deep')"
     assert [letter.reason for letter in await queue.dead_letters()] == ["attempts_exhausted"]
+
+
+class Unstarted(StubEngine):
+    """Must not be started."""
+
+    async def start(self) -> EngineInfo:
+        raise AssertionError("the engine was started")
+
+
+async def test_redis_is_asked_before_the_engine_starts(queue: Queue, redis_url: str) -> None:
+    """An engine may take minutes to load; a wrong REDIS_URL is to be seen at once."""
+    wrong = re.sub("//(.*@)?", "//nobody:wrong@", redis_url, count=1)
+    with pytest.raises(AuthenticationError):
+        await serve(settings_for(wrong, queue), Unstarted())

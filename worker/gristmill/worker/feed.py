@@ -17,6 +17,7 @@ from gristmill.shared.connection import retrying
 from gristmill.shared.errors import EngineDied, LeaseLost
 from gristmill.shared.operations import Claim, Stats
 from gristmill.shared.queue import Queue
+from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.admission import Admission
 from gristmill.worker.claiming import Claimer
@@ -83,6 +84,7 @@ class Feed:
         self._facts = facts
         self._policy = settings.policy
         self._registering = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
         self._evidence: Mapping[str, Any] | None = None  # of a death that is not reported yet
         self.held = Held(running)
         self.claimer = Claimer(self._queue, settings, self.held, running.pace)
@@ -161,10 +163,14 @@ class Feed:
 
     async def close(self) -> None:
         """Close the connections; nothing is claimed or settled any more."""
+        await end(self._opening)
         await self._leases.stop()
         await self._queue.redis.aclose()
 
     async def _let_go(self) -> None:
+        if self._opening is None:  # told to stop before there was a lease
+            return
+        await self._opening  # a lease that opened after this would stay
         await self.runner.settler.flushed()
         await self.give_up()
         runs = self.held.runs
@@ -180,6 +186,11 @@ class Feed:
     # -- the lease, and what its thread tells --------------------------------------------------------
 
     async def _register(self) -> None:
+        """Open a lease; once begun it goes on, whoever is cancelled, so that `stop` can close it."""
+        self._opening = asyncio.create_task(self._open_lease())
+        await asyncio.shield(self._opening)
+
+    async def _open_lease(self) -> None:
         """Open a lease under a new name; nothing is claimed under it before it is open."""
         worker = new_worker_name()
         await retrying(lambda: self._queue.register(worker, self._facts, self._policy))
