@@ -5,7 +5,8 @@
 Three stages, any of which may run alone (`--stages`; what the others found is read from `--out`, so that a
 machine lent for ten minutes at a time is enough): `grid` starts an engine for each pair and measures it full;
 `tune` searches from where the flags stand, within `--budget`; `compare` measures the grid's best and what tune
-chose once more, in turns on fresh engines, because the best of many noisy points is partly luck.
+chose once more, in turns on fresh engines, because the best of many noisy points is partly luck. A grid that was
+cut off goes on where it was.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import asyncio
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +70,15 @@ async def measured(rig: Rig, candidate: Candidate) -> Point:
     return point
 
 
-async def grid(args: argparse.Namespace, rig: Rig) -> list[Point]:
-    """Measure every pair, full."""
+async def grid(
+    args: argparse.Namespace, rig: Rig, points: list[Point], keep: Callable[[list[Point]], None]
+) -> None:
+    """Measure every pair, full, that an earlier call has not; each is kept at once."""
     settings = [Setting(s, t) for t in args.tokens for s in args.seqs if t >= s]
-    return [await measured(rig, Candidate(each, each.full)) for each in settings]
+    for candidate in [Candidate(each, each.full) for each in settings]:
+        if all(each.candidate != candidate for each in points):
+            points.append(await measured(rig, candidate))
+            keep(points)
 
 
 async def compare(args: argparse.Namespace, rig: Rig, rivals: list[Candidate]) -> list[Point]:
@@ -122,10 +129,9 @@ async def run(args: argparse.Namespace, found: dict[str, Any], results: Path) ->
     def kept(stage: str) -> list[Point]:
         return [Point.from_json(each) for each in found.get(stage, {}).get("points", [])]
 
-    began_at = time.monotonic()
     async with Rig(args.argv, sample, args.out, FixedPoints(args.point_s)) as rig:
         if "grid" in stages:
-            keep("grid", await grid(args, rig), seconds=time.monotonic() - began_at)
+            await grid(args, rig, kept("grid"), lambda points: keep("grid", points))
     if "tune" in stages:
         options = Options(
             sample=sample, budget_s=args.budget, goal=Goal(), out=args.out, engine_argv=args.argv

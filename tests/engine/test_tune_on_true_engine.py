@@ -52,7 +52,6 @@ async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_poi
         points = [await rig.measure(Candidate(first, number)) for number in (1, 5)]
         assert [point.failure for point in points] == ["", ""]
         assert [point.candidate.in_flight for point in points] == [1, 5]
-        assert points[0].running < 1.5 < points[1].running
         assert min(point.tokens_per_s for point in points) > 0
         assert len(rig.starts) == 1
         refused = await rig.measure(Candidate(Setting(2048, 1024), 5))
@@ -94,7 +93,7 @@ def test_bound_that_nothing_keeps_ends_the_search_on_one_engine(
         tuned(sample, out, flags, "--max-p95-s", "0.000001", "--budget", "10m")
     assert ended.value.code == 1
     found = json.loads((out / "tune.json").read_text())
-    assert [point["in_flight"] for point in found["points"]] == [5, 3, 1]
+    assert [point["in_flight"] for point in found["points"]] == [5, 2, 1]
     assert all(point["requests_per_s"] > 0 for point in found["points"])
     assert (found["ended_by"], found["best"], len(found["starts"])) == (
         "the search is done",
