@@ -2,13 +2,13 @@
 
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from peers.rows import CONCURRENCY, Row
 from redis import Redis
 
@@ -22,6 +22,19 @@ POLL_S = 0.02
 
 class PeerFailed(Exception):
     """It did not do what was asked; the text says what came instead."""
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and its children, those in process groups of their own too."""
+    try:
+        parent = psutil.Process(process.pid)
+        doomed = [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        doomed = []
+    for each in doomed:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
 
 
 class Bench:
@@ -40,6 +53,7 @@ class Bench:
         self._url = url.removesuffix("/0")
         stem = "".join(c if c.isalnum() else "-" for c in row.name)
         self._log, self._marks = folder / f"{stem}.log", folder / f"{stem}.marks"
+        self.gate = folder / f"{stem}.gate"
         self._number = 0
         self._databases = {number: Redis.from_url(f"{self._url}/{number}") for number in (0, 1)}
         self._environment = {
@@ -49,6 +63,7 @@ class Bench:
             "PYTHONPATH": f"{TASKS}:{os.environ.get('PYTHONPATH', '')}",
             "PEER_URL": self._url,
             "PEER_MARKS": str(self._marks),
+            "PEER_GATE": str(self.gate),
             "REDIS_URL": self._url,
             "MAX_IN_FLIGHT": str(CONCURRENCY),
             "GRISTMILL_HEALTH_PORT": "0",
@@ -91,14 +106,12 @@ class Bench:
                 cwd=self._log.parent,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509  # one C call, no locks
             )
         try:
             yield
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill(process)
 
     def until(self, number: int, limit_s: float | None = None) -> int:
         """Wait until that many are done, or `limit_s` is over; returns how many.

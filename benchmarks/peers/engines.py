@@ -149,11 +149,15 @@ def spread(numbers: Sequence[float], digits: int) -> str:
 def row(name: str, runs: Sequence[Run], ours: Sequence[Run]) -> str:
     speeds = [run.output_tokens / run.run_s for run in runs]
     ratios = [b.run_s / a.run_s for a, b in zip(runs, ours, strict=False)]
-    start = spread([run.start_s for run in runs], 0)
-    cells = [name, spread(speeds, 0), spread(ratios, 2), start]
-    if runs and ours:
-        cells.append(same(runs[0], ours[0]))
-    return f"| {' | '.join([*cells, runs[0].versions])} |"
+    cells = [
+        name,
+        spread(speeds, 0),
+        spread(ratios, 2) if ratios else "",
+        spread([run.start_s for run in runs], 0),
+        same(runs[0], ours[0]) if ratios else "",
+        runs[0].versions,
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def table(runs: Mapping[str, Sequence[Run]], failed: Mapping[str, str]) -> str:

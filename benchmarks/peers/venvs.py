@@ -34,7 +34,7 @@ def environment(name: str, packages: Sequence[str], *, with_ours: bool = False) 
     done = folder / "installed.json"
     if done.exists() and json.loads(done.read_text()) == list(packages):
         return python
-    _run([sys.executable, "-m", "venv", str(folder)])
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)])
     if with_ours:
         ours = [path for path in sys.path if path.endswith("site-packages")]
         site = next((folder / "lib").glob("python*/site-packages"))

@@ -1,6 +1,5 @@
 """arq: `Fast` takes more and polls more often; `Safe` takes back 10 s after a job's 5 s are over."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +7,7 @@ from typing import Any
 
 from arq import create_pool
 from arq.connections import ArqRedis, RedisSettings
-from marks import SECONDS, mark
+from marks import gated_async
 
 SETTINGS = RedisSettings.from_dsn(os.environ["PEER_URL"])
 pool: ArqRedis
@@ -19,9 +18,7 @@ async def noop(_: dict[str, Any], number: int) -> int:
 
 
 async def slow(_: dict[str, Any], number: int) -> None:
-    mark("start", number)
-    await asyncio.sleep(SECONDS)
-    mark("end", number)
+    await gated_async(number)
 
 
 class Safe:

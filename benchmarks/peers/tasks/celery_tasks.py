@@ -1,12 +1,11 @@
 """Celery: `SAFE` acknowledges late, one prefetched task a process, and takes back after 10 s."""
 
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from celery import Celery
-from marks import SECONDS, mark
+from marks import gated
 
 URL = os.environ["PEER_URL"]
 app = Celery("celery_tasks", broker=f"{URL}/0", backend=f"{URL}/1")
@@ -27,9 +26,7 @@ def noop(number: int) -> int:
 
 @app.task(name="slow")
 def slow(number: int) -> None:
-    mark("start", number)
-    time.sleep(SECONDS)
-    mark("end", number)
+    gated(number)
 
 
 @asynccontextmanager

@@ -1,7 +1,6 @@
 """dramatiq: `SAFE` looks for dead workers at each call and calls one dead after 10 s, not 60 s."""
 
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,7 +8,7 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
-from marks import SECONDS, mark
+from marks import gated
 
 URL = os.environ["PEER_URL"]
 OPTIONS = {"maintenance_chance": 1_000_000, "heartbeat_timeout": 10_000}
@@ -25,9 +24,7 @@ def noop(number: int) -> int:
 
 @dramatiq.actor
 def slow(number: int) -> None:
-    mark("start", number)
-    time.sleep(SECONDS)
-    mark("end", number)
+    gated(number)
 
 
 @asynccontextmanager

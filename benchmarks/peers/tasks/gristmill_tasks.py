@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marks import SECONDS, mark
+from marks import gated_async
 
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
@@ -28,9 +28,7 @@ class MarkingEngine(StubEngine):
         if b"slow" not in body:
             return await super().post(endpoint, body, priority=priority)
         number = int(body.split(b"slow ")[1].split(b'"')[0])
-        mark("start", number)
-        await asyncio.sleep(SECONDS)
-        mark("end", number)
+        await gated_async(number)
         return await super().post(endpoint, body, priority=priority)
 
 

@@ -1,11 +1,10 @@
 """RQ: `SAFE` retries what a dead worker held; otherwise a whole chunk is enqueued by one pipeline."""
 
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marks import SECONDS, mark
+from marks import gated
 from redis import Redis
 from rq import Queue, Retry
 
@@ -19,9 +18,7 @@ def noop(number: int) -> int:
 
 
 def slow(number: int) -> None:
-    mark("start", number)
-    time.sleep(SECONDS)
-    mark("end", number)
+    gated(number)
 
 
 @asynccontextmanager
@@ -41,4 +38,4 @@ async def answer() -> None:
 
 async def submit_slow(number: int) -> None:
     for i in range(number):
-        queue.enqueue("rq_tasks.slow", i, job_timeout=10, **OPTIONS)
+        queue.enqueue("rq_tasks.slow", i, job_timeout=30, **OPTIONS)

@@ -1,12 +1,11 @@
 """SAQ: `SAFE` retries, and sweeps every 5 s for jobs past their time."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from marks import SECONDS, mark
+from marks import gated_async
 from saq import Queue
 
 SAFE = "SAFE" in os.environ
@@ -19,9 +18,7 @@ async def noop(_: dict[str, Any], *, number: int) -> int:
 
 
 async def slow(_: dict[str, Any], *, number: int) -> None:
-    mark("start", number)
-    await asyncio.sleep(SECONDS)
-    mark("end", number)
+    await gated_async(number)
 
 
 settings = {
@@ -50,4 +47,4 @@ async def answer() -> None:
 
 async def submit_slow(number: int) -> None:
     for i in range(number):
-        await queue.enqueue("slow", number=i, timeout=10, **OPTIONS)
+        await queue.enqueue("slow", number=i, timeout=30, **OPTIONS)

@@ -1,11 +1,10 @@
 """streaQ: `SAFE` takes back after 10 s, not 60 s; many are enqueued by one pipeline."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marks import SECONDS, mark
+from marks import gated_async
 from streaq import Worker
 
 worker = Worker(
@@ -23,9 +22,7 @@ async def noop(number: int) -> int:
 
 @worker.task
 async def slow(number: int) -> None:
-    mark("start", number)
-    await asyncio.sleep(SECONDS)
-    mark("end", number)
+    await gated_async(number)
 
 
 @asynccontextmanager

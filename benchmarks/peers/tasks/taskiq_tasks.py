@@ -1,11 +1,10 @@
 """taskiq: a list that forgets what it handed out, or with `SAFE` a stream that asks back after 10 s."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marks import SECONDS, mark
+from marks import gated_async
 from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend, RedisStreamBroker
 
 URL = os.environ["PEER_URL"]
@@ -24,9 +23,7 @@ async def noop(number: int) -> int:
 
 @broker.task
 async def slow(number: int) -> None:
-    mark("start", number)
-    await asyncio.sleep(SECONDS)
-    mark("end", number)
+    await gated_async(number)
 
 
 @asynccontextmanager
