@@ -45,7 +45,7 @@ def tuned(sample: Path, out: Path, flags: list[str], *options: str) -> None:
 async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_point(
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
 ) -> None:
-    budget = Budget(100, monotonic() + 10**6)  # points of 6 s, and no end
+    budget = Budget(100, monotonic() + 10**6)  # points of 8 s, and no end
     async with Rig(flags, Sample(str(sample)), tmp_path, budget) as rig:
         first = setting_of(await rig.start(None, 500))
         assert first == Setting(4, 1024)

@@ -316,6 +316,23 @@ async def test_a_change_of_policy_loses_and_doubles_nothing(
     assert await audit(queue) == []
 
 
+async def test_a_change_of_policy_lets_neither_the_old_nor_the_new_wait(queue: Queue) -> None:
+    worker = await worker_under(queue, "fcfs")
+    for _ in range(4):
+        await queue.submit(some_requests(400, max_tokens=100))
+    await queue.register(worker, {}, Policy("sjf", 0))
+    waiting = 1600
+    while waiting > 0:  # as many come as a claim may take, and each is shorter
+        await queue.submit(some_requests(64, max_tokens=1))
+        assert len(await claim(queue, worker, 64)) >= 32
+        before, waiting = waiting, await _num_listed(queue)
+        assert waiting < before
+
+
+async def _num_listed(queue: Queue) -> int:
+    return int(await queue.redis.llen(f"{queue.keys.prefix}pending:normal:*"))
+
+
 async def test_a_worker_without_a_policy_leaves_the_queues(queue: Queue) -> None:
     await worker_under(queue, "sjf")
     worker = await open_worker(queue)

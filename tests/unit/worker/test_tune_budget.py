@@ -11,14 +11,14 @@ from gristmill.worker.tune.session import IS_DONE, TIME_IS_UP, walk
 
 
 def test_point_is_a_share_of_the_budget_within_bounds() -> None:
-    assert [Budget(each, 0).point_s for each in (60, 600, 3600)] == [6, 30, 60]
+    assert [Budget(each, 0).point_s for each in (60, 600, 3600)] == [8, 40, 90]
 
 
 def test_time_for_a_point_leaves_time_to_end_the_engine() -> None:
     budget = Budget(600, started_at=1000)
     budget.took_close(10)
-    assert budget.has_time(1574, is_start=False)
-    assert not budget.has_time(1576, is_start=False)
+    assert budget.has_time(1569, is_start=False)
+    assert not budget.has_time(1571, is_start=False)
 
 
 def test_time_for_a_start_is_the_longest_so_far() -> None:
@@ -26,8 +26,8 @@ def test_time_for_a_start_is_the_longest_so_far() -> None:
     budget.took_start(80)
     budget.took_start(40)
     budget.took_close(10)
-    assert budget.has_time(1484, is_start=True)
-    assert not budget.has_time(1486, is_start=True)
+    assert budget.has_time(1479, is_start=True)
+    assert not budget.has_time(1481, is_start=True)
 
 
 @dataclass

@@ -48,6 +48,7 @@ async def test_point_is_what_happened() -> None:
     assert engine.now == 0  # nothing is left in flight
     assert point.candidate == CANDIDATE
     assert (point.failure, point.num_failed, point.preemptions) == ("", 0, 0)
+    assert point.is_settled
     assert point.num_requests > 0
     assert point.output_tokens_per_s == pytest.approx(
         5 * point.num_requests / point.seconds, rel=0.2
@@ -70,7 +71,7 @@ async def test_each_pass_over_the_sample_finds_nothing_of_the_one_before_in_the_
 async def test_requests_that_outlast_the_point_leave_a_point_without_latencies() -> None:
     engine = await started(token_delay_s=60)
     point = await measure(engine, "stub", named("uniform", 4, scale=0.1), CANDIDATE, max_s=0.3)
-    assert (point.num_requests, point.p95_s) == (0, None)
+    assert (point.num_requests, point.p95_s, point.is_settled) == (0, None, False)
     assert engine.now == 0
 
 

@@ -262,3 +262,32 @@ def test_nothing_is_measured_twice() -> None:
             asked.append(candidate)
             candidate = asks.send(surface.measured(candidate))
     assert len(asked) == len(set(asked))
+
+
+def test_point_that_did_not_settle_is_not_chosen_and_fewer_in_flight_are_tried() -> None:
+    search = Search(Setting(256, 2048), Goal())
+    asks, asked = search.asks(), list[Candidate]()
+    candidate = next(asks)
+    with pytest.raises(StopIteration):
+        while True:
+            asked.append(candidate)
+            is_settled = candidate.in_flight < 200
+            speed = 5 * candidate.in_flight if is_settled else 10**6
+            candidate = asks.send(
+                Point(candidate, output_tokens_per_s=speed, is_settled=is_settled)
+            )
+    assert search.best is not None
+    assert search.best.candidate.in_flight in (128, 141)
+    assert max(each.setting.max_num_seqs for each in asked) == 256
+    assert "282 in flight did not settle in the time for a point" in search.pruned.values()
+
+
+def test_search_in_which_nothing_settles_ends() -> None:
+    search = Search(Setting(4, 2048), Goal())
+    asks = search.asks()
+    candidate = next(asks)
+    with pytest.raises(StopIteration):
+        while True:
+            candidate = asks.send(Point(candidate, is_settled=False))
+    assert [point.candidate.in_flight for point in search.points] == [5, 2, 1]
+    assert search.best is None

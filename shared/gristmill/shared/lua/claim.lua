@@ -156,28 +156,39 @@ local function take(entry, record, is_elsewhere, attempts)
   return expected_cost(header)
 end
 
--- Pop up to `room` ids of one flow; an id that the policy would not put there is in the other kind of place.
+local function pop_listed(key, flow, number, entries)
+  for _, id in ipairs(number > 0 and call("LPOP", key, number) or {}) do
+    entries[#entries + 1] = { id = id, key = key, flow = flow }
+  end
+end
+
+local function pop_ordered(key, flow, number, entries)
+  local popped = number > 0 and call("ZPOPMIN", key, number) or {}
+  for i = 1, #popped, 2 do
+    entries[#entries + 1] = { id = popped[i], key = key, position = popped[i + 1], flow = flow }
+  end
+end
+
+-- Pop up to `room` ids of one flow. After a change of policy half of them come from where the old one has put them, so
+-- that neither the old nor the new wait; a producer that knows no policy lists ids at any time.
 local function pop_flow(lane, flow, room, entries)
   local listed, ordered = place_key(lane, flow.name, false), place_key(lane, flow.name, true)
-  local function pop_list()
-    for _, id in ipairs(call("LPOP", listed, room - #entries) or {}) do
-      entries[#entries + 1] = { id = id, key = listed, flow = flow }
+  local now = policy()
+  if lane ~= "suspect" and now.order then
+    if now.is_mixed then
+      pop_listed(listed, flow, math.ceil((room - #entries) / 2), entries)
     end
+    pop_ordered(ordered, flow, room - #entries, entries)
+    pop_listed(listed, flow, room - #entries, entries)
+  elseif now.is_mixed then
+    pop_ordered(ordered, flow, math.ceil((room - #entries) / 2), entries)
+    pop_listed(listed, flow, room - #entries, entries)
+    pop_ordered(ordered, flow, room - #entries, entries)
+  else
+    pop_listed(listed, flow, room - #entries, entries)
   end
-  local function pop_order()
-    local popped = call("ZPOPMIN", ordered, room - #entries)
-    for i = 1, #popped, 2 do
-      entries[#entries + 1] = { id = popped[i], key = ordered, position = popped[i + 1], flow = flow }
-    end
-  end
-  local is_ordered = lane ~= "suspect" and policy().order
-  for _, pop_some in ipairs(is_ordered and { pop_order, pop_list } or { pop_list, pop_order }) do
-    pop_some()
-    flow.has_more = call("EXISTS", listed, ordered) > 0
-    if not flow.has_more or #entries == room then
-      return
-    end
-  end
+  -- Fewer than asked for: nothing is left. Or else it must be asked.
+  flow.has_more = #entries == room and call("EXISTS", listed, ordered) > 0
 end
 
 -- Pop ids of a lane: of the flow that is next by virtual time, and as long as that empties it, of those after it.
@@ -190,10 +201,9 @@ local function pop(lane)
     local flow = { name = first[i], vtime = tonumber(first[i + 1]), cost = 0 }
     flows[#flows + 1] = flow
     pop_flow(lane, flow, room, entries)
-    if flow.has_more then
-      break
+    if not flow.has_more then
+      emptied[#emptied + 1] = flow.name
     end
-    emptied[#emptied + 1] = flow.name
     if #entries == room then
       break
     end

@@ -13,6 +13,12 @@ call("ZADD", prefix .. "workers", time_ms + ARGV[2], ARGV[1])
 call("HSET", worker_key, "registered_ms", integer(time_ms), unpack(ARGV, 5))
 call("PEXPIRE", worker_key, ARGV[2] * 4)
 if ARGV[3] ~= "" then
-  call("HSET", prefix .. "policy", "scheduling", ARGV[3], "ageing_ms", ARGV[4])
+  local policy_key, ring_key = prefix .. "policy", prefix .. "ring:"
+  if call("EXISTS", ring_key .. "high", ring_key .. "normal", ring_key .. "low") == 0 then
+    call("HDEL", policy_key, "is_mixed")
+  elseif policy().name ~= ARGV[3] then
+    call("HSET", policy_key, "is_mixed", 1) -- what waits lies where the old policy has put it
+  end
+  call("HSET", policy_key, "scheduling", ARGV[3], "ageing_ms", ARGV[4])
 end
 return time_ms

@@ -4,7 +4,8 @@
 -- KEYS[1] is the prefix "gm:{queue}:". Every key below is built from it, so all of them hash to one
 -- slot of a Redis Cluster. keys.py is the Python twin of this table.
 --
---   policy                   HASH    scheduling, ageing_ms: in which order claims take what waits
+--   policy                   HASH    scheduling, ageing_ms: in which order claims take what waits; is_mixed: some of it
+--                                    may lie where another policy has put it
 --   pending:<lane>:<flow>    LIST    ids that wait, first come first served; lane = suspect, high, normal or
 --                                    low; flow = a tenant, or * for all where tenants do not count
 --   ordered:<lane>:<flow>    ZSET    ids that wait -> position, where they are ordered by something else
@@ -147,10 +148,10 @@ end
 local the_policy
 local function policy()
   if not the_policy then
-    local fields = call("HMGET", prefix .. "policy", "scheduling", "ageing_ms")
+    local fields = call("HMGET", prefix .. "policy", "scheduling", "ageing_ms", "is_mixed")
     local name = fields[1] or "fair"
     local order = string.match(name, "[^+]+$")
-    the_policy = { has_lanes = name ~= "fcfs", is_fair = string.sub(name, 1, 4) == "fair",
+    the_policy = { name = name, is_mixed = fields[3], has_lanes = name ~= "fcfs", is_fair = string.sub(name, 1, 4) == "fair",
       order = (order == "sjf" or order == "deadline" or order == "prefix") and order,
       ageing_ms = tonumber(fields[2] or AGEING_MS) }
   end

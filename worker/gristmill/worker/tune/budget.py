@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-POINT_SHARE = 1 / 20
-MIN_POINT_S, MAX_POINT_S = 6.0, 60.0
-"""A point takes a twentieth of the budget, within these bounds."""
+POINT_SHARE = 1 / 15
+MIN_POINT_S, MAX_POINT_S = 8.0, 90.0
+"""A point takes a fifteenth of the budget at most, within these bounds."""
 
 
 @dataclass(slots=True)

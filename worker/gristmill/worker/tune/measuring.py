@@ -27,7 +27,7 @@ MIN_WINDOW_S = 3.0
 MIN_REQUESTS = 64
 """A window is no shorter; a p95 of fewer is the longest of them."""
 
-MAX_RAMP_SHARE = 0.5
+MAX_RAMP_SHARE = 0.6
 """Of the time for a point, if requests are long; then the window opens all the same."""
 
 
@@ -56,7 +56,13 @@ class _Loop:
             self.ended.append((time.monotonic() - posted_at, response.status))
             if response.status >= 400:
                 self.first_error = self.first_error or response.body[:300].decode(errors="replace")
+<<<<<<< HEAD
                 await asyncio.sleep(LOOK_S)  # it may take no time, and be followed by the like
+=======
+                await asyncio.sleep(
+                    LOOK_S
+                )  # it may have taken no time, and be followed by the like
+>>>>>>> tune
 
     def look(self) -> _Look:
         return _Look(time.monotonic(), len(self.ended), self.engine.stats())
@@ -141,6 +147,7 @@ def _point(candidate: Candidate, loop: _Loop, looks: Sequence[_Look]) -> Point:
         num_requests=len(ended),
         num_failed=len(ended) - len(good_s),
         seconds=seconds,
+        is_settled=2 * first.num_ended >= candidate.in_flight,
     )
 
 

@@ -51,6 +51,8 @@ class Point:
         num_requests: How many ended meanwhile.
         num_failed: How many of them were refused.
         seconds: How long it was measured, after the ramp-up.
+        is_settled: Whether half as many as are in flight had ended by then; before that the engine
+            mostly prefills, and the figures say little.
     """
 
     candidate: Candidate
@@ -67,6 +69,7 @@ class Point:
     num_requests: int = 0
     num_failed: int = 0
     seconds: float = 0.0
+    is_settled: bool = True
 
     @property
     def tokens_per_s(self) -> float:
@@ -105,7 +108,7 @@ class Goal:
 
     def allows(self, point: Point) -> bool:
         """Return whether a point may be chosen at all."""
-        if point.failure:
+        if point.failure or not point.is_settled:
             return False
         if self.max_p95_s is None:
             return True

@@ -151,7 +151,10 @@ def point_line(point: Point) -> str:
     refused = (
         f", {point.num_failed:,} of {point.num_requests:,} refused" if point.num_failed else ""
     )
-    return f"{point.candidate}: {point.tokens_per_s:,.0f} tok/s, p95 {_seconds(point.p95_s)} s{refused}"
+    rest = refused if point.is_settled else f"{refused}, did not settle"
+    return (
+        f"{point.candidate}: {point.tokens_per_s:,.0f} tok/s, p95 {_seconds(point.p95_s)} s{rest}"
+    )
 
 
 def _figures(point: Point) -> list[str]:
@@ -172,6 +175,8 @@ def _note(point: Point, report: Report) -> str:
         return "best"
     if point.failure:
         return point.failure
+    if not point.is_settled:
+        return "did not settle"
     return "" if report.goal.allows(point) else "above the bound"
 
 
@@ -185,9 +190,10 @@ def _gain(report: Report) -> str:
 
 
 def _why_none(report: Report) -> str:
-    measured = [point.p95_s for point in report.search.points if point.p95_s is not None]
+    settled = [point for point in report.search.points if point.is_settled]
+    measured = [point.p95_s for point in settled if point.p95_s is not None]
     if not measured:
-        return "no point could be measured; see the reasons above"
+        return "no point could be measured; see the reasons above, or give more time (--budget)"
     return (
         f"no point keeps a p95 of {report.goal.max_p95_s:g} s; the lowest was {min(measured):.2f} s"
     )

@@ -69,7 +69,7 @@ class Search:
     def asks(self) -> Asks:
         """Yield what to measure, be sent the point; return the best of the walk."""
         best = yield from self._first()
-        while best is not None:
+        while best is not None and self._value(best):
             before = best
             best = yield from self._sequences(best)
             best = yield from self._tokens(best)
@@ -180,6 +180,9 @@ class Search:
         setting, in_flight = best.candidate.setting, best.candidate.in_flight
         if self._goal.max_p95_s is not None and in_flight <= setting.max_num_seqs:
             return f"{in_flight} in flight do best within the bound"
+        full = self._measured.get(Candidate(setting, setting.full))
+        if full and not full.is_settled:
+            return f"{setting.full} in flight did not settle in the time for a point"
         fewer = [each.candidate.in_flight for each in self._as_good(best)]
         if min(fewer) <= setting.max_num_seqs // 2:
             return f"{min(fewer)} in flight are as fast as {setting.full}"
