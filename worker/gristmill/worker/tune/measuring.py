@@ -56,13 +56,7 @@ class _Loop:
             self.ended.append((time.monotonic() - posted_at, response.status))
             if response.status >= 400:
                 self.first_error = self.first_error or response.body[:300].decode(errors="replace")
-<<<<<<< HEAD
                 await asyncio.sleep(LOOK_S)  # it may take no time, and be followed by the like
-=======
-                await asyncio.sleep(
-                    LOOK_S
-                )  # it may have taken no time, and be followed by the like
->>>>>>> tune
 
     def look(self) -> _Look:
         return _Look(time.monotonic(), len(self.ended), self.engine.stats())
