@@ -324,13 +324,32 @@ async def test_a_change_of_policy_lets_neither_the_old_nor_the_new_wait(queue: Q
     waiting = 1600
     while waiting > 0:  # as many come as a claim may take, and each is shorter
         await queue.submit(some_requests(64, max_tokens=1))
-        assert len(await claim(queue, worker, 64)) >= 32
+        assert len(await claim(queue, worker, 64)) == 64
         before, waiting = waiting, await _num_listed(queue)
         assert waiting < before
 
 
 async def _num_listed(queue: Queue) -> int:
     return int(await queue.redis.llen(f"{queue.keys.prefix}pending:normal:*"))
+
+
+async def test_a_backlog_from_before_the_policy_is_ordered_by_it(queue: Queue) -> None:
+    """Filled first, the worker with the setting second; claims of one, as a small engine makes them."""
+    sizes = [60, 50, 40, 30, 20, 10, 5, 2]
+    await queue.submit([a_request(f"s{size}", max_tokens=size) for size in sizes])
+    worker = await worker_under(queue, "sjf")
+    order = [name for _ in sizes for name in names(await claim(queue, worker, 1))]
+    assert order == [f"s{size}" for size in sorted(sizes)]
+
+
+async def test_a_policy_that_is_everywhere_is_not_looked_for_again(queue: Queue) -> None:
+    await queue.submit(some_requests(300, tenant="a"))
+    worker = await worker_under(queue, "fair+sjf")
+    assert await queue.redis.hexists(queue.keys.policy, "is_mixed")
+    for _ in range(4):
+        assert len(await claim(queue, worker, 10)) == 10
+    assert not await queue.redis.hexists(queue.keys.policy, "is_mixed")
+    assert await audit(queue) == []
 
 
 async def test_a_worker_without_a_policy_leaves_the_queues(queue: Queue) -> None:

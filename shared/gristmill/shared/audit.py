@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
-from gristmill.shared.keys import LANES
+from gristmill.shared.keys import LANES, ORDERED
 from gristmill.shared.queue import Queue
 from gristmill.shared.walk import Place, Walk, at_once, integers, look_at, walk_over
 
@@ -109,7 +109,7 @@ async def _second_look(queue: Queue, walk: Walk, names: Sequence[str]) -> AsyncI
 
 async def _unserved_lanes(queue: Queue, walk: Walk) -> AsyncIterator[Finding]:
     """Report lists and sets that no claim would look into."""
-    for kind, command in (("pending", "LLEN"), ("ordered", "ZCARD")):
+    for kind, command in (("pending", "LLEN"), *((kind, "ZCARD") for kind in ORDERED)):
         for name in walk.keys.get(kind, ()):
             lane, _, flow = name.partition(":")
             depth, vtime = await at_once(

@@ -12,6 +12,9 @@ from gristmill.shared.errors import SettingsError
 LANES = ("suspect", "high", "normal", "low")
 """Lanes in the order in which `claim` empties them: suspects, then the priorities."""
 
+ORDERED = ("sjf", "deadline", "prefix")
+"""Kinds of keys in which ids wait in an order that is not their arrival's."""
+
 ALL_TENANTS = "*"
 """The flow of a lane whose policy makes no difference between tenants."""
 

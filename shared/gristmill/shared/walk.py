@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from gristmill.shared.keys import ALL_TENANTS
+from gristmill.shared.keys import ALL_TENANTS, ORDERED
 from gristmill.shared.queue import Queue
 
 CHUNK = 500
@@ -149,7 +149,7 @@ async def _places_of(queue: Queue, name: str) -> tuple[list[str], list[str]]:
     tenant, priority = fields[3], fields[4]
     places = [f"{lane}:{flow}" for lane in {priority, "normal"} for flow in (tenant, ALL_TENANTS)]
     pending = [f"{queue.keys.prefix}pending:{place}" for place in (f"suspect:{tenant}", *places)]
-    return pending, [f"{queue.keys.prefix}ordered:{place}" for place in places]
+    return pending, [f"{queue.keys.prefix}{kind}:{place}" for kind in ORDERED for place in places]
 
 
 async def _read_records(queue: Queue, walk: Walk) -> None:
@@ -167,9 +167,8 @@ async def _read_waiting(queue: Queue, walk: Walk) -> None:
     for name in walk.keys.get("pending", ()):
         async for request_id in _elements(queue, f"{queue.keys.prefix}pending:{name}"):
             walk.place(request_id).num_entries += 1
-    for name in walk.keys.get("ordered", ()):
-        ordered = queue.redis.zscan_iter(f"{queue.keys.prefix}ordered:{name}", count=CHUNK)
-        async for request_id, _ in ordered:
+    for key in (f"{kind}:{name}" for kind in ORDERED for name in walk.keys.get(kind, ())):
+        async for request_id, _ in queue.redis.zscan_iter(queue.keys.prefix + key, count=CHUNK):
             walk.place(request_id).num_entries += 1
     async for request_id, _ in queue.redis.zscan_iter(queue.keys.delayed, count=CHUNK):
         walk.place(request_id).is_delayed = True

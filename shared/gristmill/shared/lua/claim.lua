@@ -11,7 +11,7 @@
 -- Keeps    3 (the fence is written here), 4 (expired requests end here too), 7 (bounded work),
 --          8 (nothing is popped that is not held)
 
-local MAX_PROMOTED, MAX_EXAMINED, CHUNK, MAX_INBOX = 200, 256, 8, 16
+local MAX_PROMOTED, MAX_EXAMINED, MAX_MOVED, CHUNK, MAX_INBOX = 200, 256, 128, 8, 16
 local worker, nonce = ARGV[1], ARGV[2]
 local max_requests, max_tokens, max_suspects = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local has_suspects, result_ttl_ms, ms_per_token = ARGV[6] == "1", ARGV[9], tonumber(ARGV[10])
@@ -169,26 +169,26 @@ local function pop_ordered(key, flow, number, entries)
   end
 end
 
--- Pop up to `room` ids of one flow. After a change of policy half of them come from where the old one has put them, so
--- that neither the old nor the new wait; a producer that knows no policy lists ids at any time.
+-- Pop up to `room` ids of one flow: those in order first, then what a producer listed that knows no policy.
 local function pop_flow(lane, flow, room, entries)
-  local listed, ordered = place_key(lane, flow.name, false), place_key(lane, flow.name, true)
-  local now = policy()
-  if lane ~= "suspect" and now.order then
-    if now.is_mixed then
-      pop_listed(listed, flow, math.ceil((room - #entries) / 2), entries)
+  local listed, order = place_key(lane, flow.name), lane ~= "suspect" and policy().order
+  if order then
+    local ordered = place_key(lane, flow.name, order)
+    local popped = call("ZPOPMIN", ordered, room - #entries)
+    for i = 1, #popped, 2 do
+      entries[#entries + 1] = { id = popped[i], key = ordered, position = popped[i + 1], flow = flow }
     end
-    pop_ordered(ordered, flow, room - #entries, entries)
-    pop_listed(listed, flow, room - #entries, entries)
-  elseif now.is_mixed then
-    pop_ordered(ordered, flow, math.ceil((room - #entries) / 2), entries)
-    pop_listed(listed, flow, room - #entries, entries)
-    pop_ordered(ordered, flow, room - #entries, entries)
-  else
-    pop_listed(listed, flow, room - #entries, entries)
   end
-  -- Fewer than asked for: nothing is left. Or else it must be asked.
-  flow.has_more = #entries == room and call("EXISTS", listed, ordered) > 0
+  if #entries < room then
+    for _, id in ipairs(call("LPOP", listed, room - #entries) or {}) do
+      entries[#entries + 1] = { id = id, key = listed, flow = flow }
+    end
+  end
+  if policy().is_mixed then
+    flow.has_more = call("EXISTS", unpack(place_keys(lane, flow.name))) > 0
+  else -- fewer than asked for: nothing is left
+    flow.has_more = #entries == room and call("EXISTS", listed, place_key(lane, flow.name, order)) > 0
+  end
 end
 
 -- Pop ids of a lane: of the flow that is next by virtual time, and as long as that empties it, of those after it.
@@ -212,7 +212,7 @@ local function pop(lane)
     call("ZREM", ring_key, unpack(emptied))
   end
   examined = examined + #entries
-  return entries, flows
+  return entries, flows, #entries + #emptied > 0
 end
 
 local function put_back(entry)
@@ -248,10 +248,10 @@ local function charge(lane, flows)
   end
 end
 
--- Take the next few requests of a lane; false if there are none.
+-- Take the next few requests of a lane; false if it has none that the policy would take.
 local function take_chunk(lane)
-  local entries, flows = pop(lane)
-  if #flows == 0 then
+  local entries, flows, is_progress = pop(lane)
+  if not is_progress then
     return false
   end
   if #entries > 0 then
@@ -283,6 +283,39 @@ local function wants_more(lane)
   return #ids < max_requests and not is_spent and examined < MAX_EXAMINED and (lane ~= "suspect" or max_suspects > 0)
 end
 
+-- After a change of policy, put some of what waits where the new one looks for it; first what is next to be claimed.
+local function move_misplaced()
+  local is_whole = true
+  for _, lane in ipairs({ "high", "normal", "low" }) do
+    local ring_key = prefix .. "ring:" .. lane
+    is_whole = is_whole and call("ZCARD", ring_key) <= MAX_MOVED
+    for _, flow in ipairs(call("ZRANGE", ring_key, 0, MAX_MOVED - 1)) do
+      for _, kind in ipairs(KINDS) do
+        local key, room = place_key(lane, flow, kind), MAX_MOVED - examined
+        local is_right = (flow == "*") ~= policy().is_fair and kind == (policy().order or "pending")
+          and (lane == "normal" or policy().has_lanes)
+        if room > 0 and not is_right then
+          local popped = call(kind == "pending" and "LPOP" or "ZPOPMIN", key, room) or {}
+          for i = 1, #popped, kind == "pending" and 1 or 2 do
+            local record = call("GET", prefix .. "request:" .. popped[i])
+            if record then
+              local _, _, crashes = attempts_of(popped[i])
+              enqueue(popped[i], header_of(record), crashes, false)
+            end
+            examined = examined + 1
+          end
+        end
+      end
+      if call("EXISTS", unpack(place_keys(lane, flow))) == 0 then
+        call("ZREM", ring_key, flow)
+      end
+    end
+  end
+  if is_whole and examined == 0 then
+    call("HDEL", prefix .. "policy", "is_mixed")
+  end
+end
+
 -- Take from a lane until enough is taken, or one chunk only.
 local function take_from(lane, is_one_chunk)
   local before = #ids
@@ -298,6 +331,9 @@ local function take_from(lane, is_one_chunk)
 end
 
 -- Lanes in strict order, but a lane that waits for as long as the policy says gets a chunk ahead of the others.
+if policy().is_mixed then
+  move_misplaced()
+end
 take_from("suspect")
 local ageing_ms = policy().ageing_ms
 local served = call("HMGET", prefix .. "clock", "served_normal", "served_low")

@@ -14,7 +14,9 @@ local lanes = {}
 for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
   local depth = 0
   for _, flow in ipairs(call("ZRANGE", prefix .. "ring:" .. lane, 0, -1)) do
-    depth = depth + call("LLEN", place_key(lane, flow, false)) + call("ZCARD", place_key(lane, flow, true))
+    for i, key in ipairs(place_keys(lane, flow)) do
+      depth = depth + call(i == 1 and "LLEN" or "ZCARD", key)
+    end
   end
   lanes[#lanes + 1], lanes[#lanes + 2] = lane, depth
 end

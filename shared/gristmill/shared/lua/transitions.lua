@@ -8,7 +8,9 @@
 --                                    may lie where another policy has put it
 --   pending:<lane>:<flow>    LIST    ids that wait, first come first served; lane = suspect, high, normal or
 --                                    low; flow = a tenant, or * for all where tenants do not count
---   ordered:<lane>:<flow>    ZSET    ids that wait -> position, where they are ordered by something else
+--   sjf:<lane>:<flow>        ZSET    ids that wait -> position, where they are ordered by size;
+--   deadline:<lane>:<flow>   ZSET    by deadline;
+--   prefix:<lane>:<flow>     ZSET    by what they begin with
 --   ring:<lane>              ZSET    flows with waiting ids -> virtual time (fair share)
 --   debt:<lane>              ZSET    flows without waiting ids that were served ahead -> virtual time
 --   vtime                    HASH    lane -> virtual time of the last claim
@@ -207,8 +209,18 @@ local function place_of(header, crashes)
   return now.has_lanes and header.priority or "normal", now.is_fair and header.tenant or "*", now.order
 end
 
+local KINDS = { "pending", "sjf", "deadline", "prefix" } -- the first is a LIST
+
 local function place_key(lane, flow, order)
-  return prefix .. (order and "ordered:" or "pending:") .. lane .. ":" .. flow
+  return prefix .. (order or "pending") .. ":" .. lane .. ":" .. flow
+end
+
+local function place_keys(lane, flow)
+  local keys = {}
+  for i, kind in ipairs(KINDS) do
+    keys[i] = place_key(lane, flow, kind)
+  end
+  return keys
 end
 
 -- Requests of one prefix stand together, where the first of their group came.
