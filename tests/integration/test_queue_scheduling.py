@@ -357,3 +357,20 @@ async def test_a_worker_without_a_policy_leaves_the_queues(queue: Queue) -> None
     worker = await open_worker(queue)
     await queue.submit([a_request("long", max_tokens=4000), a_request("short", max_tokens=10)])
     assert names(await claim(queue, worker)) == ["short", "long"]
+
+
+@pytest.mark.parametrize("weight", ["1e-308", "1e-12", "0", "-1", "nan", "inf", "1e308", "many"])
+async def test_a_weight_that_makes_no_sense_stops_nobody(queue: Queue, weight: str) -> None:
+    """Before there were bounds, a claim set virtual time to infinity, and every ack of that tenant failed half-way."""
+    worker = await worker_under(queue, "fair")
+    await queue.redis.hset(f"{queue.keys.prefix}weights", "a", weight)
+    for tenant in "abz":
+        await queue.submit(some_requests(40, tenant=tenant, max_tokens=200))
+    served = Counter[str]()
+    while items := await claim(queue, worker, 16):
+        served.update(item.record.tenant for item in items)
+        await ack(queue, worker, items, 5, 20)
+    assert served == {"a": 40, "b": 40, "z": 40}
+    assert await audit(queue) == []
+    vtime: Any = await queue.redis.hget(f"{queue.keys.prefix}vtime", "normal")
+    assert float(vtime) < 1e9

@@ -105,3 +105,14 @@ async def test_the_check_can_be_left_out(queue: CountingQueue) -> None:
     await serve(queue, "w", "base")
     await Client(queue, check_models=False).submit(asking_for("later"))
     assert queue.num_looks == 0
+
+
+@pytest.mark.parametrize(
+    "facts", [{"max_model_len": "None"}, {"max_model_len": "1e5"}, {"models": b"m,\xff\xfe"}]
+)
+async def test_facts_that_cannot_be_read_stop_no_submit(
+    queue: CountingQueue, facts: dict[str, str | bytes]
+) -> None:
+    await serve(queue, "w", "m")
+    await queue.redis.hset(queue.keys.worker("w"), mapping=facts)  # type: ignore[arg-type, misc]
+    await Client(queue).submit_many([asking_for("m")])

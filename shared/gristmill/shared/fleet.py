@@ -133,8 +133,8 @@ async def _facts(queue: Queue, worker: str) -> tuple[list[str], list[str], int]:
     redis: Any = queue.redis
     fields = ["models", "endpoints", "max_model_len"]
     models, paths, length = await redis.hmget(queue.keys.worker(worker), fields)
-    return _names(models), _names(paths), int(length or 0)
+    return _names(models), _names(paths), int(length) if length and length.isdigit() else 0
 
 
 def _names(value: bytes | None) -> list[str]:
-    return [name for name in (value or b"").decode().split(",") if name]
+    return [name for name in (value or b"").decode(errors="replace").split(",") if name]

@@ -57,6 +57,7 @@ local AGEING_MS = 10000 -- of a queue whose policy says nothing
 local CREDIT_TOKENS_PER_MS = 16 / 1000
 -- A group of one prefix takes newcomers in, ahead of what came between, until it is that large or that old.
 local MAX_GROUP, MAX_GROUP_MS, MAX_GROUPS = 256, 60000, 10000
+local MIN_WEIGHT, MAX_WEIGHT = 1 / 1000, 1000
 -- How fast the output share of a tenant follows what is seen: half of it after some 45 requests.
 local SHARE_STEP = 1 / 64
 
@@ -175,7 +176,8 @@ local function know_tenants(flows)
     local seen_shares = call("HMGET", prefix .. "output_share", unpack(names))
     for i, name in ipairs(names) do
       local weight = tonumber(seen_weights[i] or 1)
-      weights[name] = weight and weight > 0 and weight or 1 -- one that makes no sense is 1
+      -- One that makes no sense is 1; beyond the bounds virtual time would no longer see the others' costs.
+      weights[name] = weight and weight > 0 and math.max(MIN_WEIGHT, math.min(weight, MAX_WEIGHT)) or 1
       shares[name] = tonumber(seen_shares[i] or 1)
     end
   end
