@@ -111,11 +111,11 @@ async def test_sjf_learns_what_a_tenant_really_generates(queue: Queue) -> None:
 
 async def test_deadline_takes_the_earliest_first(queue: Queue) -> None:
     worker = await worker_under(queue, "deadline")
-    await queue.submit([a_request("none"), a_request("late", deadline_s=7200)])
     await queue.submit(
-        [a_request("soon", deadline_s=600), a_request("later", deadline_s=2 * 86_400)]
+        [a_request("a-far", deadline_s=30 * 86_400), a_request("late", deadline_s=7200)]
     )
-    assert names(await claim(queue, worker)) == ["soon", "late", "none", "later"]
+    await queue.submit([a_request("b-none"), a_request("soon", deadline_s=600)])
+    assert names(await claim(queue, worker)) == ["soon", "late", "a-far", "b-none"]
 
 
 async def test_deadline_that_cannot_be_met_is_told_early(queue: Queue) -> None:
@@ -207,7 +207,7 @@ async def test_fair_holds_inside_a_priority(queue: Queue) -> None:
             await queue.submit(some_requests(number, tenant=tenant, priority=priority))
     items = await claim(queue, worker, 40)
     assert {item.record.priority for item in items} == {"high"}
-    assert Counter(item.record.tenant for item in items) == {"flood": 20, "few": 20}
+    assert Counter(item.record.tenant for item in items) == {"flood": 24, "few": 16}
 
 
 costs = st.lists(st.integers(1, 4096), min_size=150, max_size=150)
@@ -277,19 +277,63 @@ async def test_who_submits_little_at_a_time_pays_as_well(queue: Queue) -> None:
     assert abs(served["a"] - served["b"]) <= CHUNK * 1000
 
 
-async def test_what_was_not_generated_is_given_back(queue: Queue) -> None:
-    """Both ask for 1,000 tokens; those of a end after 100, so ten times as many of its requests run."""
+async def test_a_tenant_pays_what_was_served_and_no_less(queue: Queue) -> None:
+    """Its expected output moves between claim and end, which must not give back more than was charged."""
+    worker = await worker_under(queue, "fair")
+    await _serve(queue, worker, 400, "evil", max_tokens=1000, output_tokens=1)
+    await queue.submit(some_requests(64, tenant="evil", max_tokens=10**6))
+    held = await claim(queue, worker, 64)
+    await _serve(queue, worker, 400, "evil", max_tokens=1, output_tokens=1)
+    for tenant in ("evil", "good"):
+        await queue.submit(some_requests(200, tenant=tenant, max_tokens=1))
+    await queue.ack(worker, [Settlement(i.id, i.delivery, "failed", outcome(i)) for i in held])
+    shares = Counter(item.record.tenant for item in await claim(queue, worker, 64))
+    assert shares == {"evil": 32, "good": 32}
+
+
+async def _serve(
+    queue: Queue, worker: str, number: int, tenant: str, max_tokens: int, output_tokens: int
+) -> None:
+    await queue.submit(some_requests(number, tenant=tenant, max_tokens=max_tokens))
+    while items := await claim(queue, worker):
+        await ack(queue, worker, items, 0, output_tokens)
+
+
+async def test_what_is_given_back_is_not_paid_for(queue: Queue) -> None:
     worker = await worker_under(queue, "fair")
     for tenant in "ab":
-        for _ in range(4):
+        await queue.submit(some_requests(200, tenant=tenant, max_tokens=100))
+    for _ in range(5):
+        await queue.release(worker, await claim(queue, worker, 8))
+    ring = await queue.redis.zrange(f"{queue.keys.prefix}ring:normal", 0, -1, withscores=True)
+    assert all(abs(vtime) < 1 for _, vtime in ring)
+    assert not await queue.redis.exists(f"{queue.keys.prefix}charged")
+
+
+async def test_of_tenants_that_start_alike_the_first_comes_first(queue: Queue) -> None:
+    """A tenant for each user, as many new ones as are served: nobody waits for its name's sake."""
+    worker = await worker_under(queue, "fair")
+    await queue.submit([a_request("last-by-name", tenant="zed")])
+    for turn in range(3):
+        await queue.submit([a_request(tenant=f"user-{turn}-{n}") for n in range(8)])
+        items = await claim(queue, worker, 8)
+        assert ("last-by-name" in names(items)) == (turn == 0)
+        await ack(queue, worker, items, 1, 1)
+
+
+async def test_shares_are_of_what_is_generated(queue: Queue) -> None:
+    """Both ask for 1,000 tokens; those of a end after 100, so once that is known ten times as many of its run."""
+    worker = await worker_under(queue, "fair")
+    for tenant in "ab":
+        for _ in range(6):
             await queue.submit(some_requests(400, tenant=tenant, max_tokens=1000))
     served = Counter[str]()
-    for _ in range(40):
+    for turn in range(60):
         items = await claim(queue, worker, 32)
         for tenant, tokens in (("a", 100), ("b", 1000)):
             mine = [item for item in items if item.record.tenant == tenant]
             await ack(queue, worker, mine, 0, tokens)
-            served[tenant] += tokens * len(mine)
+            served[tenant] += tokens * len(mine) * (turn >= 20)
     assert 0.8 <= served["a"] / served["b"] <= 1.25
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import count
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -59,6 +60,29 @@ class Ledger(StubEngine):
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
         self.words.append(body.decode().split('"prompt":"')[1].split('"')[0])
         return await super().post(endpoint, body, priority=priority)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"batch_policy": "static", "batch_size": 256},
+        {"batch_policy": "bucketed", "batch_size": 64},
+        {"batch_size": 256, "max_in_flight": 512},
+        {"batch_policy": "static", "batch_size": 64, "max_claim_tokens": 400},
+    ],
+)
+async def test_shares_hold_where_the_room_is_larger_than_a_claim(
+    queues: tuple[Queue, Queue], redis_url: str, fields: dict[str, Any]
+) -> None:
+    for queue, word in zip(queues, ("three", "one"), strict=True):
+        for _ in range(4):
+            await queue.submit(prompts(500, word=word))
+    engine = Ledger()
+    settings = settings_for(redis_url, queues[0], **fields, **shared_by(queues, (3, 1)))
+    async with local_worker(settings, engine):
+        await until_done(queues[0], 1400)
+    while_both = engine.words[:1536]  # three gathers of 512, six of 256
+    assert while_both.count("three") == pytest.approx(0.75 * 1536, abs=128)
 
 
 async def test_shares_by_weight_while_both_are_backlogged_and_all_for_one_afterwards(

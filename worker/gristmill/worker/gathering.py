@@ -89,7 +89,8 @@ class Gatherer:
             if reason:
                 metrics.claims.labels(reason).inc()
                 return gathered
-            await self._wait_for_work(claims, opened_at if gathered else None)
+            if len(gathered) == num_before:
+                await self._wait_for_work(claims, opened_at if gathered else None)
         if gathered:  # it is held, and released by the drain
             metrics.claims.labels("stopping").inc()
         return []
@@ -109,9 +110,9 @@ class Gatherer:
             await end(*waits)
 
     async def _claim(self, gathered: list[Item]) -> dict[Feed, Claim]:
-        """Ask the queues in turn while there is room, and gather; returns the answers of those asked.
+        """Ask the queues in turn until one has something, and gather; returns the answers of those asked.
 
-        For want of room, or in a pause, a queue is not asked.
+        Whose turn it is next depends on what that one got. For want of room, or in a pause, a queue is not asked.
         """
         claims = {}
         for place in self._shares.order():
@@ -122,6 +123,8 @@ class Gatherer:
                 got = [Item(feed, claimed) for claimed in claim.claimed]
                 gathered.extend(got)
                 self._shares.charge(place, sum(map(_tokens, got)))
+                if got:
+                    break
         return claims
 
     async def _claim_from(self, feed: Feed, gathered: Sequence[Item]) -> Claim | None:

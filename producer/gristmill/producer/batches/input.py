@@ -92,21 +92,26 @@ class LineReader:
 
     def read(self, line: Line) -> Request | BadLine:
         """Return the request of a line, with its custom_id in the metadata, or why it is none."""
-        request_id = f"{self._run}-{line.number}"
         try:
             request = request_from_json(
                 line.raw,
                 max_request_bytes=self._max_request_bytes,
-                line_id=request_id,
+                line_id=f"{self._run}-{line.number}",
                 default_endpoint=self._default_endpoint,
                 defaults=self._defaults,
             )
+        except InvalidRequest as error:
+            return self._refused(line, error, name_of(line))
+        try:
             if self._fleet:
                 self._fleet.check(request)
         except InvalidRequest as error:
-            reason = str(error).removeprefix(f"request {request_id}: ")
-            return BadLine(line.number, reason, name_of(line), error.code)
+            return self._refused(line, error, custom_id_of(request))
         return request
+
+    def _refused(self, line: Line, error: InvalidRequest, custom_id: str) -> BadLine:
+        reason = str(error).removeprefix(f"request {self._run}-{line.number}: ")
+        return BadLine(line.number, reason, custom_id, error.code)
 
 
 class BatchInput:

@@ -8,24 +8,14 @@
 --          it, accepted since nobody had finished; its holder is told to abort); 0 changed nothing
 -- Keeps    2 (one terminal record), 3 (only a holder may fail a request)
 --
--- A claim charges a tenant what its requests are expected to take; what they took is known here, so the difference
--- is made good while the tenant still waits, and what is expected of the next follows it.
+-- What is expected of a tenant's next requests follows what its last ones generated.
 
 local time_ms = now_ms()
 local worker, result_ttl_ms = ARGV[1], ARGV[2]
 local inflight_key = prefix .. "inflight:" .. worker
-local codes, refunds, seen_shares = {}, {}, {}
+local codes, seen_shares = {}, {}
 
-local function learn(header, status, prompt_tokens, output_tokens)
-  local took = prompt_tokens + output_tokens
-  if took == 0 and status == "succeeded" then
-    return
-  end
-  local lane, flow = place_of(header, 0)
-  if flow ~= "*" then
-    local place = lane .. ":" .. flow
-    refunds[place] = (refunds[place] or 0) + bounded_cost(took) - expected_cost(header)
-  end
+local function learn(header, output_tokens)
   if output_tokens > 0 and header.max_tokens > 0 then
     local share = seen_shares[header.tenant] or output_share(header.tenant)
     seen_shares[header.tenant] = share + (math.min(1, output_tokens / header.max_tokens) - share) * SHARE_STEP
@@ -33,17 +23,15 @@ local function learn(header, status, prompt_tokens, output_tokens)
 end
 
 local function remember()
-  for place, amount in pairs(refunds) do
-    local lane, flow = string.match(place, "^(%a+):(.*)$")
-    if amount ~= 0 then
-      call("ZADD", prefix .. "ring:" .. lane, "XX", "INCR", exact(amount / weight_of(flow)), flow)
-    end
-  end
+  local shares_key = prefix .. "output_share"
   for tenant, share in pairs(seen_shares) do
-    call("HSET", prefix .. "output_share", tenant, string.format("%.4f", share))
+    call("HSET", shares_key, tenant, string.format("%.4f", share))
   end
   if next(seen_shares) then
-    call("PEXPIRE", prefix .. "output_share", 7 * DAY_MS)
+    if call("HLEN", shares_key) > MAX_TENANTS then
+      call("DEL", shares_key) -- learned anew
+    end
+    call("PEXPIRE", shares_key, 7 * DAY_MS)
   end
 end
 
@@ -60,8 +48,14 @@ local function settle(id, delivery, status, outcome, prompt_tokens, output_token
   if not finish(id, record, header, status, outcome, result_ttl_ms, time_ms) then
     return 0
   end
-  learn(header, status, prompt_tokens, output_tokens)
+  learn(header, output_tokens)
   if is_held then
+    local took = prompt_tokens + output_tokens
+    if took > 0 or status == "failed" then -- else the engine did not count
+      settle_charge(id, bounded_cost(took))
+    else
+      call("HDEL", prefix .. "charged", id)
+    end
     call("HDEL", inflight_key, id)
     call("HDEL", prefix .. "owner", id)
     count("in_flight", -1)

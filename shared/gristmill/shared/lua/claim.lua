@@ -80,7 +80,7 @@ if call("LLEN", prefix .. "inbox") > 0 then
   end
 end
 
-local spent, examined, is_spent, num_suspects, num_moved, is_taken, vtimes = 0, 0, false, 0, 0, {}, {}
+local spent, examined, is_spent, num_suspects, num_moved, is_taken, vtimes, charges = 0, 0, false, 0, 0, {}, {}, {}
 
 local function bury(id, record, header, attempt, crashes)
   local outcome = outcome_without_response(attempt, "unreadable", "the stored record cannot be read; a dead letter has its bytes")
@@ -153,7 +153,12 @@ local function take(entry, record, is_elsewhere, attempts)
     max_suspects = runs_alone and 0 or max_suspects - 1
   end
   spent = spent + header.cost
-  return expected_cost(header)
+  if flow == "*" then
+    return 1
+  end
+  local cost = expected_cost(header)
+  charges[#charges + 1], charges[#charges + 2] = id, exact(cost) .. "|" .. lane .. "|" .. flow
+  return cost
 end
 
 local function pop_listed(key, flow, number, entries)
@@ -323,7 +328,16 @@ local function take_from(lane, is_one_chunk)
   end
   if vtimes[lane] then
     call("HSET", prefix .. "vtime", lane, exact(vtimes[lane]))
-    call("ZREMRANGEBYSCORE", prefix .. "debt:" .. lane, "-inf", exact(vtimes[lane]))
+    local debt_key = prefix .. "debt:" .. lane
+    if call("EXISTS", prefix .. "ring:" .. lane) == 0 then
+      call("DEL", debt_key) -- nobody waits: all start level again
+    else
+      call("ZREMRANGEBYSCORE", debt_key, "-inf", exact(vtimes[lane]))
+      local too_many = call("ZCARD", debt_key) - MAX_TENANTS
+      if too_many > 0 then
+        call("ZPOPMIN", debt_key, too_many)
+      end
+    end
   end
   if #ids > before and lane ~= "suspect" and lane ~= "high" then
     call("HSET", prefix .. "clock", "served_" .. lane, integer(time_ms))
@@ -354,6 +368,9 @@ if #ids > 0 then
   count("in_flight", #ids)
   call("HSET", inflight_key, unpack(held))
   call("HSET", owner_key, unpack(owners))
+  if #charges > 0 then
+    call("HSET", prefix .. "charged", unpack(charges))
+  end
   call("SET", prefix .. "lastclaim:" .. worker, nonce .. "|" .. table.concat(ids, ","))
 end
 flush(result_ttl_ms, time_ms)

@@ -15,6 +15,7 @@
 --   debt:<lane>              ZSET    flows without waiting ids that were served ahead -> virtual time
 --   vtime                    HASH    lane -> virtual time of the last claim
 --   weights                  HASH    tenant -> share of the engine, 1 unless an operator sets it
+--   charged                  HASH    id -> "cost|lane|tenant" of what a claim charged for it, for in-flight ids
 --   output_share             HASH    tenant -> generated share of max_tokens, as seen lately
 --   groups                   HASH    "lane|flow|prefix" -> "position|size" of the group that is filling; last -> position
 --   inbox                    LIST    plain JSON that anybody may RPUSH
@@ -58,6 +59,9 @@ local CREDIT_TOKENS_PER_MS = 16 / 1000
 -- A group of one prefix takes newcomers in, ahead of what came between, until it is that large or that old.
 local MAX_GROUP, MAX_GROUP_MS, MAX_GROUPS = 256, 60000, 10000
 local MIN_WEIGHT, MAX_WEIGHT = 1 / 1000, 1000
+-- Tenants whose debt or output share is remembered; and what a flow that comes starts behind those that wait, in
+-- tokens, so that of flows that start alike the first comes first.
+local MAX_TENANTS, STEP_BEHIND = 10000, 0.001
 -- How fast the output share of a tenant follows what is seen: half of it after some 45 requests.
 local SHARE_STEP = 1 / 64
 
@@ -75,7 +79,7 @@ local function exact(number) -- a double as Redis reads it back
 end
 
 -- Counters, batches and replies are gathered while a script runs and written once by flush().
-local counts, batch_counts, replies, loads = {}, {}, {}, {}
+local counts, batch_counts, replies, loads, refunds = {}, {}, {}, {}, {}
 
 local function count(field, amount)
   counts[field] = (counts[field] or 0) + amount
@@ -234,11 +238,11 @@ local function group_position(header, lane, flow)
   local groups_key, group = prefix .. "groups", lane .. "|" .. flow .. "|" .. group_prefix
   local start, size = string.match(call("HGET", groups_key, group) or "", "^(%d+)|(%d+)$")
   if not start or tonumber(size) >= MAX_GROUP or header.enqueued_ms - start > MAX_GROUP_MS then
+    -- No two groups begin in one ms, or they would mix.
+    start, size = math.max(header.enqueued_ms, tonumber(call("HGET", groups_key, "last") or 0) + 1), 0
     if call("HLEN", groups_key) >= MAX_GROUPS then
       call("DEL", groups_key) -- groups begin anew; no request is lost by that
     end
-    -- No two groups begin in one ms, or they would mix.
-    start, size = math.max(header.enqueued_ms, tonumber(call("HGET", groups_key, "last") or 0) + 1), 0
     call("HSET", groups_key, "last", integer(start))
   end
   call("HSET", groups_key, group, integer(start) .. "|" .. integer(size + 1))
@@ -251,7 +255,8 @@ local function position_of(header, lane, flow, order)
   if order == "sjf" then
     return header.enqueued_ms * CREDIT_TOKENS_PER_MS + expected_cost(header)
   elseif order == "deadline" then
-    return header.deadline_ms > 0 and header.deadline_ms or header.enqueued_ms + DAY_MS
+    local in_a_day = header.enqueued_ms + DAY_MS -- a far deadline is no worse than none
+    return header.deadline_ms > 0 and math.min(header.deadline_ms, in_a_day) or in_a_day
   end
   return group_position(header, lane, flow)
 end
@@ -273,10 +278,24 @@ local function enqueue(id, header, crashes, at_front)
     if (lane == "normal" or lane == "low") and call("EXISTS", ring_key) == 0 then
       call("HSET", prefix .. "clock", "served_" .. lane, integer(now_ms()))
     end
-    local vtime = tonumber(call("HGET", prefix .. "vtime", lane) or 0)
+    local vtime = tonumber(call("HGET", prefix .. "vtime", lane) or 0) + STEP_BEHIND
+    call("HSET", prefix .. "vtime", lane, exact(vtime))
     local debt = tonumber(call("ZSCORE", prefix .. "debt:" .. lane, flow) or 0)
     call("ZADD", ring_key, exact(math.max(vtime, debt)), flow)
   end
+end
+
+-- A request that was charged to its tenant took `tokens` in the end: make the difference good, where the tenant
+-- waits or where its debt is remembered.
+local function settle_charge(id, tokens)
+  local charge = call("HGET", prefix .. "charged", id)
+  if not charge then
+    return
+  end
+  call("HDEL", prefix .. "charged", id)
+  local cost, lane, tenant = string.match(charge, "^([^|]+)|([^|]+)|(.*)$")
+  local place = lane .. "|" .. tenant
+  refunds[place] = (refunds[place] or 0) + tokens - cost
 end
 
 -- Take an id from whoever holds it; returns the worker, or false.
@@ -284,6 +303,7 @@ local function disown(id)
   local worker = call("HGET", prefix .. "owner", id)
   if worker then
     call("HDEL", prefix .. "owner", id)
+    settle_charge(id, 0)
     if call("HDEL", prefix .. "inflight:" .. worker, id) == 1 then
       count("in_flight", -1)
     end
@@ -435,6 +455,20 @@ local function complete_batch(batch, time_ms)
   return done
 end
 
+-- Correct what a tenant has paid; down to virtual time at most, or what it paid before all started level would
+-- come back as credit.
+local function settle_with(place, tokens)
+  local lane, tenant = string.match(place, "^(%a+)|(.*)$")
+  local amount, vtime = tokens / weight_of(tenant), tonumber(call("HGET", prefix .. "vtime", lane) or 0)
+  for _, key in ipairs({ prefix .. "ring:" .. lane, prefix .. "debt:" .. lane }) do
+    local paid = tonumber(call("ZSCORE", key, tenant) or nil)
+    if paid then
+      call("ZADD", key, exact(math.max(paid + amount, math.min(paid, vtime))), tenant)
+      return
+    end
+  end
+end
+
 -- Write what was gathered. Every verb that changes anything ends with it.
 local function flush(ttl_ms, time_ms)
   for field, amount in pairs(counts) do
@@ -450,6 +484,9 @@ local function flush(ttl_ms, time_ms)
         call("HDEL", prefix .. "tenant_load", field)
       end
     end
+  end
+  for place, tokens in pairs(refunds) do
+    settle_with(place, tokens)
   end
   for batch, of_batch in pairs(batch_counts) do
     for status, amount in pairs(of_batch) do

@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S = 0.1
+DEATH_LOOK_S = 1.0
 CUT_S = 10.0
 """Past its time limit, how long the runaway guard may take to cut a request and get its text."""
 
@@ -112,13 +113,26 @@ class InProcessEngine:
         running = self._alive()
         try:
             async with asyncio.timeout(timeout_s):
-                await running.core.engine.is_paused()
+                await self._sign_of_life(running.core.engine)
         except TimeoutError as error:
             raise running.core.death(f"the engine did not answer within {timeout_s} s") from error
         except Exception as error:
             raise running.core.death(f"the engine is dead ({type(error).__name__})") from error
         if running.progress.is_stalled(self.stats(), timeout_s):
             raise running.core.death(f"the engine yielded no token in {timeout_s} s")
+
+    @staticmethod
+    async def _sign_of_life(engine: Any) -> None:
+        """Wait for the busy loop's answer; a call that an engine's death has overtaken never returns."""
+        asking = asyncio.ensure_future(engine.is_paused())
+        try:
+            while not asking.done():
+                await asyncio.wait([asking], timeout=DEATH_LOOK_S)
+                if engine.errored:
+                    raise engine.dead_error
+            asking.result()
+        finally:
+            asking.cancel()
 
     def evidence(self) -> Mapping[str, Any]:
         """Return arguments, counters and the end of the log; see `Engine.evidence`."""
