@@ -99,7 +99,15 @@ ROWS = (
     Row(
         "RQ, Worker (forks), Retry(3)",
         "rq_tasks",
-        (*_RQ, "--maintenance-interval", "10", "--job-monitoring-interval", "5"),
+        (
+            *_RQ,
+            "--maintenance-interval",
+            "10",
+            "--job-monitoring-interval",
+            "5",
+            "--worker-ttl",
+            "30",
+        ),
         _RQ_DONE,
         ("rq",),
         SAFE,

@@ -46,6 +46,7 @@ def main() -> None:
         engine_kwargs={k: v for k, v in args.items() if v != parser.get_default(k)},
         concurrency=1,
         batch_size=64,
+        log_engine_metrics=False,  # Ray's metrics want packages of their own, and nobody reads them here
         placement_group_config=None
         if torch.cuda.is_available()
         else {"bundles": [{"CPU": os.cpu_count() or 1}]},
