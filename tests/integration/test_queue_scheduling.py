@@ -305,7 +305,7 @@ async def test_what_is_given_back_is_not_paid_for(queue: Queue) -> None:
         await queue.submit(some_requests(200, tenant=tenant, max_tokens=100))
     for _ in range(5):
         await queue.release(worker, await claim(queue, worker, 8))
-    ring = await queue.redis.zrange(f"{queue.keys.prefix}ring:normal", 0, -1, withscores=True)
+    ring: Any = await queue.redis.zrange(f"{queue.keys.prefix}ring:normal", 0, -1, withscores=True)
     assert all(abs(vtime) < 1 for _, vtime in ring)
     assert not await queue.redis.exists(f"{queue.keys.prefix}charged")
 
