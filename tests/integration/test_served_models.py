@@ -114,5 +114,5 @@ async def test_facts_that_cannot_be_read_stop_no_submit(
     queue: CountingQueue, facts: dict[str, str | bytes]
 ) -> None:
     await serve(queue, "w", "m")
-    await queue.redis.hset(queue.keys.worker("w"), mapping=facts)  # type: ignore[arg-type, misc]
+    await queue.redis.hset(queue.keys.worker("w"), mapping=facts)  # type: ignore[arg-type]
     await Client(queue).submit_many([asking_for("m")])
