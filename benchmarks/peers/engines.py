@@ -205,7 +205,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
                 file=sys.stderr,
                 flush=True,
             )
-    print(table(runs, failed))
+        print(f"after round {turn + 1}:\n{table(runs, failed)}\n", flush=True)
 
 
 def main() -> None:
