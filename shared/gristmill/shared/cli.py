@@ -9,10 +9,12 @@ For people on stderr, data on stdout. A command returns its exit code: 0 or None
 """
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -191,6 +193,11 @@ def people() -> "Console":
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def cache_folder() -> Path:
+    """Return where models and the like are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
 
 
 def say(message: str) -> None:

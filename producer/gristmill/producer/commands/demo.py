@@ -1,13 +1,10 @@
 """`gristmill demo`: see `gristmill.producer.demo`."""
 
-import os
 from pathlib import Path
 
 import click
 
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
+from gristmill.shared.cli import cache_folder
 
 
 @click.command()
@@ -22,7 +19,7 @@ def _default_cache() -> Path:
 )  # fmt: skip
 @click.option(
     "--cache", type=click.Path(file_okay=False, path_type=Path),
-    default=_default_cache, help="Where the model is kept.  [default: ~/.cache/gristmill]",
+    default=cache_folder, help="Where the model is kept.  [default: ~/.cache/gristmill]",
 )  # fmt: skip
 @click.option("--redis-url", metavar="URL", help="A Redis to use instead of one of its own.")
 @click.option("--model", metavar="MODEL", help="A model for vLLM instead of SmolLM2-135M.")

@@ -168,7 +168,7 @@ local function pop_listed(key, flow, number, entries)
 end
 
 local function pop_ordered(key, flow, number, entries)
-  local popped = number > 0 and call("ZPOPMIN", key, number) or {}
+  local popped = call("ZPOPMIN", key, number)
   for i = 1, #popped, 2 do
     entries[#entries + 1] = { id = popped[i], key = key, position = popped[i + 1], flow = flow }
   end
@@ -178,17 +178,9 @@ end
 local function pop_flow(lane, flow, room, entries)
   local listed, order = place_key(lane, flow.name), lane ~= "suspect" and policy().order
   if order then
-    local ordered = place_key(lane, flow.name, order)
-    local popped = call("ZPOPMIN", ordered, room - #entries)
-    for i = 1, #popped, 2 do
-      entries[#entries + 1] = { id = popped[i], key = ordered, position = popped[i + 1], flow = flow }
-    end
+    pop_ordered(place_key(lane, flow.name, order), flow, room - #entries, entries)
   end
-  if #entries < room then
-    for _, id in ipairs(call("LPOP", listed, room - #entries) or {}) do
-      entries[#entries + 1] = { id = id, key = listed, flow = flow }
-    end
-  end
+  pop_listed(listed, flow, room - #entries, entries)
   if policy().is_mixed then
     flow.has_more = call("EXISTS", unpack(place_keys(lane, flow.name))) > 0
   else -- fewer than asked for: nothing is left
@@ -288,6 +280,24 @@ local function wants_more(lane)
   return #ids < max_requests and not is_spent and examined < MAX_EXAMINED and (lane ~= "suspect" or max_suspects > 0)
 end
 
+-- Whether the policy puts anything there; the twin of place_of.
+local function is_place(lane, flow, kind)
+  return (flow == "*") ~= policy().is_fair and kind == (policy().order or "pending")
+    and (lane == "normal" or policy().has_lanes)
+end
+
+local function move_from(key, kind, number)
+  local popped = call(kind == "pending" and "LPOP" or "ZPOPMIN", key, number) or {}
+  for i = 1, #popped, kind == "pending" and 1 or 2 do
+    local record = call("GET", prefix .. "request:" .. popped[i])
+    if record then
+      local _, _, crashes = attempts_of(popped[i])
+      enqueue(popped[i], header_of(record), crashes, false)
+    end
+    examined = examined + 1
+  end
+end
+
 -- After a change of policy, put some of what waits where the new one looks for it; first what is next to be claimed.
 local function move_misplaced()
   local is_whole = true
@@ -296,19 +306,9 @@ local function move_misplaced()
     is_whole = is_whole and call("ZCARD", ring_key) <= MAX_MOVED
     for _, flow in ipairs(call("ZRANGE", ring_key, 0, MAX_MOVED - 1)) do
       for _, kind in ipairs(KINDS) do
-        local key, room = place_key(lane, flow, kind), MAX_MOVED - examined
-        local is_right = (flow == "*") ~= policy().is_fair and kind == (policy().order or "pending")
-          and (lane == "normal" or policy().has_lanes)
-        if room > 0 and not is_right then
-          local popped = call(kind == "pending" and "LPOP" or "ZPOPMIN", key, room) or {}
-          for i = 1, #popped, kind == "pending" and 1 or 2 do
-            local record = call("GET", prefix .. "request:" .. popped[i])
-            if record then
-              local _, _, crashes = attempts_of(popped[i])
-              enqueue(popped[i], header_of(record), crashes, false)
-            end
-            examined = examined + 1
-          end
+        local room = MAX_MOVED - examined
+        if room > 0 and not is_place(lane, flow, kind) then
+          move_from(place_key(lane, flow, kind), kind, room)
         end
       end
       if call("EXISTS", unpack(place_keys(lane, flow))) == 0 then

@@ -139,6 +139,11 @@ def named(name: str, number: int, seed: int = 0, scale: float = 1.0) -> list[Loa
     ]
 
 
+def file_of(name: str) -> Path | None:
+    """Return the file that a name means, or None: a named load wins over a file that is called alike."""
+    return Path(name) if name not in SHAPES and Path(name).is_file() else None
+
+
 def from_file(path: Path, limit: int | None = None) -> list[LoadRequest]:
     """Return the requests of a JSONL file, in any form that `gristmill submit` takes.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from gristmill.shared.cli import redis_errors, say
+from gristmill.shared.cli import cache_folder, redis_errors, say
 from gristmill.shared.server import running_server
 from gristmill.shared.settings import read_settings
 from gristmill.worker.bench import loads, plots, table
@@ -72,8 +72,8 @@ class Options:
         )
 
     def _loader(self) -> Any:
-        if self.load not in loads.SHAPES and Path(self.load).is_file():
-            load = loads.from_file(Path(self.load), self.requests)
+        if path := loads.file_of(self.load):
+            load = loads.from_file(path, self.requests)
             return lambda _: load
         number = self.requests or DEFAULT_REQUESTS
         loads.named(self.load, 1)  # an unknown one is told before the engine starts
@@ -152,8 +152,7 @@ def _engine(settings: WorkerSettings, engine_argv: tuple[str, ...]) -> Engine:
 
 
 def _demo_argv() -> tuple[str, ...]:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
-    return ("--model", str(demo_model(cache)), *DEMO_ARGUMENTS)
+    return ("--model", str(demo_model(cache_folder())), *DEMO_ARGUMENTS)
 
 
 async def _measured(options: Options, plan: Plan, engine: Observed, url: str) -> Report:

@@ -1,9 +1,8 @@
 """The load that is tuned for, as it was named: parent and trial read the same."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from gristmill.worker.bench.loads import SHAPES, LoadRequest, from_file, named
+from gristmill.worker.bench.loads import LoadRequest, file_of, from_file, named
 
 DEFAULT_REQUESTS = 512
 """Of a named load; a point that needs more begins again."""
@@ -32,6 +31,6 @@ class Sample:
             SettingsError: There is no such load.
             InvalidRequest: A line of the file is no request, or there is none.
         """
-        if self.name not in SHAPES and Path(self.name).is_file():
-            return from_file(Path(self.name), self.limit)
+        if path := file_of(self.name):
+            return from_file(path, self.limit)
         return named(self.name, self.limit or DEFAULT_REQUESTS, self.seed, self.scale)
