@@ -55,7 +55,8 @@ async def test_point_is_what_happened() -> None:
     )
     assert point.p50_s is not None
     assert point.p95_s is not None
-    assert 0.01 <= point.p50_s <= point.p95_s
+    # Four whole steps at least: the first of its five tokens comes at the end of the step that runs already.
+    assert 4 * 0.002 <= point.p50_s <= point.p95_s
 
 
 async def test_each_pass_over_the_sample_finds_nothing_of_the_one_before_in_the_prefix_cache() -> (
