@@ -9,7 +9,7 @@ from uuid import uuid4
 import orjson
 import pytest
 from prometheus_client import REGISTRY
-from queues import end_lease
+from queues import claim, die, end_lease, open_worker
 from redis.exceptions import AuthenticationError, NoPermissionError
 from workers import local_worker, settings_for
 
@@ -618,3 +618,19 @@ async def test_redis_is_asked_before_the_engine_starts(queue: Queue, redis_url: 
     wrong = re.sub("//(.*@)?", "//nobody:wrong@", redis_url, count=1)
     with pytest.raises(AuthenticationError):
         await serve(settings_for(wrong, queue), Unstarted())
+
+
+async def test_suspects_that_run_alone_follow_each_other_at_once(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    """The next may be claimed when the last is settled, not a poll later: here that would be 50 s."""
+    suspects = prompts(6)
+    await queue.submit(suspects)
+    for name in ("first", "second"):
+        dying = await open_worker(queue, name)
+        assert len(await claim(queue, dying, max_suspects=6)) == 6
+        await die(queue, dying)
+    settings = settings_for(redis_url, queue, poll_interval_s=50, socket_timeout_s=60)
+    async with local_worker(settings, StubEngine()):
+        results = await collect(client, [request.id for request in suspects])
+    assert {(result.status, result.attempt) for result in results.values()} == {("succeeded", 1)}

@@ -98,14 +98,18 @@ class Gatherer:
     async def wait_for_change(
         self, doorbells: Sequence[Feed] = (), doorbell_s: float = 0.0
     ) -> None:
-        """Wait until a request ends or one of the doorbells rings, which are heard for a time."""
-        self._running.changed.clear()
+        """Wait until a request ends or one of the doorbells rings, which are heard for a time.
+
+        What has changed since the last wait ends this one at once: it may have been too late for the look
+        that came before it.
+        """
         if self._is_stopping():
             return
         waits: set[asyncio.Task[object]] = {asyncio.create_task(self._running.changed.wait())}
         waits |= {asyncio.create_task(feed.claimer.hear_doorbell(doorbell_s)) for feed in doorbells}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            self._running.changed.clear()
         finally:
             await end(*waits)
 

@@ -41,7 +41,7 @@ class Running:
         num_requests: In the engine.
         suspect_width: Suspects that may run beside normal work.
         pace: How fast the engine generates.
-        changed: Set when a request ends, and by whoever wants the loop to look again.
+        changed: Set when a request ends, and by whoever wants the loop to look again; who waits clears it.
         idle: Set while nothing runs.
     """
 
@@ -128,6 +128,8 @@ class Held:
             run = self._runs.get(done.id)
             if run and run.claimed.delivery == done.delivery:
                 del self._runs[done.id]
+                if run.claimed.crashes:  # the next suspect may be claimed
+                    self._all.changed.set()
 
     def take(self, ids: Iterable[str]) -> list[Run]:
         """Drop requests that ended elsewhere, whichever delivery is held; returns those that were."""
