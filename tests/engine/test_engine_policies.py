@@ -16,7 +16,6 @@ from gristmill.worker.engine import (
     EngineStats,
     InProcessEngine,
     RemoteEngine,
-    RunLimits,
     engine_from,
 )
 from gristmill.worker.engine.arguments import without_secrets
@@ -25,6 +24,7 @@ from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.progress import Progress
 from gristmill.worker.engine.refusals import refusal
 from gristmill.worker.engine.runaway import is_repetition
+from gristmill.worker.settings import WorkerSettings
 
 CHAT = "/v1/chat/completions"
 
@@ -123,14 +123,15 @@ def test_arguments_are_shown_without_secrets(argv: list[str], shown: str) -> Non
 
 
 def test_engine_is_chosen_by_url_or_arguments() -> None:
-    assert isinstance(engine_from("http://localhost:8000", [], RunLimits()), RemoteEngine)
-    assert isinstance(engine_from(None, ["--model", "x"], RunLimits()), InProcessEngine)
+    remote = WorkerSettings(vllm_url="http://localhost:8000")
+    assert isinstance(engine_from(remote, []), RemoteEngine)
+    assert isinstance(engine_from(WorkerSettings(), ["--model", "x"]), InProcessEngine)
 
 
 @pytest.mark.parametrize(("url", "argv"), [(None, []), ("http://localhost:8000", ["--model", "x"])])
 def test_no_engine_or_two_are_refused(url: str | None, argv: list[str]) -> None:
     with pytest.raises(SettingsError, match="VLLM_URL"):
-        engine_from(url, argv, RunLimits())
+        engine_from(WorkerSettings(vllm_url=url), argv)
 
 
 async def test_login_of_a_server_is_in_no_error() -> None:

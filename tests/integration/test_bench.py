@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gristmill.shared.cli import RedisUnreachable
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, GristmillError, InvalidRequest, SettingsError
+from gristmill.shared.server import free_port
 from gristmill.worker.bench.commands import bench
 from gristmill.worker.bench.figures import rows
 from gristmill.worker.bench.loads import named
@@ -205,3 +207,12 @@ def test_wrong_option_is_named_with_its_remedy(arguments: list[str], message: st
     ended = CliRunner().invoke(bench, arguments)
     assert ended.exit_code == 2
     assert message in " ".join(ended.stderr.split())
+
+
+def test_redis_that_does_not_answer_is_told_before_the_engine_starts(
+    measured: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    with pytest.raises(RedisUnreachable, match=rf"127\.0\.0\.1:{port} does not answer"):
+        measured(redis_url=f"redis://127.0.0.1:{port}")
+    assert "starting the engine" not in capfd.readouterr().err

@@ -45,6 +45,9 @@ ENVELOPE: Mapping[str, tuple[type, ...]] = {
 OPENAI_FIELDS = ("custom_id", "method", "url")
 """What only stands beside a body."""
 
+QUEUE_FIELDS = ("tenant", "deadline_s", "delay_s", "max_attempts", "prefix_key")
+"""Likewise, and no field of any OpenAI body: within one, the engine would not look at it."""
+
 MAX_CUSTOM_ID = 512
 """Characters of a custom_id; it stands in rows, messages and Redis."""
 
@@ -168,6 +171,11 @@ def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[
 
 def _plain(element: dict[str, Any], default_endpoint: str | None) -> dict[str, Any]:
     """A body by itself; no OpenAI request has an `id`, so that one names the request."""
+    if found := [name for name in QUEUE_FIELDS if name in element]:
+        raise InvalidRequest(
+            f"{shown(found[0])} stands beside 'body', not in it; write"
+            f' {{"body": {{...}}, "{found[0]}": ...}}'
+        )
     body = {name: value for name, value in element.items() if name != "id"}
     fields = {"body": body, "endpoint": default_endpoint or _endpoint_of_plain(body)}
     if (request_id := element.get("id")) is not None:

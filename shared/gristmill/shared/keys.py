@@ -18,7 +18,7 @@ ORDERED = ("sjf", "deadline", "prefix")
 ALL_TENANTS = "*"
 """The flow of a lane whose policy makes no difference between tenants."""
 
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Keys:
     queue: str
 
     def __post_init__(self) -> None:
-        if not _QUEUE_NAME.fullmatch(self.queue):
+        if not QUEUE_NAME.fullmatch(self.queue):
             message = (
                 f"queue name {self.queue!r} is not allowed; use 1 to 64 letters, digits, '.', '_' or '-'"
-                " (GRISTMILL_QUEUE)"
+                " (GRISTMILL_QUEUE); only a worker takes several queues, name:weight,name:weight"
             )
             raise SettingsError(message)
 

@@ -14,6 +14,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gristmill.shared.errors import SettingsError
@@ -137,10 +138,13 @@ def read_settings(cls: type[S], **overrides: Any) -> S:
     try:
         return cls(**given)
     except ValidationError as error:
-        lines = [f"{_variable(item['loc'])}: {item['msg']}" for item in error.errors()]
-        raise SettingsError("; ".join(lines)) from None
+        raise SettingsError("; ".join(map(_words, error.errors()))) from None
 
 
-def _variable(location: tuple[int | str, ...]) -> str:
-    name = str(location[0]) if location else "settings"
-    return name if name.isupper() else f"GRISTMILL_{name.upper()}"
+def _words(error: ErrorDetails) -> str:
+    """Return what is wrong, under the variable's name; a rule over several settings names them itself."""
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    name = str(error["loc"][0])
+    return f"{name if name.isupper() else f'GRISTMILL_{name.upper()}'}: {message}"

@@ -108,6 +108,7 @@ def test_a_default_endpoint_makes_any_object_a_body() -> None:
         ({"body": {"prompt": "a"}, "method": "GET"}, "'method' is 'GET'"),
         ({"body": {"prompt": "a"}, "url": CHAT, "endpoint": "/x"}, "'url' is"),
         ({"body": {"prompt": "a"}, "custom_id": 5}, "'custom_id' is an integer"),
+        ({"prompt": "a", "prefix_key": "k"}, "'prefix_key' stands beside 'body', not in it"),
         ({"prompt": "a", "stream": True}, "stream"),
     ],
 )

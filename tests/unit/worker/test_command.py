@@ -1,13 +1,36 @@
-"""`gristmill worker`: what is said when vLLM's flags stand where the worker's own belong."""
+"""Commands that take vLLM's flags: what is said when these stand where the command's own belong."""
 
-from click.testing import CliRunner
+import pytest
+from click.testing import CliRunner, Result
 
-from gristmill.worker.commands import worker
+from gristmill.shared.cli import gristmill
+from gristmill.shared.errors import SettingsError
 
 
-def test_flags_of_vllm_before_the_dashes_are_shown_in_their_place() -> None:
-    arguments = ["--queue", "q", "--model", "some/model", "--api-key=secret"]
-    ended = CliRunner().invoke(worker, arguments)
+def called(*words: str) -> Result:
+    return CliRunner().invoke(gristmill, words, prog_name="gristmill")
+
+
+@pytest.mark.parametrize("command", ["worker", "bench", "tune"])
+def test_flags_of_vllm_before_the_dashes_are_shown_in_their_place(command: str) -> None:
+    ended = called(command, "--model", "some/model", "--api-key=secret")
     assert ended.exit_code == 2
-    assert "--model is no option of the worker" in ended.output
-    assert "gristmill worker -- --model some/model '--api-key=***'" in ended.output
+    assert f"--model is no option of gristmill {command}" in ended.output
+    assert f": gristmill {command} -- --model some/model '--api-key=***'" in ended.output
+
+
+def test_options_of_the_command_stay_before_the_dashes() -> None:
+    ended = called("bench", "--seed", "1", "--model", "m")
+    assert ": gristmill bench ... -- --model m" in ended.output
+
+
+@pytest.mark.parametrize("option", ["--policies", "--scheduling", "--sizes"])
+def test_list_that_names_nothing_is_told_before_the_engine_starts(option: str) -> None:
+    ended = called("bench", option, ",")
+    assert ended.exit_code == 2
+    assert "it names none" in ended.output
+
+
+def test_worker_without_an_engine_is_told_in_words() -> None:
+    with pytest.raises(SettingsError, match="no engine: give vLLM's arguments after --"):
+        gristmill.main(["worker"], standalone_mode=False)

@@ -20,7 +20,7 @@ from gristmill.shared.redis_url import redacted
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
 from gristmill.worker.drain import Drain
-from gristmill.worker.engine import Engine, RunLimits, engine_from
+from gristmill.worker.engine import Engine, engine_from
 from gristmill.worker.health import HealthServer
 from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
@@ -49,18 +49,16 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
 
     Returns:
         0 after a drain; 1 if the engine could not start or kept dying; 2 if a setting is wrong.
+
+    Raises:
+        SettingsError: There is no engine in the settings, or there are two.
     """
+    engine = engine_from(settings, engine_argv)
     configure_logging(settings.log_level)
     notice_waits(
         partial(_tell_wait, redacted(settings.redis_url.get_secret_value())), REDIS_NOTICE_S
     )
-    key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
     try:
-        limits = RunLimits(settings.max_request_s, settings.max_repeated_tokens)
-        domains = settings.allowed_media_domains
-        engine = engine_from(
-            settings.vllm_url, engine_argv, limits, api_key=key, media_domains=domains
-        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, engine))
     except SettingsError as error:

@@ -103,7 +103,8 @@ class Claimer:
             chunk = unknown[start : start + batching.MAX_CLAIM]
             await retrying(lambda c=chunk: self._queue.release(worker, c))  # type: ignore[misc]  # bound now
         if unknown:
-            log.warning("requests.unknown", worker=worker, num_released=len(unknown))
+            queue = self._queue.keys.queue
+            log.warning("requests.unknown", queue=queue, worker=worker, num_released=len(unknown))
 
     async def hear_doorbell(self, timeout_s: float) -> None:
         """Wait until the doorbell rings, or for the timeout."""
@@ -123,7 +124,11 @@ class Claimer:
             evidence = {"error": str(error)}
             await retrying(lambda: self._queue.bury(worker, token, default_id, evidence))
             log.warning(
-                "request.dead_lettered", id=default_id, reason="unreadable", error=str(error)
+                "request.dead_lettered",
+                queue=self._queue.keys.queue,
+                id=default_id,
+                reason="unreadable",
+                error=str(error),
             )
         else:
             await retrying(lambda: self._queue.admit(worker, token, request))

@@ -1,4 +1,4 @@
-"""The command `gristmill worker`."""
+"""The command `gristmill worker`, and what commands share that take vLLM's flags."""
 
 import shlex
 import sys
@@ -7,9 +7,21 @@ import click
 
 from gristmill.shared.settings import read_settings
 
+FLAGS = "-- VLLM_FLAGS..."
 
-class WorkerCommand(click.Command):
-    """A command that knows what a flag of vLLM without `--` before it means."""
+scale_option = click.option(
+    "--scale",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="Of a named load's lengths; 0.25 suits a CPU.",
+)
+"""What `bench` and `tune` share."""
+
+
+class EngineCommand(click.Command):
+    """A command that takes vLLM's flags, and knows what one without `--` before it means."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line; an option that is not ours is vLLM's."""
@@ -21,13 +33,13 @@ class WorkerCommand(click.Command):
 
             at = next(i for i, arg in enumerate(given) if arg.startswith(error.option_name))
             raise click.UsageError(
-                f"{error.option_name} is no option of the worker; vLLM's own flags follow --:"
-                f" gristmill worker -- {shlex.join(without_secrets(given[at:]))}",
+                f"{error.option_name} is no option of {ctx.command_path}; vLLM's own flags follow --:"
+                f" {ctx.command_path}{' ...' if at else ''} -- {shlex.join(without_secrets(given[at:]))}",
                 ctx,
             ) from None
 
 
-@click.command(cls=WorkerCommand)
+@click.command(cls=EngineCommand)
 @click.option("--redis-url", help="Redis to claim from (REDIS_URL).")
 @click.option(
     "--queue",
@@ -37,7 +49,7 @@ class WorkerCommand(click.Command):
     "--vllm-url",
     help="Send requests to this server instead of an engine in this process (VLLM_URL).",
 )
-@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED)
+@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
 def worker(
     redis_url: str | None, queue: str | None, vllm_url: str | None, engine_argv: tuple[str, ...]
 ) -> None:

@@ -144,7 +144,10 @@ class Feed:
         while moved:
             moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
             for request_id in killed:
-                log.error("request.dead_lettered", id=request_id, reason="engine_killed")
+                queue = self._queue.keys.queue
+                log.error(
+                    "request.dead_lettered", queue=queue, id=request_id, reason="engine_killed"
+                )
         self.held.forget([run.claimed for run in runs])
         self._evidence = None
 
@@ -211,7 +214,8 @@ class Feed:
             if worker != self.claimer.worker:
                 return
             runs = self.held.runs
-            log.error("lease.lost", worker=worker, num_held=len(runs))
+            queue = self._queue.keys.queue
+            log.error("lease.lost", queue=queue, worker=worker, num_held=len(runs))
             metrics.leases_lost.inc()
             self._abort([run.claimed.id for run in runs])
             await self._register()
@@ -221,7 +225,8 @@ class Feed:
         runs = self.held.take(ids)
         self.held.cancel(runs)
         metrics.aborted.inc(len(runs))
-        log.info("requests.aborted", ids=[run.claimed.id for run in runs])
+        ids = [run.claimed.id for run in runs]
+        log.info("requests.aborted", queue=self._queue.keys.queue, ids=ids)
 
     def _compare(self, num_in_flight: int) -> None:
         """Look into it if the queue believes that this worker holds more than it does."""

@@ -93,6 +93,7 @@ class Runner:
             self._held.start(run, task)
 
     async def _run(self, run: Run) -> None:
+        structlog.contextvars.bind_contextvars(queue=self._queue.keys.queue)  # of this task's lines
         record = run.claimed.record
         priority, started_s = ENGINE_PRIORITY[record.priority], time.monotonic()
         try:

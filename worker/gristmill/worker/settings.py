@@ -6,11 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from gristmill.shared.keys import Keys
+from gristmill.shared.keys import QUEUE_NAME
 from gristmill.shared.operations import Policy, Scheduling
 from gristmill.shared.settings import QueueSettings, alias
 
-_SHARE = re.compile(r"[^:]+(:[1-9][0-9]{0,3})?")
+_SHARE = re.compile(rf"{QUEUE_NAME.pattern}(:[1-9][0-9]{{0,3}})?")
 
 
 class WorkerSettings(QueueSettings):
@@ -147,12 +147,10 @@ class WorkerSettings(QueueSettings):
         shares = self.queue.split(",")
         if not all(map(_SHARE.fullmatch, shares)) or len(self.queues) < len(shares):
             message = (
-                f"{self.queue!r} names no queues; write one name, or several, each once, with weights from 1:"
-                " interactive:3,bulk:1"
+                f"GRISTMILL_QUEUE={self.queue} names no queues; write one name of at most 64 letters, digits, '.', '_'"
+                " or '-', or several, each once, with weights from 1: interactive:3,bulk:1"
             )
             raise ValueError(message)
-        for name in self.queues:
-            Keys(name)  # refuses what is no name
         return self
 
     @property

@@ -60,6 +60,7 @@ class Settler:
 
     async def run(self) -> None:
         """Write batches until cancelled."""
+        structlog.contextvars.bind_contextvars(queue=self._queue.keys.queue)
         carried: tuple[str, Settlement] | None = None
         while True:
             first = carried or await self._finished.get()

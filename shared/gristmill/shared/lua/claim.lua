@@ -128,7 +128,7 @@ local function take(entry, record, is_elsewhere, attempts)
   end
   if is_infeasible(header) then
     expire(id, record, header, deliveries - uncounted, "the deadline cannot be met: about "
-      .. integer(header.max_tokens * output_share(header.tenant)) .. " tokens at " .. integer(ms_per_token) .. " ms each take longer")
+      .. integer(header.max_tokens * output_share(header.tenant)) .. " tokens at " .. string.format("%.3g", ms_per_token) .. " ms each take longer")
     return 0
   end
   local runs_alone = lane == "suspect" and crashes > 1

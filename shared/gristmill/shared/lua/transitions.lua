@@ -51,6 +51,7 @@ local MAX_DOORBELL_TOKENS = 4
 local MAX_REPLY_IDS = 10000
 local MAX_BATCHES_DONE = 10000
 local MAX_DEAD_LETTERS = 100000
+local MAX_FIELDS = 1000 -- of a hash in one call: Lua unpacks no more than some 8,000 values
 local DAY_MS = 24 * 3600 * 1000
 
 local AGEING_MS = 10000 -- of a queue whose policy says nothing
@@ -392,10 +393,16 @@ end
 local function give_up(worker, limit, evidence, ttl_ms, time_ms)
   local held = call("HGETALL", prefix .. "inflight:" .. worker)
   local suspects, others, killed = {}, {}, {}
-  for i = 1, #held, 2 do
-    local _, uncounted, crashes = attempts_of(held[i])
-    local into = crashes > 0 and suspects or others
-    into[#into + 1] = { held[i], tonumber(held[i + 1]), uncounted, crashes }
+  for start = 1, #held, 2 * MAX_FIELDS do
+    local ids = {}
+    for i = start, math.min(start + 2 * MAX_FIELDS, #held) - 1, 2 do
+      ids[#ids + 1] = held[i]
+    end
+    for j, attempts in ipairs(call("HMGET", prefix .. "attempts", unpack(ids))) do
+      local _, uncounted, crashes = parse_attempts(attempts)
+      local into = crashes > 0 and suspects or others
+      into[#into + 1] = { ids[j], tonumber(held[start + 2 * j - 1]), uncounted, crashes }
+    end
   end
   local num_suspects = #suspects
   for i = 1, #others do

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gristmill.worker.commands import FLAGS, EngineCommand, scale_option
+
 CSV = "separated by commas"
 
 
@@ -38,10 +40,16 @@ def _sizes(context: click.Context, parameter: click.Parameter, text: str | None)
 
 
 def _parts(text: str | None) -> list[str]:
-    return [part for each in (text or "").split(",") if (part := each.strip())]
+    """Return what a list names; none if the option is not given."""
+    if text is None:
+        return []
+    parts = [part for each in text.split(",") if (part := each.strip())]
+    if not parts:
+        raise click.BadParameter("it names none; leave the option out for its default")
+    return parts
 
 
-@click.command()
+@click.command(cls=EngineCommand)
 @click.option(
     "--load",
     default="lognormal",
@@ -55,14 +63,7 @@ def _parts(text: str | None) -> list[str]:
     metavar="N",
     help="Requests of a run.  [default: 256; all of a file]",
 )
-@click.option(
-    "--scale",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    metavar="X",
-    help="Of a named load's lengths; 0.25 suits a CPU.",
-)
+@scale_option
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Of lengths, prompts and arrivals."
 )
@@ -144,7 +145,7 @@ def _parts(text: str | None) -> list[str]:
     metavar="JSON",
     help="Measure nothing; draw a results.json once more, beside it.",
 )
-@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED)
+@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
 @click.pass_context
 def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
     """Run a load through the policies on your engine, and compare.
@@ -154,7 +155,8 @@ def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
 
     gristmill bench --load lognormal --requests 256 -- --model Qwen/Qwen3-8B --max-num-seqs 256
 
-    docs/bench.md says what each column means.
+    docs/bench.md says what each column means. Exit codes: 0 all is measured, 2 an option or a line is
+    wrong, 3 Redis does not answer, 4 the engine did not start or refuses the load.
     """
     from gristmill.shared.log import configure_logging
     from gristmill.worker.bench.session import Options, present_again, run_bench

@@ -14,6 +14,7 @@ from typing import Any
 import uvloop
 
 from gristmill.shared.cli import cache_folder, redis_errors, say
+from gristmill.shared.connection import connect
 from gristmill.shared.server import running_server
 from gristmill.shared.settings import read_settings
 from gristmill.worker.bench import loads, plots, table
@@ -23,7 +24,7 @@ from gristmill.worker.bench.observed import Observed
 from gristmill.worker.bench.records import Report, Run
 from gristmill.worker.bench.runs import Stage
 from gristmill.worker.bench.setups import POLICIES, setups
-from gristmill.worker.engine import Engine, EngineInfo, RunLimits, engine_from
+from gristmill.worker.engine import Engine, EngineInfo, engine_from
 from gristmill.worker.engine.demo_model import demo_model
 from gristmill.worker.engine.gpu_use import gpu_meter
 from gristmill.worker.settings import WorkerSettings
@@ -97,7 +98,8 @@ def run_bench(options: Options, engine: Engine | None = None) -> Report:
     """
     plan = options.plan()
     settings = read_settings(WorkerSettings, vllm_url=options.vllm_url)
-    observed = Observed(engine or _engine(settings, options.engine_argv))
+    argv = options.engine_argv if options.engine_argv or settings.vllm_url else _demo_argv()
+    observed = Observed(engine or engine_from(settings, argv))
     options.out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         url = options.redis_url or stack.enter_context(running_server())
@@ -143,20 +145,14 @@ def _print(tables: list[Any]) -> None:
         console.print(each)
 
 
-def _engine(settings: WorkerSettings, engine_argv: tuple[str, ...]) -> Engine:
-    argv = engine_argv if engine_argv or settings.vllm_url else _demo_argv()
-    key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
-    limits = RunLimits(settings.max_request_s, settings.max_repeated_tokens)
-    domains = settings.allowed_media_domains
-    return engine_from(settings.vllm_url, argv, limits, api_key=key, media_domains=domains)
-
-
 def _demo_argv() -> tuple[str, ...]:
     return ("--model", str(demo_model(cache_folder())), *DEMO_ARGUMENTS)
 
 
 async def _measured(options: Options, plan: Plan, engine: Observed, url: str) -> Report:
     """Measure on the engine from its start to its close; each run is saved as soon as it has ended."""
+    async with connect(url) as redis:
+        await redis.ping()  # a wrong URL is told before minutes of a start
     say("  starting the engine")
     try:
         info = await engine.start()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from gristmill.worker.commands import FLAGS, EngineCommand, scale_option
+
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -16,12 +18,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
     return float(found[1]) * UNITS[found[2]]
 
 
-@click.command()
+@click.command(cls=EngineCommand)
 @click.option(
     "--sample",
     required=True,
     metavar="FILE|NAME",
-    help="A JSONL file of your requests, as submit takes them; or lognormal, uniform, bimodal, shared-prefix.",
+    help="A JSONL file of your requests, as submit takes them; or lognormal, uniform, bimodal, shared-prefix, tenants.",
 )
 @click.option(
     "--budget",
@@ -30,7 +32,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
     show_default=True,
     metavar="TIME",
     callback=_seconds,
-    help="How long it may take, starts of engines included.",
+    help="How long it may take, starts of engines included; only the first may go over it.",
 )
 @click.option(
     "--max-p95-s",
@@ -44,14 +46,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
     metavar="N",
     help="Size of the sample.  [default: all of a file; 512]",
 )
-@click.option(
-    "--scale",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    metavar="X",
-    help="Of a named load's lengths; 0.25 suits a CPU.",
-)
+@scale_option
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Of a named load's lengths and prompts."
 )
@@ -62,7 +57,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
     show_default=True,
     help="Folder for the settings, all points and the engines' logs.",
 )
-@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, required=True)
+@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, required=True, metavar=FLAGS)
 def tune(
     *,
     sample: str,
@@ -81,7 +76,8 @@ def tune(
 
     gristmill tune --sample my.jsonl --budget 20m -- --model Qwen/Qwen3-8B
 
-    Exit codes: 0 settings are written, 1 no point keeps the bound, 2 an option or a line is wrong.
+    Exit codes: 0 settings are written, 1 no point keeps the bound, 2 an option or a line is wrong, 4 the
+    engine does not start with your flags.
     """
     from gristmill.shared.log import configure_logging
     from gristmill.worker.tune.points import Goal

@@ -108,8 +108,8 @@ def print_report(report: Report, folder: Path) -> None:
         say(f"  not tried: {what}: {reason}")
     start_s = sum(start.seconds for start in report.starts)
     say(
-        f"  {report.ended_by} after {report.spent_s:.0f} s: {len(report.search.points)} points on"
-        f" {len(report.starts)} engines, whose starts took {start_s:.0f} s of it"
+        f"  {report.ended_by} after {report.spent_s:.0f} s; points: {len(report.search.points)};"
+        f" starts of an engine: {len(report.starts)}, which took {start_s:.0f} s of it"
     )
     if report.best is None:
         say(f"  no settings: {_why_none(report)}")
@@ -127,8 +127,8 @@ def curve(report: Report) -> "Table":
         table.add_column(title, justify="right")
     for title in ("running", "KV peak", "preempted"):
         table.add_column(title, justify="right")
-    table.add_column("", width=BAR_CELLS)
-    table.add_column("", overflow="fold")
+    table.add_column("tok/s, of the best", width=BAR_CELLS)
+    table.add_column("note", overflow="fold")
     points = sorted(report.search.points, key=lambda point: point.candidate)
     highest = max((point.tokens_per_s for point in points), default=0.0)
     for point in points:

@@ -18,7 +18,9 @@ from gristmill.worker.tune.sample import Sample
 GRACE_S = 30.0
 """Past the time for a point, how long the answer may take before the trial counts as hung."""
 
-CLOSE_S = 30.0
+CLOSE_S, GIVE_UP_S = 30.0, 3.0
+"""How long an engine has to end: one that runs, one that is still starting."""
+
 TAIL_LINES = 3
 
 
@@ -34,6 +36,7 @@ class Trial:
             log: Takes what the process prints.
         """
         self._argv, self._sample, self._log = argv, sample, log
+        self._is_started = False
 
     async def __aenter__(self) -> Self:
         with self._log.open("wb") as log:
@@ -43,7 +46,8 @@ class Trial:
     async def __aexit__(self, *_: object) -> None:
         self._input.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), CLOSE_S)
+            timeout_s = CLOSE_S if self._is_started else GIVE_UP_S
+            await asyncio.wait_for(self._process.wait(), timeout_s)
         if self._process.returncode is None:
             self._process.kill()  # its engine follows: EngineCore watches its parent
             await self._process.wait()
@@ -57,6 +61,7 @@ class Trial:
         """
         order = {"argv": list(self._argv), "sample": asdict(self._sample)}
         info: dict[str, Any] = (await self._told(order, timeout_s))["started"]
+        self._is_started = True
         return info
 
     async def measure(self, candidate: Candidate, max_s: float) -> Point:
