@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from engine_share import demo_argv, lognormal
+from engine_share import demo_argv
 from pydantic import SecretStr
 
 from gristmill.producer.batches.service import Batches
@@ -56,6 +56,10 @@ WORDS = [
     "own",
     "name",
 ]
+
+
+def lognormal(chance: random.Random, mu: float, sigma: float, low: int, high: int) -> int:
+    return max(low, min(high, round(chance.lognormvariate(mu, sigma))))
 
 
 def write_input(path: Path, seed: int, number: int, scale: float, model: str) -> int:

@@ -11,11 +11,9 @@ Without flags it runs the demo's SmolLM2 on the CPU.
 
 import argparse
 import asyncio
-import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,8 @@ from ulid import ULID
 from gristmill.shared.connection import connect
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, request_from_body
 from gristmill.shared.server import running_server
+from gristmill.worker.bench.loads import LoadRequest, named
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo, InProcessEngine
 from gristmill.worker.progress import Progress
@@ -35,38 +33,7 @@ from gristmill.worker.shift import work
 from gristmill.worker.supervisor import Supervisor
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests: the token ids of each prompt, and the length of each answer."""
-
-    prompts: Sequence[Sequence[int]]
-    lengths: Sequence[int]
-
-    @property
-    def output_tokens(self) -> int:
-        return sum(self.lengths)
-
-
-def lognormal(chance: random.Random, mu: float, sigma: float, low: int, high: int) -> int:
-    return max(low, min(high, round(chance.lognormvariate(mu, sigma))))
-
-
-def a_load(seed: int, number: int, scale: float) -> Load:
-    """Return prompts of 16 to 1,024 and answers of 8 to 512 tokens, times `scale`; lognormal."""
-    chance = random.Random(seed)
-    prompts = [
-        [
-            chance.randrange(100, 40_000)
-            for _ in range(max(4, int(scale * lognormal(chance, 5.0, 0.8, 16, 1024))))
-        ]
-        for _ in range(number)
-    ]
-    return Load(
-        prompts, [max(4, int(scale * lognormal(chance, 4.5, 0.9, 8, 512))) for _ in range(number)]
-    )
-
-
-async def bare(engine: InProcessEngine, load: Load) -> float:
+async def bare(engine: InProcessEngine, load: Sequence[LoadRequest]) -> float:
     """Return seconds for all requests at once, through AsyncLLM alone."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -85,12 +52,12 @@ async def bare(engine: InProcessEngine, load: Load) -> float:
                 raise RuntimeError(f"{len(output.outputs[0].token_ids)} of {length} tokens")
 
     started_s = time.perf_counter()
-    await asyncio.gather(*(one(*pair) for pair in zip(load.prompts, load.lengths, strict=True)))
+    await asyncio.gather(*(one(each.body["prompt"], each.max_tokens) for each in load))
     return time.perf_counter() - started_s
 
 
 async def queued(
-    engine: InProcessEngine, info: EngineInfo, load: Load, url: str
+    engine: InProcessEngine, info: EngineInfo, load: Sequence[LoadRequest], url: str
 ) -> tuple[float, float]:
     """Run a load through Redis and the worker.
 
@@ -101,19 +68,7 @@ async def queued(
     name = f"bench-{ULID()}"
     redis = connect(url)
     queue = Queue(redis, name)
-    requests = [
-        request_from_body(
-            {
-                "model": info.models[0],
-                "prompt": list(prompt),
-                "max_tokens": length,
-                "temperature": 0,
-                "ignore_eos": True,
-            },
-            endpoint=COMPLETIONS,
-        )
-        for prompt, length in zip(load.prompts, load.lengths, strict=True)
-    ]
+    requests = [each.request(info.models[0]) for each in load]
     for start in range(0, len(requests), 128):
         await queue.submit(requests[start : start + 128])
     settings = WorkerSettings(redis_url=SecretStr(url), queue=name)
@@ -136,7 +91,7 @@ async def queued(
     tokens = [
         result.body["usage"]["completion_tokens"] for result in results if result and result.body
     ]
-    if tokens != list(load.lengths[:500]):
+    if tokens != [each.max_tokens for each in load[:500]]:
         raise RuntimeError("answers have other lengths than were asked for")
     await redis.aclose()
     return seconds, statistics.fmean(running.values() or [0])
@@ -153,12 +108,12 @@ async def measure(options: argparse.Namespace) -> None:
         "| round | engine alone, tok/s | through the queue, tok/s | share | mean running |\n| --- | --- | --- | --- | --- |",
         flush=True,
     )
-    await bare(engine, a_load(0, max(8, options.requests // 8), options.scale))
+    await bare(engine, named("lognormal", max(8, options.requests // 8), 0, options.scale))
     shares = []
     try:
         with running_server() as url:
             for round_number in range(1, options.rounds + 1):
-                load = a_load(round_number, options.requests, options.scale)
+                load = named("lognormal", options.requests, round_number, options.scale)
                 if round_number % 2:
                     alone_s = await bare(engine, load)
                     queued_s, running = await queued(engine, info, load, url)
@@ -166,7 +121,7 @@ async def measure(options: argparse.Namespace) -> None:
                     queued_s, running = await queued(engine, info, load, url)
                     alone_s = await bare(engine, load)
                 shares.append(alone_s / queued_s)
-                tokens = load.output_tokens
+                tokens = sum(each.max_tokens for each in load)
                 print(
                     f"| {round_number} | {tokens / alone_s:,.0f} | {tokens / queued_s:,.0f} | {shares[-1]:.3f} | {running:.1f} |",
                     flush=True,

@@ -98,8 +98,7 @@ def run_bench(options: Options, engine: Engine | None = None) -> Report:
     """
     plan = options.plan()
     settings = read_settings(WorkerSettings, vllm_url=options.vllm_url)
-    argv = options.engine_argv if options.engine_argv or settings.vllm_url else _demo_argv()
-    observed = Observed(engine or engine_from(settings, argv))
+    observed = Observed(engine or _engine(settings, options.engine_argv))
     options.out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         url = options.redis_url or stack.enter_context(running_server())
@@ -145,8 +144,10 @@ def _print(tables: list[Any]) -> None:
         console.print(each)
 
 
-def _demo_argv() -> tuple[str, ...]:
-    return ("--model", str(demo_model(cache_folder())), *DEMO_ARGUMENTS)
+def _engine(settings: WorkerSettings, argv: tuple[str, ...]) -> Engine:
+    if not argv and not settings.vllm_url:
+        argv = ("--model", str(demo_model(cache_folder())), *DEMO_ARGUMENTS)
+    return engine_from(settings, argv)
 
 
 async def _measured(options: Options, plan: Plan, engine: Observed, url: str) -> Report:
