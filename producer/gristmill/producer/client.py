@@ -15,11 +15,11 @@ from typing import Any, Self
 from ulid import ULID
 
 from gristmill.producer.stream import Item, Stream, chunks
-from gristmill.producer.waiter import IDS_A_CALL, Waiter, result_expired
+from gristmill.producer.waiter import Waiter, result_expired
 from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull
 from gristmill.shared.fleet import Lookout
-from gristmill.shared.operations import State, SubmitCode
+from gristmill.shared.operations import IDS_A_CALL, State, SubmitCode
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request, request_from_body
 from gristmill.shared.results import Result

@@ -15,12 +15,12 @@ from redis.exceptions import RedisError
 
 from gristmill.shared.connection import is_transient, retrying
 from gristmill.shared.errors import ResultExpired
+from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.queue import Queue
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
 RESULTS_A_CALL = 64
-IDS_A_CALL = 500
 BLOCK_S = 1.0
 OWN_SWEEP_S = 5.0
 FOREIGN_SWEEP_MIN_S = 0.05

@@ -12,6 +12,9 @@ Scheduling = Literal[
 ]  # fmt: skip
 """In which order claims take what waits; docs/tuning.md says what each does."""
 
+IDS_A_CALL = 500
+"""Ids that one call names: its script stays within a few milliseconds, and others get their turn."""
+
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]
 

@@ -19,12 +19,12 @@ from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.skipped import Skipped
 from gristmill.producer.batches.window import commit_interval_s, room
 from gristmill.shared.errors import QueueFull
+from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.records import Request
 
 LINES_A_SUBMIT = 128
 MAX_RESULTS_A_CALL = 128
 RESULT_BYTES_A_CALL = 8 * 2**20
-IDS_A_CALL = 500
 REPLY_WAIT_S = 0.25
 LOOK_S = 1.0
 SWEEP_S = 5.0

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
 
-IDS_A_CALL = 500
 LETTERS_A_CALL = 20
 """Each carries its request, which may have megabytes."""
 
@@ -156,6 +155,8 @@ def purge(ids: tuple[str, ...], all_letters: bool, yes: bool, settings: "QueueSe
 
 
 async def _purge(queue: "Queue", ids: tuple[str, ...]) -> int:
+    from gristmill.shared.operations import IDS_A_CALL
+
     num_deleted = 0
     chosen = ids or [dead_id async for dead_id in _all_ids(queue)]
     for start in range(0, len(chosen), IDS_A_CALL):

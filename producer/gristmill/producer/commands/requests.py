@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-IDS_A_CALL = 500
-
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -43,7 +41,9 @@ def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> No
 async def in_chunks(
     call: Callable[[Sequence[str]], Awaitable[list[T]]], ids: tuple[str, ...]
 ) -> list[T]:
-    """Make one call for each 500 ids."""
+    """Make one call for each so many ids as one may name."""
+    from gristmill.shared.operations import IDS_A_CALL
+
     answers: list[T] = []
     for start in range(0, len(ids), IDS_A_CALL):
         answers += await call(ids[start : start + IDS_A_CALL])
