@@ -307,7 +307,6 @@ async def test_what_is_given_back_is_not_paid_for(queue: Queue) -> None:
         await queue.release(worker, await claim(queue, worker, 8))
     ring: Any = await queue.redis.zrange(f"{queue.keys.prefix}ring:normal", 0, -1, withscores=True)
     assert all(abs(vtime) < 1 for _, vtime in ring)
-    assert not await queue.redis.exists(f"{queue.keys.prefix}charged")
 
 
 async def test_of_tenants_that_start_alike_the_first_comes_first(queue: Queue) -> None:

@@ -74,7 +74,7 @@ class Keys:
 
     @property
     def owner(self) -> str:
-        """HASH of in-flight ids -> worker."""
+        """HASH of in-flight ids -> worker, and behind it what its tenant was charged."""
         return f"{self.prefix}owner"
 
     @property

@@ -134,7 +134,7 @@ async def look_at(queue: Queue, name: str, workers: Sequence[str]) -> Place:
         has_result=bool(has_result),
         num_entries=sum(map(len, in_lists)) + sum(position is not None for position in in_order),
         is_delayed=due_ms is not None,
-        owner=owner.decode() if owner else None,
+        owner=_worker(owner) if owner else None,
         holders=[worker for worker, is_held in zip(workers, held, strict=True) if is_held],
         notes=[note for note, is_there in notes.items() if is_there],
     )
@@ -179,7 +179,12 @@ async def _read_held(queue: Queue, walk: Walk) -> None:
         async for request_id, _ in queue.redis.hscan_iter(queue.keys.inflight(worker), count=CHUNK):
             walk.place(request_id).holders.append(worker)
     async for request_id, owner in queue.redis.hscan_iter(queue.keys.owner, count=CHUNK):
-        walk.place(request_id).owner = owner.decode()
+        walk.place(request_id).owner = _worker(owner)
+
+
+def _worker(owner: bytes) -> str:
+    """Return who holds a request, without what was charged for it."""
+    return owner.partition(b"|")[0].decode()
 
 
 async def _read_notes(queue: Queue, walk: Walk) -> None:

@@ -35,9 +35,22 @@ local function remember()
   end
 end
 
-local function settle(id, delivery, status, outcome, prompt_tokens, output_tokens)
-  local is_held = call("HGET", inflight_key, id) == delivery
-  local record = call("GET", prefix .. "request:" .. id)
+if #ARGV < 3 then
+  return codes
+end
+
+-- What the requests are before any is settled; of one that stands there twice the second finds its result.
+local ids, request_keys, settled = {}, {}, {}
+for i = 3, #ARGV, 6 do
+  ids[#ids + 1] = ARGV[i]
+  request_keys[#ids] = prefix .. "request:" .. ARGV[i]
+end
+local deliveries = call("HMGET", inflight_key, unpack(ids))
+local records = call("MGET", unpack(request_keys))
+local owners = call("HMGET", prefix .. "owner", unpack(ids))
+
+local function settle(n, id, delivery, status, outcome, prompt_tokens, output_tokens)
+  local is_held, record = deliveries[n] == delivery, records[n]
   if not record or not (is_held or status == "succeeded") then
     if is_held then
       disown(id)
@@ -52,13 +65,9 @@ local function settle(id, delivery, status, outcome, prompt_tokens, output_token
   if is_held then
     local took = prompt_tokens + output_tokens
     if took > 0 or status == "failed" then -- else the engine did not count
-      settle_charge(id, bounded_cost(took))
-    else
-      call("HDEL", prefix .. "charged", id)
+      settle_charge(owners[n], bounded_cost(took))
     end
-    call("HDEL", inflight_key, id)
-    call("HDEL", prefix .. "owner", id)
-    count("in_flight", -1)
+    settled[#settled + 1] = id
     return 1
   end
   local holder = disown(id)
@@ -72,12 +81,18 @@ local function settle(id, delivery, status, outcome, prompt_tokens, output_token
   return 2
 end
 
-for i = 3, #ARGV, 6 do
-  local code = settle(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]))
+for n, id in ipairs(ids) do
+  local i = 6 * n - 3
+  local code = settle(n, id, ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]))
   if code == 0 then
     count("stale", 1)
   end
-  codes[#codes + 1] = code
+  codes[n] = code
+end
+if #settled > 0 then
+  count("in_flight", -#settled)
+  call("HDEL", inflight_key, unpack(settled))
+  call("HDEL", prefix .. "owner", unpack(settled))
 end
 remember()
 flush(result_ttl_ms, time_ms)

@@ -11,7 +11,9 @@
 -- Keeps    3 (the fence is written here), 4 (expired requests end here too), 7 (bounded work),
 --          8 (nothing is popped that is not held)
 
-local MAX_PROMOTED, MAX_EXAMINED, MAX_MOVED, CHUNK, MAX_INBOX = 200, 256, 128, 8, 16
+local MAX_PROMOTED, MAX_EXAMINED, MAX_MOVED, MAX_INBOX = 200, 256, 128, 16
+-- Ids that are popped together; of one flow, before it is known what these cost; and of a lane that has waited.
+local CHUNK, FLOW_CHUNK, TURN = 32, 16, 8
 local worker, nonce = ARGV[1], ARGV[2]
 local max_requests, max_tokens, max_suspects = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local has_suspects, result_ttl_ms, ms_per_token = ARGV[6] == "1", ARGV[9], tonumber(ARGV[10])
@@ -80,7 +82,9 @@ if call("LLEN", prefix .. "inbox") > 0 then
   end
 end
 
-local spent, examined, is_spent, num_suspects, num_moved, is_taken, vtimes, charges = 0, 0, false, 0, 0, {}, {}, {}
+-- Most queues have neither retries nor start times under way, and need not look for them.
+local has_attempts, has_delayed = call("EXISTS", attempts_key) == 1, call("EXISTS", prefix .. "delayed") == 1
+local spent, examined, is_spent, num_suspects, num_moved, is_taken, vtimes = 0, 0, false, 0, 0, {}, {}
 
 local function bury(id, record, header, attempt, crashes)
   local outcome = outcome_without_response(attempt, "unreadable", "the stored record cannot be read; a dead letter has its bytes")
@@ -101,6 +105,7 @@ end
 -- request now: it is told early, and what it would have taken goes to those that can be met.
 local function is_infeasible(header)
   return policy().order == "deadline" and header.deadline_ms > 0
+    and time_ms + header.max_tokens * ms_per_token > header.deadline_ms -- the tenant is looked up where it matters
     and time_ms + header.max_tokens * output_share(header.tenant) * ms_per_token > header.deadline_ms
 end
 
@@ -121,7 +126,7 @@ local function take(entry, record, is_elsewhere, attempts)
     return 0
   end
   local lane, flow, order = place_of(header, crashes)
-  if entry.key ~= place_key(lane, flow, order) then
+  if lane ~= entry.lane or flow ~= entry.flow.name or order ~= entry.order then
     enqueue(id, header, crashes, false) -- the policy has changed, or the id was submitted again
     num_moved = num_moved + 1
     return 0
@@ -144,7 +149,6 @@ local function take(entry, record, is_elsewhere, attempts)
   add(id, delivery, uncounted, crashes, record)
   ids[#ids + 1], is_taken[id] = id, true
   held[#held + 1], held[#held + 2] = id, delivery
-  owners[#owners + 1], owners[#owners + 2] = id, worker
   if attempts then
     set_attempts(id, delivery, uncounted, crashes)
   end
@@ -153,57 +157,66 @@ local function take(entry, record, is_elsewhere, attempts)
     max_suspects = runs_alone and 0 or max_suspects - 1
   end
   spent = spent + header.cost
-  if flow == "*" then
-    return 1
+  local cost, owner = 1, worker
+  if flow ~= "*" then
+    cost = expected_cost(header)
+    owner = worker .. "|" .. cost .. "|" .. lane .. "|" .. flow
   end
-  local cost = expected_cost(header)
-  charges[#charges + 1], charges[#charges + 2] = id, exact(cost) .. "|" .. lane .. "|" .. flow
+  owners[#owners + 1], owners[#owners + 2] = id, owner
   return cost
 end
 
-local function pop_listed(key, flow, number, entries)
-  for _, id in ipairs(number > 0 and call("LPOP", key, number) or {}) do
-    entries[#entries + 1] = { id = id, key = key, flow = flow }
+local function pop_listed(lane, flow, number, entries)
+  for _, id in ipairs(number > 0 and call("LPOP", place_key(lane, flow.name), number) or {}) do
+    entries[#entries + 1] = { id = id, lane = lane, flow = flow, order = false }
   end
 end
 
-local function pop_ordered(key, flow, number, entries)
-  local popped = call("ZPOPMIN", key, number)
+local function pop_ordered(lane, flow, order, number, entries)
+  local popped = call("ZPOPMIN", place_key(lane, flow.name, order), number)
   for i = 1, #popped, 2 do
-    entries[#entries + 1] = { id = popped[i], key = key, position = popped[i + 1], flow = flow }
+    entries[#entries + 1] = { id = popped[i], lane = lane, flow = flow, order = order, position = popped[i + 1] }
   end
 end
 
--- Pop up to `room` ids of one flow: those in order first, then what a producer listed that knows no policy.
+-- Pop ids of one flow: those in order first; then, after a change of policy, those that are listed.
 local function pop_flow(lane, flow, room, entries)
-  local listed, order = place_key(lane, flow.name), lane ~= "suspect" and policy().order
+  local order, is_mixed = lane ~= "suspect" and policy().order, policy().is_mixed
+  local most = #entries + math.min(room, flow.name == "*" and CHUNK or FLOW_CHUNK)
   if order then
-    pop_ordered(place_key(lane, flow.name, order), flow, room - #entries, entries)
+    pop_ordered(lane, flow, order, most - #entries, entries)
   end
-  pop_listed(listed, flow, room - #entries, entries)
-  if policy().is_mixed then
+  if is_mixed or not order then
+    pop_listed(lane, flow, most - #entries, entries)
+  end
+  if is_mixed then
     flow.has_more = call("EXISTS", unpack(place_keys(lane, flow.name))) > 0
   else -- fewer than asked for: nothing is left
-    flow.has_more = #entries == room and call("EXISTS", listed, place_key(lane, flow.name, order)) > 0
+    flow.has_more = #entries == most and call("EXISTS", place_key(lane, flow.name, order)) > 0
   end
 end
 
 -- Pop ids of a lane: of the flow that is next by virtual time, and as long as that empties it, of those after it.
 -- (A flow that has more may not be next again until it is known what this cost.) Returns entries and their flows.
-local function pop(lane)
+local function pop(lane, size)
   local ring_key, entries, flows, emptied = prefix .. "ring:" .. lane, {}, {}, {}
-  local room = lane == "suspect" and 1 or math.min(CHUNK, max_requests - #ids)
-  local first = call("ZRANGE", ring_key, 0, room - 1, "WITHSCORES")
-  for i = 1, #first, 2 do
-    local flow = { name = first[i], vtime = tonumber(first[i + 1]), cost = 0 }
-    flows[#flows + 1] = flow
-    pop_flow(lane, flow, room, entries)
-    if not flow.has_more then
-      emptied[#emptied + 1] = flow.name
+  local room = lane == "suspect" and 1 or math.min(size, max_requests - #ids)
+  local from, has_next = 0, true
+  while has_next do
+    local found = call("ZRANGE", ring_key, from, from == 0 and 0 or room - 1, "WITHSCORES")
+    for i = 1, #found, 2 do
+      local flow = { name = found[i], vtime = tonumber(found[i + 1]), cost = 0, has_more = false }
+      flows[#flows + 1] = flow
+      pop_flow(lane, flow, room - #entries, entries)
+      if not flow.has_more then
+        emptied[#emptied + 1] = flow.name
+      end
+      has_next = not flow.has_more and #entries < room
+      if not has_next then
+        break
+      end
     end
-    if #entries == room then
-      break
-    end
+    has_next, from = has_next and #found > 0 and from == 0, 1
   end
   if #emptied > 0 then
     call("ZREM", ring_key, unpack(emptied))
@@ -216,9 +229,9 @@ local function put_back(entry)
   entry.flow.has_more = true
   examined = examined - 1
   if entry.position then
-    call("ZADD", entry.key, entry.position, entry.id)
+    call("ZADD", place_key(entry.lane, entry.flow.name, entry.order), entry.position, entry.id)
   else
-    call("LPUSH", entry.key, entry.id)
+    call("LPUSH", place_key(entry.lane, entry.flow.name), entry.id)
   end
 end
 
@@ -234,7 +247,7 @@ local function charge(lane, flows)
     end
     local into = flow.has_more and waiting or debts
     if flow.has_more or finish > vtimes[lane] then
-      into[#into + 1], into[#into + 2] = exact(finish), flow.name
+      into[#into + 1], into[#into + 2] = finish, flow.name
     end
   end
   if #waiting > 0 then
@@ -245,9 +258,9 @@ local function charge(lane, flows)
   end
 end
 
--- Take the next few requests of a lane; false if it has none that the policy would take.
-local function take_chunk(lane)
-  local entries, flows, is_progress = pop(lane)
+-- Take up to `size` requests of a lane; false if it has none that the policy would take.
+local function take_chunk(lane, size)
+  local entries, flows, is_progress = pop(lane, size)
   if not is_progress then
     return false
   end
@@ -259,8 +272,8 @@ local function take_chunk(lane)
     end
     local records = call("MGET", unpack(request_keys))
     local entry_owners = call("HMGET", owner_key, unpack(names))
-    local entry_attempts = call("HMGET", attempts_key, unpack(names))
-    local due = call("ZMSCORE", prefix .. "delayed", unpack(names))
+    local entry_attempts = has_attempts and call("HMGET", attempts_key, unpack(names)) or {}
+    local due = has_delayed and call("ZMSCORE", prefix .. "delayed", unpack(names)) or {}
     for i, entry in ipairs(entries) do
       local cost = take(entry, records[i], entry_owners[i] or due[i] or is_taken[entry.id], entry_attempts[i])
       if not cost then
@@ -321,18 +334,18 @@ local function move_misplaced()
   end
 end
 
--- Take from a lane until enough is taken, or one chunk only.
-local function take_from(lane, is_one_chunk)
+-- Take from a lane until enough is taken, or for one turn only.
+local function take_from(lane, is_one_turn)
   local before = #ids
-  while wants_more(lane) and take_chunk(lane) and not is_one_chunk do
+  while wants_more(lane) and take_chunk(lane, is_one_turn and TURN or CHUNK) and not is_one_turn do
   end
   if vtimes[lane] then
-    call("HSET", prefix .. "vtime", lane, exact(vtimes[lane]))
+    call("HSET", prefix .. "vtime", lane, vtimes[lane])
     local debt_key = prefix .. "debt:" .. lane
     if call("EXISTS", prefix .. "ring:" .. lane) == 0 then
       call("DEL", debt_key) -- nobody waits: all start level again
     else
-      call("ZREMRANGEBYSCORE", debt_key, "-inf", exact(vtimes[lane]))
+      call("ZREMRANGEBYSCORE", debt_key, "-inf", vtimes[lane])
       local too_many = call("ZCARD", debt_key) - MAX_TENANTS
       if too_many > 0 then
         call("ZPOPMIN", debt_key, too_many)
@@ -368,9 +381,6 @@ if #ids > 0 then
   count("in_flight", #ids)
   call("HSET", inflight_key, unpack(held))
   call("HSET", owner_key, unpack(owners))
-  if #charges > 0 then
-    call("HSET", prefix .. "charged", unpack(charges))
-  end
   call("SET", prefix .. "lastclaim:" .. worker, nonce .. "|" .. table.concat(ids, ","))
 end
 flush(result_ttl_ms, time_ms)

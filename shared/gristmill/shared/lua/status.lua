@@ -6,7 +6,7 @@
 
 local states = {}
 for i, id in ipairs(ARGV) do
-  local worker = call("HGET", prefix .. "owner", id)
+  local worker = holder_of(id)
   local state = "unknown"
   if call("EXISTS", prefix .. "result:" .. id) == 1 then
     state = "done"

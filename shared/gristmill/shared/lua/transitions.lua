@@ -15,7 +15,6 @@
 --   debt:<lane>              ZSET    flows without waiting ids that were served ahead -> virtual time
 --   vtime                    HASH    lane -> virtual time of the last claim
 --   weights                  HASH    tenant -> share of the engine, 1 unless an operator sets it
---   charged                  HASH    id -> "cost|lane|tenant" of what a claim charged for it, for in-flight ids
 --   output_share             HASH    tenant -> generated share of max_tokens, as seen lately
 --   groups                   HASH    "lane|flow|prefix" -> "position|size" of the group that is filling; last -> position
 --   inbox                    LIST    plain JSON that anybody may RPUSH
@@ -23,7 +22,8 @@
 --   request:<id>             STRING  header line, metadata line, body; exists <=> not terminal
 --   attempts                 HASH    id -> "deliveries|uncounted|crashes", only for ids tried before
 --   inflight:<worker>        HASH    id -> delivery; membership with the same number is the fence
---   owner                    HASH    id -> worker, for in-flight ids
+--   owner                    HASH    id -> "worker" or "worker|cost|lane|tenant", for in-flight ids; the cost is what the
+--                                    claim charged to the tenant
 --   workers                  ZSET    worker -> lease expiry in ms
 --   worker:<worker>          HASH    what it serves; for people and routing
 --   lastclaim:<worker>       STRING  "nonce|id,id,..." of its last claim
@@ -71,12 +71,8 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function integer(number) -- Lua prints large floats as 1e+15
+local function integer(number) -- Lua prints large floats as 1e+15; as an argument of a call Redis prints all digits
   return string.format("%.0f", number)
-end
-
-local function exact(number) -- a double as Redis reads it back
-  return string.format("%.17g", number)
 end
 
 -- Counters, batches and replies are gathered while a script runs and written once by flush().
@@ -113,20 +109,17 @@ end
 -- Read a record. What cannot be read (another version, an alien's hand) gets a header with which it
 -- can still be ended, so that no script stops half-way: claim makes it a dead letter. Invariant 6.
 local function header_of(record)
-  local header = { is_readable = true }
-  header.enqueued_ms, header.deadline_ms, header.tenant, header.priority, header.digest, header.batch,
-    header.prompt_tokens, header.max_tokens, header.max_attempts, header.reply, header.endpoint, header.metadata =
-    string.match(record, HEADER)
-  if not IS_PRIORITY[header.priority or ""] then
+  local enqueued_ms, deadline_ms, tenant, priority, digest, batch, prompt_tokens, max_tokens, max_attempts, reply,
+    endpoint, metadata = string.match(record, HEADER)
+  if not IS_PRIORITY[priority or ""] then
     return { is_readable = false, enqueued_ms = "0", deadline_ms = 0, tenant = "default", priority = "normal",
       digest = "", batch = "", prompt_tokens = 1, max_tokens = 0, cost = 1, max_attempts = 1, reply = "",
       endpoint = "", metadata = "", record = "\n" }
   end
-  header.record, header.deadline_ms = record, tonumber(header.deadline_ms)
-  header.prompt_tokens, header.max_tokens = tonumber(header.prompt_tokens), tonumber(header.max_tokens)
-  header.cost = bounded_cost(header.prompt_tokens + header.max_tokens)
-  header.max_attempts = tonumber(header.max_attempts)
-  return header
+  return { is_readable = true, enqueued_ms = enqueued_ms, deadline_ms = tonumber(deadline_ms), tenant = tenant,
+    priority = priority, digest = digest, batch = batch, prompt_tokens = tonumber(prompt_tokens),
+    max_tokens = tonumber(max_tokens), cost = bounded_cost(prompt_tokens + max_tokens),
+    max_attempts = tonumber(max_attempts), reply = reply, endpoint = endpoint, metadata = metadata, record = record }
 end
 
 local function parse_attempts(text)
@@ -204,7 +197,7 @@ end
 
 -- Tokens that a request will take, by what was seen of its tenant.
 local function expected_cost(header)
-  return bounded_cost(header.prompt_tokens + header.max_tokens * output_share(header.tenant))
+  return bounded_cost(math.floor(header.prompt_tokens + header.max_tokens * output_share(header.tenant)))
 end
 
 -- Where a request waits: lane, flow, and whether it is ordered there. Suspects wait in a lane of their own.
@@ -267,7 +260,7 @@ local function enqueue(id, header, crashes, at_front)
   local lane, flow, order = place_of(header, crashes)
   local key, num_new = place_key(lane, flow, order), 0
   if order then
-    num_new = call("ZADD", key, exact(position_of(header, lane, flow, order)), id)
+    num_new = call("ZADD", key, position_of(header, lane, flow, order), id)
   else
     num_new = call(at_front and "LPUSH" or "RPUSH", key, id)
   end
@@ -280,31 +273,33 @@ local function enqueue(id, header, crashes, at_front)
       call("HSET", prefix .. "clock", "served_" .. lane, integer(now_ms()))
     end
     local vtime = tonumber(call("HGET", prefix .. "vtime", lane) or 0) + STEP_BEHIND
-    call("HSET", prefix .. "vtime", lane, exact(vtime))
+    call("HSET", prefix .. "vtime", lane, vtime)
     local debt = tonumber(call("ZSCORE", prefix .. "debt:" .. lane, flow) or 0)
-    call("ZADD", ring_key, exact(math.max(vtime, debt)), flow)
+    call("ZADD", ring_key, math.max(vtime, debt), flow)
   end
 end
 
 -- A request that was charged to its tenant took `tokens` in the end: make the difference good, where the tenant
--- waits or where its debt is remembered.
-local function settle_charge(id, tokens)
-  local charge = call("HGET", prefix .. "charged", id)
-  if not charge then
-    return
+-- waits or where its debt is remembered. `owner` is what the hash of this name says.
+local function settle_charge(owner, tokens)
+  local cost, place = string.match(owner, "|(%d+)|(.*)$")
+  if cost then
+    refunds[place] = (refunds[place] or 0) + tokens - cost
   end
-  call("HDEL", prefix .. "charged", id)
-  local cost, lane, tenant = string.match(charge, "^([^|]+)|([^|]+)|(.*)$")
-  local place = lane .. "|" .. tenant
-  refunds[place] = (refunds[place] or 0) + tokens - cost
+end
+
+-- Who holds an id, or false; and all that its owner says.
+local function holder_of(id)
+  local owner = call("HGET", prefix .. "owner", id)
+  return owner and string.match(owner, "^[^|]*"), owner
 end
 
 -- Take an id from whoever holds it; returns the worker, or false.
 local function disown(id)
-  local worker = call("HGET", prefix .. "owner", id)
+  local worker, owner = holder_of(id)
   if worker then
     call("HDEL", prefix .. "owner", id)
-    settle_charge(id, 0)
+    settle_charge(owner, 0)
     if call("HDEL", prefix .. "inflight:" .. worker, id) == 1 then
       count("in_flight", -1)
     end
@@ -348,7 +343,7 @@ end
 -- The attempt that runs, or else the last one; 0 if it never ran.
 local function attempt_of(id)
   local deliveries, uncounted = attempts_of(id)
-  local worker = call("HGET", prefix .. "owner", id)
+  local worker = holder_of(id)
   if worker then
     deliveries = tonumber(call("HGET", prefix .. "inflight:" .. worker, id)) or deliveries
   end
@@ -470,7 +465,7 @@ local function settle_with(place, tokens)
   for _, key in ipairs({ prefix .. "ring:" .. lane, prefix .. "debt:" .. lane }) do
     local paid = tonumber(call("ZSCORE", key, tenant) or nil)
     if paid then
-      call("ZADD", key, exact(math.max(paid + amount, math.min(paid, vtime))), tenant)
+      call("ZADD", key, math.max(paid + amount, math.min(paid, vtime)), tenant)
       return
     end
   end
