@@ -27,6 +27,9 @@ NEAR_STEP = 0.25
 """How far beyond what another engine allowed the first look goes."""
 
 MAX_NUM_SEQS = 16_384
+TOKENS_STEP = 4.0
+"""Of `max_num_batched_tokens`: its slope is gentle, and a step of two would drown in the noise."""
+
 SPARE_STEP = 4
 """Steps that hold less than a quarter of their limit on average gain nothing from a larger one."""
 
@@ -191,31 +194,50 @@ class Search:
         return None
 
     def _tokens(self, best: Point) -> Walk:
-        """Walk along `max_num_batched_tokens`, around the best: up while it gains, else down."""
+        """Walk along `max_num_batched_tokens`, around the best: up while it gains, else down; then look between."""
         start = best.candidate.setting
-        for factor in (2.0, 0.5):
-            at = start
-            while True:
-                at = _scaled(at, tokens=factor)
-                reason = self._no_such_tokens(best, at)
-                if reason is not None:
-                    self._prune(at, reason)
-                    break
-                value = self._value(best)
-                point = yield from self._engine(at, in_flight=best.candidate.in_flight)
-                best = self._better(best, point)
-                if self._value(point) < GAIN * value:
-                    break
+        for step in (TOKENS_STEP, 1 / TOKENS_STEP):
+            is_gain = True
+            while is_gain:
+                before = self._value(best)
+                best = yield from self._with_tokens(best, step)
+                is_gain = self._value(best) >= GAIN * before
             if best.candidate.setting != start:
                 break
-        return best
+        return (yield from self._between(best))
+
+    def _between(self, best: Point) -> Walk:
+        """Look half a step of tokens towards the better of the neighbours."""
+        step = max(TOKENS_STEP, 1 / TOKENS_STEP, key=lambda step: self._neighbour(best, step))
+        return (
+            (yield from self._with_tokens(best, sqrt(step)))
+            if self._neighbour(best, step)
+            else best
+        )
+
+    def _neighbour(self, best: Point, step: float) -> float:
+        setting = _scaled(best.candidate.setting, tokens=step)
+        return self._value(self._measured.get(Candidate(setting, best.candidate.in_flight)))
+
+    def _with_tokens(self, best: Point, step: float) -> Walk:
+        """Return the better of the best and the same with so many times its tokens a step."""
+        setting = best.candidate.setting
+        at = _scaled(setting, tokens=step)
+        least = max(self._min_tokens, setting.max_num_seqs)
+        if at.max_num_batched_tokens < least < setting.max_num_batched_tokens:
+            at = Setting(setting.max_num_seqs, least)
+        if reason := self._no_such_tokens(best, at):
+            self._prune(at, reason)
+            return best
+        point = yield from self._engine(at, in_flight=best.candidate.in_flight)
+        return self._better(best, point)
 
     def _no_such_tokens(self, best: Point, setting: Setting) -> str | None:
         tokens = setting.max_num_batched_tokens
-        if tokens < setting.max_num_seqs:
-            return "a step has a token for each sequence at least"
         if tokens < self._min_tokens:
             return f"without chunked prefill a step holds a whole prompt, {self._min_tokens} tokens"
+        if tokens < setting.max_num_seqs:
+            return "a step has a token for each sequence at least"
         if (
             tokens
             > best.candidate.setting.max_num_batched_tokens
