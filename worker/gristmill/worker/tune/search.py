@@ -209,11 +209,9 @@ class Search:
     def _between(self, best: Point) -> Walk:
         """Look half a step of tokens towards the better of the neighbours."""
         step = max(TOKENS_STEP, 1 / TOKENS_STEP, key=lambda step: self._neighbour(best, step))
-        return (
-            (yield from self._with_tokens(best, sqrt(step)))
-            if self._neighbour(best, step)
-            else best
-        )
+        if not self._neighbour(best, step):
+            return best
+        return (yield from self._with_tokens(best, sqrt(step)))
 
     def _neighbour(self, best: Point, step: float) -> float:
         setting = _scaled(best.candidate.setting, tokens=step)
