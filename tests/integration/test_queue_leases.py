@@ -18,6 +18,7 @@ from queues import (
     some_requests,
     succeed,
 )
+from redis.exceptions import ResponseError
 
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import AnyRedis
@@ -325,3 +326,10 @@ async def _suspects(queue: Queue, worker: str, number: int) -> list[Claimed]:
     await claimed_by(queue, f"{worker}-before", number)
     await die(queue, f"{worker}-before")
     return await claim(queue, await open_worker(queue, worker), max_suspects=number)
+
+
+@pytest.mark.parametrize("name", ["", "a|b", "w|5|high|victim"])
+async def test_worker_whose_name_would_read_as_a_charge_is_refused(queue: Queue, name: str) -> None:
+    with pytest.raises(ResponseError, match="INVALID worker name"):
+        await queue.register(name, {"model": "m"})
+    assert (await queue.stats()).workers == {}
