@@ -417,3 +417,24 @@ async def test_a_weight_that_makes_no_sense_stops_nobody(queue: Queue, weight: s
     assert await audit(queue) == []
     vtime: Any = await queue.redis.hget(f"{queue.keys.prefix}vtime", "normal")
     assert float(vtime) < 1e9
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("fcfs", "fair"),
+        ("sjf", "fair+sjf"),
+        ("prefix", "fair+deadline"),
+        ("fair", "sjf"),
+        ("fair+prefix", "fcfs"),
+    ],
+)
+async def test_no_claim_goes_without_while_a_backlog_moves(
+    queue: Queue, old: Scheduling, new: Scheduling
+) -> None:
+    """What lies where the old policy has put it must not be looked at instead of what was moved."""
+    await worker_under(queue, old)
+    await queue.submit([r for i in range(20) for r in some_requests(50, tenant=f"t{i}")])
+    worker = await worker_under(queue, new)
+    assert [len(await claim(queue, worker, 8)) for _ in range(20)] == [8] * 20
+    assert await audit(queue) == []

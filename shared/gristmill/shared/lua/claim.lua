@@ -196,6 +196,17 @@ local function pop_flow(lane, flow, room, entries)
   end
 end
 
+-- Flows of a lane and their virtual times, from one place in the ring to another. What the policy puts elsewhere is left to
+-- move_misplaced: popped here, a backlog under another policy would hide what may be taken.
+local function flows_of(lane, from, to)
+  local ring_key = prefix .. "ring:" .. lane
+  if lane == "suspect" or policy().is_fair then
+    return call("ZRANGE", ring_key, from, to, "WITHSCORES")
+  end
+  local vtime = from == 0 and call("ZSCORE", ring_key, "*")
+  return vtime and { "*", vtime } or {}
+end
+
 -- Pop ids of a lane: of the flow that is next by virtual time, and as long as that empties it, of those after it.
 -- (A flow that has more may not be next again until it is known what this cost.) Returns entries and their flows.
 local function pop(lane, size)
@@ -203,15 +214,17 @@ local function pop(lane, size)
   local room = lane == "suspect" and 1 or math.min(size, max_requests - #ids)
   local from, has_next = 0, true
   while has_next do
-    local found = call("ZRANGE", ring_key, from, from == 0 and 0 or room - 1, "WITHSCORES")
+    local found = flows_of(lane, from, from == 0 and 0 or room)
     for i = 1, #found, 2 do
-      local flow = { name = found[i], vtime = tonumber(found[i + 1]), cost = 0, has_more = false }
-      flows[#flows + 1] = flow
-      pop_flow(lane, flow, room - #entries, entries)
-      if not flow.has_more then
-        emptied[#emptied + 1] = flow.name
+      if found[i] ~= "*" or not policy().is_fair then
+        local flow = { name = found[i], vtime = tonumber(found[i + 1]), cost = 0, has_more = false }
+        flows[#flows + 1] = flow
+        pop_flow(lane, flow, room - #entries, entries)
+        if not flow.has_more then
+          emptied[#emptied + 1] = flow.name
+        end
+        has_next = not flow.has_more and #entries < room
       end
-      has_next = not flow.has_more and #entries < room
       if not has_next then
         break
       end
