@@ -17,7 +17,10 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 
 ALL: tuple[Scheduling, ...] = get_args(Scheduling)
-CHUNK = 8
+TURN = 8
+"""Requests that a lane which has waited gets ahead of the others."""
+
+CHUNK = 16
 """Requests of one tenant that a claim takes before it looks at whose turn it is."""
 
 
@@ -164,7 +167,7 @@ async def test_a_lane_that_waits_gets_a_turn(queue: Queue) -> None:
     assert {i.record.priority for i in await claim(queue, worker, 10)} == {"high"}
     await queue.redis.hincrby(f"{queue.keys.prefix}clock", "served_low", -10_000)
     first = Counter(item.record.priority for item in await claim(queue, worker, 20))
-    assert first == {"low": CHUNK, "high": 20 - CHUNK}
+    assert first == {"low": TURN, "high": 20 - TURN}
     assert {i.record.priority for i in await claim(queue, worker, 10)} == {"high"}
 
 
@@ -221,7 +224,7 @@ costs = st.lists(st.integers(1, 4096), min_size=150, max_size=150)
 async def test_served_tokens_of_two_backlogged_tenants_differ_by_at_most_one_claim(
     queue: Queue, of_a: list[int], of_b: list[int], sizes: list[int]
 ) -> None:
-    """Of one claim, as it may be: eight requests, each as large as the largest."""
+    """Of one claim, as it may be: sixteen requests, each as large as the largest."""
     queue = another(queue)
     worker = await worker_under(queue, "fair")
     for tenant, sizes_of in (("a", of_a), ("b", of_b)):
