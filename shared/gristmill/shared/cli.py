@@ -200,6 +200,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
 
 
+def made_folder(path: Path) -> Path:
+    """Return a folder for what a command writes, made if it is not there.
+
+    Raises:
+        SettingsError: It cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to {path}: {error.strerror}; choose another folder with --out"
+        ) from None
+    return path
+
+
 def say(message: str) -> None:
     """Print one line for people, unwrapped, above a progress bar if there is one."""
     people().print(message, markup=False, soft_wrap=True)

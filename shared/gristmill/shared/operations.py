@@ -157,6 +157,7 @@ class Stats:
         num_dead: Dead letters.
         used_memory: Bytes that the server uses; 0 if this user may not ask (INFO).
         max_memory: Its `maxmemory`; 0 for no limit, or if this user may not ask.
+        scheduling: In which order claims take what waits.
         workers: Worker -> ms until its lease ends.
     """
 
@@ -168,4 +169,5 @@ class Stats:
     num_dead: int
     used_memory: int
     max_memory: int
+    scheduling: str
     workers: Mapping[str, int]

@@ -314,7 +314,7 @@ class Queue:
         """Return one consistent view of the queue."""
         reply = await self._run("stats")
         now_ms, counters, lanes, workers = reply[:4]
-        num_delayed, num_inbox, num_dead, used_memory, max_memory = reply[4:]
+        num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling = reply[4:]
         return Stats(
             now_ms=now_ms,
             counters={k: int(v) for k, v in _pairs(counters)},
@@ -324,6 +324,7 @@ class Queue:
             num_dead=num_dead,
             used_memory=used_memory,
             max_memory=max_memory,
+            scheduling=scheduling.decode(),
             workers={k: int(v) - now_ms for k, v in _pairs(workers)},
         )
 

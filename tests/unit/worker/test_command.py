@@ -20,7 +20,7 @@ def test_flags_of_vllm_before_the_dashes_are_shown_in_their_place(command: str) 
 
 
 def test_options_of_the_command_stay_before_the_dashes() -> None:
-    ended = called("bench", "--seed", "1", "--model", "m")
+    ended = called("bench", "--seed", "1", "--model", "m", "--requests", "4")
     assert ": gristmill bench ... -- --model m" in ended.output
 
 

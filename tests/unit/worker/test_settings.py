@@ -41,6 +41,6 @@ def test_one_queue_or_several_by_weight() -> None:
 @pytest.mark.parametrize("queue", ["", "a:", "a:0", "a:x", "a:1:2", "a,", "a,a:2", ":3", "a, b"])
 def test_what_names_no_queues_is_refused(queue: str) -> None:
     with pytest.raises(
-        SettingsError, match=rf"^GRISTMILL_QUEUE={re.escape(queue)} names no queues; write one"
+        SettingsError, match=rf"^GRISTMILL_QUEUE={re.escape(queue)} is no list of queues; write one"
     ):
         read_settings(WorkerSettings, queue=queue)

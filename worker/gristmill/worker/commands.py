@@ -31,12 +31,25 @@ class EngineCommand(click.Command):
         except click.NoSuchOption as error:
             from gristmill.worker.engine.arguments import without_secrets
 
-            at = next(i for i, arg in enumerate(given) if arg.startswith(error.option_name))
+            ours, flags = self._parted(given)
             raise click.UsageError(
                 f"{error.option_name} is no option of {ctx.command_path}; vLLM's own flags follow --:"
-                f" {ctx.command_path}{' ...' if at else ''} -- {shlex.join(without_secrets(given[at:]))}",
+                f" {ctx.command_path}{' ...' if ours else ''} -- {shlex.join(without_secrets(flags))}",
                 ctx,
             ) from None
+
+    def _parted(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Return the options of this command, and the others; values stay behind their option."""
+        known = {name for parameter in self.params for name in parameter.opts}
+        ours: list[str] = []
+        flags: list[str] = []
+        into = flags
+        for word in words:
+            if word.startswith("-"):
+                into = ours if word.partition("=")[0] in known else flags
+            if word != "--":
+                into.append(word)
+        return ours, flags
 
 
 @click.command(cls=EngineCommand)

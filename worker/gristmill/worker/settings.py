@@ -26,7 +26,7 @@ class WorkerSettings(QueueSettings):
         str | None,
         Field(
             validation_alias=alias("VLLM_URL"),
-            description="an OpenAI-compatible server; without it the engine runs in this process",
+            description="an OpenAI-compatible server, with or without /v1; without it the engine runs in this process",
         ),
     ] = None
     vllm_api_key: Annotated[
@@ -147,8 +147,8 @@ class WorkerSettings(QueueSettings):
         shares = self.queue.split(",")
         if not all(map(_SHARE.fullmatch, shares)) or len(self.queues) < len(shares):
             message = (
-                f"GRISTMILL_QUEUE={self.queue} names no queues; write one name of at most 64 letters, digits, '.', '_'"
-                " or '-', or several, each once, with weights from 1: interactive:3,bulk:1"
+                f"GRISTMILL_QUEUE={self.queue} is no list of queues; write one name of at most 64 letters, digits, '.', '_'"
+                " or '-', or several, each once, with whole weights from 1: interactive:3,bulk:1"
             )
             raise ValueError(message)
         return self

@@ -178,9 +178,7 @@ class Session:
             problem = "no steward has taken the batch up yet; start one: gristmill steward"
         elif state.record.status == "in_progress" and not (await batches.queue.stats()).workers:
             queue = self._settings.queue
-            problem = (
-                f"no worker serves queue {queue}; start one: gristmill worker -- --model MODEL"
-            )
+            problem = f"no worker serves queue {queue}; start one: gristmill worker --queue {queue} -- --model MODEL"
         if problem and problem != told:
             say(problem)
         return problem or told

@@ -45,14 +45,15 @@ def _lines(name: str, view: "Stats") -> list[str]:
         f"inbox      {view.num_inbox:,}",
         f"dead       {view.num_dead:,}",
         "lanes      " + _pairs(view.depth_by_lane),
-        "so far     " + _pairs(counters),
+        f"scheduling {view.scheduling}",
+        "so far     " + _pairs(dict(sorted(counters.items()))),
         f"workers    {len(view.workers)}",
     ]
     return lines + [f"  {worker}  {_lease(ms)}" for worker, ms in sorted(view.workers.items())]
 
 
 def _pairs(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in sorted(counts.items())) or "nothing"
+    return ", ".join(f"{name} {number:,}" for name, number in counts.items()) or "nothing"
 
 
 def _lease(remaining_ms: int) -> str:

@@ -15,7 +15,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+
+def _ids_of_requests(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Take the ids of rows too, which are those of their requests behind OpenAI's word."""
+    from gristmill.producer.batches.rows import ID_PREFIX
+
+    return tuple(each.removeprefix(ID_PREFIX) for each in given)
+
+
+ids_argument = click.argument(
+    "ids", metavar="ID...", nargs=-1, required=True, callback=_ids_of_requests
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 

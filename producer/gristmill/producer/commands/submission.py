@@ -182,7 +182,7 @@ async def _look_for_workers(queue: Queue) -> Fleet:
     fleet = await look(queue)
     if not fleet.num_workers:
         say(
-            f"no worker serves queue {queue.keys.queue} yet; start one: gristmill worker -- --model MODEL"
+            f"no worker serves queue {queue.keys.queue} yet; start one: gristmill worker --queue {queue.keys.queue} -- --model MODEL"
         )
     return fleet
 

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix
 -- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
---           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask)}
+--           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), scheduling}
 
 local info = redis.pcall("INFO", "memory")
 
@@ -14,8 +14,8 @@ local lanes = {}
 for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
   local depth = 0
   for _, flow in ipairs(call("ZRANGE", prefix .. "ring:" .. lane, 0, -1)) do
-    for i, key in ipairs(place_keys(lane, flow)) do
-      depth = depth + call(i == 1 and "LLEN" or "ZCARD", key)
+    for _, kind in ipairs(policy().is_mixed and KINDS or { lane ~= "suspect" and policy().order or "pending" }) do
+      depth = depth + call(kind == "pending" and "LLEN" or "ZCARD", place_key(lane, flow, kind))
     end
   end
   lanes[#lanes + 1], lanes[#lanes + 2] = lane, depth
@@ -30,4 +30,5 @@ return {
   call("ZCARD", prefix .. "dead"),
   memory("used_memory"),
   memory("maxmemory"),
+  policy().name,
 }

@@ -68,33 +68,31 @@ def _panels(report: Report) -> list[Panel]:
     """Return a panel for each thing that there is something to show of."""
     found = rows(report.runs)
     queued = [row for row in found if row.setup.policy != ALONE]
-    panels: list[Panel] = [partial(_throughput, found=found), partial(_latency, found=found)]
+    colours = {row.setup.label: f"C{i % 10}" for i, row in enumerate(found)}
+    bars = partial(partial, _bars, colours=colours)
+    speeds = [(row, row.output_tokens_per_s) for row in found]
+    panels: list[Panel] = [
+        bars(title="output tokens / s", values=speeds), partial(_latency, found=found)
+    ]  # fmt: skip
     if any(row.ttft_s.p50 is not None for row in found):
-        panels.append(
-            partial(_bars, title="TTFT p50, s", values=[(row, row.ttft_s.p50) for row in found])
-        )
-        panels.append(
-            partial(
-                _bars,
-                title="TPOT p50, ms",
-                values=[(row, 1000 * (row.tpot_s.p50 or 0)) for row in found],
-            )
-        )
-    panels += _panels_over_time(report.runs, found)
+        panels.append(bars(title="TTFT p50, s", values=[(row, row.ttft_s.p50) for row in found]))
+        token_times = [(row, 1000 * (row.tpot_s.p50 or 0)) for row in found]
+        panels.append(bars(title="TPOT p50, ms", values=token_times))
+    panels += _panels_over_time(report.runs, found, colours)
     if any(row.hit_rate for row in found):
         hits = [(row, 100 * (row.hit_rate or 0)) for row in found]
-        panels.append(partial(_bars, title="prefix cache hits, % of prompt tokens", values=hits))
+        panels.append(bars(title="prefix cache hits, % of prompt tokens", values=hits))
     if any(row.fairness is not None for row in found):
         fair = [(row, row.fairness) for row in queued]
-        panels.append(
-            partial(_bars, title="fairness (Jain's index; 1 is equal shares)", values=fair)
-        )
+        panels.append(bars(title="fairness (Jain's index; 1 is equal shares)", values=fair))
     if len({row.setup.size for row in queued} - {0}) > 1:
         panels.append(partial(_curve, found=queued))
     return panels
 
 
-def _panels_over_time(runs: Sequence[Run], found: Sequence[Row]) -> list[Panel]:
+def _panels_over_time(
+    runs: Sequence[Run], found: Sequence[Row], colours: Mapping[str, str]
+) -> list[Panel]:
     """Return what was sampled in the first round, of the largest size of each policy."""
     largest = {
         (row.setup.policy, row.setup.scheduling): row.setup for row in sorted(found, key=_size)
@@ -108,7 +106,7 @@ def _panels_over_time(runs: Sequence[Run], found: Sequence[Row]) -> list[Panel]:
         "GPU busy, %": lambda sample: 100 * (sample.gpu or 0),
     }
     return [
-        partial(_over_time, runs=shown, title=title, value=value)
+        partial(_over_time, runs=shown, title=title, value=value, colours=colours)
         for title, value in values.items()
         if any(value(sample) for run in shown for sample in run.samples)
     ]
@@ -118,14 +116,16 @@ def _size(row: Row) -> int:
     return row.setup.size
 
 
-def _throughput(axis: Any, found: Sequence[Row]) -> None:
-    _bars(axis, "output tokens / s", [(row, row.output_tokens_per_s) for row in found])
-
-
-def _bars(axis: Any, title: str, values: Sequence[tuple[Row, float | None]]) -> None:
+def _bars(
+    axis: Any,
+    title: str,
+    values: Sequence[tuple[Row, float | None]],
+    colours: Mapping[str, str],
+) -> None:
     labels = [row.setup.label for row, _ in values]
-    colours = [f"C{i % 10}" for i in range(len(values))]
-    bars = axis.barh(labels, [value or 0 for _, value in values], color=colours)
+    bars = axis.barh(
+        labels, [value or 0 for _, value in values], color=[colours[label] for label in labels]
+    )
     axis.bar_label(
         bars,
         [
@@ -142,7 +142,7 @@ def _bars(axis: Any, title: str, values: Sequence[tuple[Row, float | None]]) -> 
 def _latency(axis: Any, found: Sequence[Row]) -> None:
     """Draw e2e's percentiles, and how much of the median is waiting."""
     places = range(len(found))
-    for name, height, colour in (("p99", 0.8, "0.8"), ("p95", 0.6, "C0"), ("p50", 0.4, "C1")):
+    for name, height, colour in (("p99", 0.8, "0.85"), ("p95", 0.6, "0.65"), ("p50", 0.4, "0.4")):
         values = [getattr(row.e2e_s, name) or 0 for row in found]
         axis.barh(places, values, height=height, color=colour, label=name)
     waits = [row.wait_s.p50 or 0 for row in found]
@@ -154,11 +154,16 @@ def _latency(axis: Any, found: Sequence[Row]) -> None:
 
 
 def _over_time(
-    axis: Any, runs: Sequence[Run], title: str, value: Callable[[Sample], float]
+    axis: Any,
+    runs: Sequence[Run],
+    title: str,
+    value: Callable[[Sample], float],
+    colours: Mapping[str, str],
 ) -> None:
     for run in runs:
         points = thinned([(sample.at_s, value(sample)) for sample in run.samples])
-        axis.plot(*zip(*points, strict=True), label=run.setup.label, linewidth=1)
+        label = run.setup.label
+        axis.plot(*zip(*points, strict=True), label=label, color=colours[label], linewidth=1)
     axis.set_xlim(
         0, min(max(run.seconds for run in runs), LONG_RUN * median(run.seconds for run in runs))
     )

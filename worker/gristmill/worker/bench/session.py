@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from gristmill.shared.cli import cache_folder, redis_errors, say
+from gristmill.shared.cli import cache_folder, made_folder, redis_errors, say
 from gristmill.shared.connection import connect
 from gristmill.shared.server import running_server
 from gristmill.shared.settings import read_settings
@@ -99,12 +99,16 @@ def run_bench(options: Options, engine: Engine | None = None) -> Report:
     plan = options.plan()
     settings = read_settings(WorkerSettings, vllm_url=options.vllm_url)
     observed = Observed(engine or _engine(settings, options.engine_argv))
-    options.out.mkdir(parents=True, exist_ok=True)
+    made_folder(options.out)
     with ExitStack() as stack:
         url = options.redis_url or stack.enter_context(running_server())
         stack.enter_context(redis_errors(url))
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(_measured(options, plan, observed, url))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                report = runner.run(_measured(options, plan, observed, url))
+        except KeyboardInterrupt:
+            say(f"  stopped; what was measured by then is in {options.out / RESULTS}")
+            raise
     present(report, options.out)
     return report
 
@@ -125,14 +129,16 @@ def present(report: Report, folder: Path) -> None:
             say(
                 f"  {run.setup.label}, round {run.round}: some failed, the first with {run.first_error}"
             )
+    what = "tables, plots"
     try:
         plots.draw(report, folder / PICTURE)
     except ModuleNotFoundError as error:
+        what = "tables"
         say(
             f"no plots: {error.name} is missing; pip install 'gristmill[bench]', here or elsewhere,"
             f" then: gristmill bench --plot {folder / RESULTS}"
         )
-    say(f"tables, plots and all that was measured are in {folder}")
+    say(f"{what} and all that was measured are in {folder}")
 
 
 def _print(tables: list[Any]) -> None:
@@ -154,7 +160,8 @@ async def _measured(options: Options, plan: Plan, engine: Observed, url: str) ->
     """Measure on the engine from its start to its close; each run is saved as soon as it has ended."""
     async with connect(url) as redis:
         await redis.ping()  # a wrong URL is told before minutes of a start
-    say("  starting the engine")
+    is_remote = bool(options.vllm_url)
+    say(f"  {'waiting for the server at VLLM_URL' if is_remote else 'starting the engine'}")
     try:
         info = await engine.start()
         report = Report(_facts(options, engine, info), _load_facts(options, plan), [])

@@ -26,6 +26,7 @@ log = structlog.get_logger(__name__)
 CONNECT_S = 10.0
 PROBE_S = 10.0
 POLL_S = 0.5
+NOTICE_S = 10.0
 KEEP_ALIVE_S = 3.0
 """Below the 5 s after which vLLM closes an idle connection; above it a POST may meet a closed one."""
 
@@ -148,14 +149,21 @@ class RemoteEngine:
         return self._session
 
     async def _until_healthy(self) -> None:
-        deadline = time.monotonic() + self._start_timeout_s
+        started_at = told_at = time.monotonic()
         while True:
             try:
                 return await self.check(PROBE_S)
             except EngineDied as error:
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now > started_at + self._start_timeout_s:
                     message = f"no healthy server within {self._start_timeout_s} s: {error}"
                     raise EngineDied(message) from error
+                if now > told_at + NOTICE_S:
+                    told_at = now
+                    remedy = (
+                        "check that the server runs, that this machine may reach it, and VLLM_URL"
+                    )
+                    log.warning("engine.waited_for", error=str(error), remedy=remedy)
             await asyncio.sleep(POLL_S)
 
     async def _described(self) -> EngineInfo:

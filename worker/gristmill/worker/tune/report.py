@@ -75,6 +75,12 @@ class Report:
         }
 
 
+def clear(folder: Path) -> None:
+    """Remove what an earlier search has left, or its settings would pass for this one's."""
+    for old in (folder / SETTINGS, folder / RESULTS, *folder.glob("engine-*.log")):
+        old.unlink(missing_ok=True)
+
+
 def save(report: Report, folder: Path) -> None:
     """Write what is known by now; settings only if some point may be chosen."""
     content = orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2)
@@ -130,7 +136,7 @@ def curve(report: Report) -> "Table":
     table.add_column("tok/s, of the best", width=BAR_CELLS)
     table.add_column("note", overflow="fold")
     points = sorted(report.search.points, key=lambda point: point.candidate)
-    highest = max((point.tokens_per_s for point in points), default=0.0)
+    highest = max((point.tokens_per_s for point in points if point.is_settled), default=0.0)
     for point in points:
         setting = point.candidate.setting
         table.add_row(
@@ -138,7 +144,7 @@ def curve(report: Report) -> "Table":
             str(setting.max_num_batched_tokens),
             str(point.candidate.in_flight),
             *_figures(point),
-            "█" * round(BAR_CELLS * point.tokens_per_s / highest) if highest else "",
+            "█" * round(BAR_CELLS * point.tokens_per_s / highest) if point.is_settled else "",
             _note(point, report),
         )
     return table

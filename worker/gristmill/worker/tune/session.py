@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import uvloop
 
-from gristmill.shared.cli import say
+from gristmill.shared.cli import made_folder, say
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 from gristmill.worker.tune.budget import Budget
 from gristmill.worker.tune.points import Candidate, Goal, Point, Setting
-from gristmill.worker.tune.report import Report, point_line, print_report, save
+from gristmill.worker.tune.report import Report, clear, point_line, print_report, save
 from gristmill.worker.tune.rig import Rig, setting_of
 from gristmill.worker.tune.sample import Sample
 from gristmill.worker.tune.search import Search
@@ -56,9 +56,13 @@ def run_tune(options: Options) -> int:
     """
     load = options.sample.requests()  # a line that is wrong is told before an engine starts
     say(f"  {len(load):,} requests, {options.budget_s:,.0f} s")
-    options.out.mkdir(parents=True, exist_ok=True)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        report = runner.run(tuned(options))
+    clear(made_folder(options.out))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report = runner.run(tuned(options))
+    except KeyboardInterrupt:
+        say(f"  stopped; what was measured by then is in {options.out}")
+        raise
     print_report(report, options.out)
     return 0 if report.best else 1
 
