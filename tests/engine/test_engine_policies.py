@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
+from structlog.testing import CapturingLogger
 
 from gristmill.shared.errors import EngineDied, SettingsError
 from gristmill.worker.engine import (
@@ -17,6 +18,7 @@ from gristmill.worker.engine import (
     InProcessEngine,
     RemoteEngine,
     engine_from,
+    remote,
 )
 from gristmill.worker.engine.arguments import without_secrets
 from gristmill.worker.engine.asgi import Application
@@ -157,3 +159,15 @@ async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:
     response = await Application(app).post(CHAT, b"[]", 0)
     assert response.status == 500
     assert json.loads(response.body)["error"]["message"].endswith(": Internal Server Error")
+
+
+async def test_server_that_is_away_is_told_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(remote, "NOTICE_S", 0)
+    monkeypatch.setattr(remote, "log", log)
+    with pytest.raises(EngineDied):
+        await RemoteEngine("http://127.0.0.1:1", start_timeout_s=1).start()
+    assert log.calls[0].args == ("engine.waited_for",)
+    assert "http://127.0.0.1:1/health" in log.calls[0].kwargs["error"]

@@ -405,6 +405,15 @@ async def test_a_worker_without_a_policy_leaves_the_queues(queue: Queue) -> None
     assert names(await claim(queue, worker)) == ["short", "long"]
 
 
+async def test_stats_tell_the_order_and_count_what_it_has_moved(queue: Queue) -> None:
+    assert (await queue.stats()).scheduling == "fair"
+    await queue.submit(some_requests(300))
+    worker = await worker_under(queue, "sjf")
+    await claim(queue, worker, 10)  # moves a part
+    stats = await queue.stats()
+    assert (stats.scheduling, stats.depth_by_lane["normal"]) == ("sjf", 290)
+
+
 @pytest.mark.parametrize("weight", ["1e-308", "1e-12", "0", "-1", "nan", "inf", "1e308", "many"])
 async def test_a_weight_that_makes_no_sense_stops_nobody(queue: Queue, weight: str) -> None:
     """Before there were bounds, a claim set virtual time to infinity, and every ack of that tenant failed half-way."""

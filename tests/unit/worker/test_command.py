@@ -1,5 +1,7 @@
 """Commands that take vLLM's flags: what is said when these stand where the command's own belong."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner, Result
 
@@ -34,3 +36,12 @@ def test_list_that_names_nothing_is_told_before_the_engine_starts(option: str) -
 def test_worker_without_an_engine_is_told_in_words() -> None:
     with pytest.raises(SettingsError, match="no engine: give vLLM's arguments after --"):
         gristmill.main(["worker"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_folder_that_cannot_be_made_is_told_by_name(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sample = ["--sample", "lognormal"] if command == "tune" else []
+    words = [command, *sample, "--out", str(tmp_path / "file" / "x"), "--", "--model", "m"]
+    with pytest.raises(SettingsError, match=r"cannot write to .*file/x"):
+        gristmill.main(words, standalone_mode=False)

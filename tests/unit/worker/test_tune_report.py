@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.worker.tune.points import Candidate, Goal, Point, Setting
-from gristmill.worker.tune.report import Report, print_report, save, worker_command
+from gristmill.worker.tune.report import Report, clear, print_report, save, worker_command
 from gristmill.worker.tune.rig import Start, without_flags
 from gristmill.worker.tune.sample import Sample
 from gristmill.worker.tune.search import Search
@@ -99,3 +99,10 @@ def test_bound_that_no_point_keeps_writes_no_settings(
 )
 def test_tuned_flags_are_not_said_twice(argv: list[str], kept: list[str]) -> None:
     assert without_flags(argv) == kept
+
+
+def test_what_an_earlier_search_left_is_gone_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("settings.env", "tune.json", "engine-02.log", "mine.log"):
+        (tmp_path / name).touch()
+    clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.log"]
