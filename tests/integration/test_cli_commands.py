@@ -73,7 +73,6 @@ async def test_status_tells_the_state_of_each_id(shell: CommandLine, queue: Queu
         ],
     )
     assert shell.run("status", "a", "b").out == "a  running  on worker\nb  queued\n"
-    assert shell.run("status", "batch_req_b").out == "b  queued\n"  # as the row of a file calls it
 
 
 async def test_result_prints_records_and_its_code_is_the_worst(

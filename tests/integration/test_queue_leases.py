@@ -1,6 +1,7 @@
 """Leases: who holds what, what a death costs, and whom it makes suspect."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from queues import (
@@ -328,8 +329,8 @@ async def _suspects(queue: Queue, worker: str, number: int) -> list[Claimed]:
     return await claim(queue, await open_worker(queue, worker), max_suspects=number)
 
 
-@pytest.mark.parametrize("name", ["", "a|b", "w|5|high|victim"])
-async def test_worker_whose_name_would_read_as_a_charge_is_refused(queue: Queue, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "a|b", "w|5|high|victim", "a b", "näme", b"\xff"])
+async def test_worker_whose_name_would_read_as_a_charge_is_refused(queue: Queue, name: Any) -> None:
     with pytest.raises(ResponseError, match="INVALID worker name"):
         await queue.register(name, {"model": "m"})
     assert (await queue.stats()).workers == {}

@@ -302,6 +302,23 @@ async def _serve(
         await ack(queue, worker, items, 0, output_tokens)
 
 
+async def test_who_is_put_back_for_want_of_tokens_does_not_lift_virtual_time(queue: Queue) -> None:
+    """One request of each always waits; the large one is popped and put back in each claim but every hundredth."""
+    worker = await worker_under(queue, "fair")
+    sizes, served = {"small": 100, "large": 10_000}, Counter[str]()
+    for tenant, size in sizes.items():
+        await queue.submit([a_request(tenant=tenant, max_tokens=size)])
+    for _ in range(300):
+        items = await claim(queue, worker, 8, max_tokens=1000)
+        for item in items:
+            served[item.record.tenant] += item.record.max_tokens
+        await ack(queue, worker, items, 0, 0)
+        await queue.submit(
+            [a_request(tenant=i.record.tenant, max_tokens=i.record.max_tokens) for i in items]
+        )
+    assert abs(served["small"] - served["large"]) <= sizes["large"] + sizes["small"]
+
+
 async def test_what_is_given_back_is_not_paid_for(queue: Queue) -> None:
     worker = await worker_under(queue, "fair")
     for tenant in "ab":

@@ -45,7 +45,9 @@ ENVELOPE: Mapping[str, tuple[type, ...]] = {
 OPENAI_FIELDS = ("custom_id", "method", "url")
 """What only stands beside a body."""
 
-QUEUE_FIELDS = ("tenant", "deadline_s", "delay_s", "max_attempts", "prefix_key")
+QUEUE_FIELDS = (
+    "endpoint", "tenant", "deadline_s", "delay_s", "max_attempts", "batch", "prefix_key"
+)  # fmt: skip
 """Likewise, and no field of any OpenAI body: within one, the engine would not look at it."""
 
 MAX_CUSTOM_ID = 512
@@ -171,7 +173,7 @@ def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[
 
 def _plain(element: dict[str, Any], default_endpoint: str | None) -> dict[str, Any]:
     """A body by itself; no OpenAI request has an `id`, so that one names the request."""
-    if found := [name for name in QUEUE_FIELDS if name in element]:
+    if found := [name for name in QUEUE_FIELDS if element.get(name) is not None]:
         raise InvalidRequest(
             f"{shown(found[0])} stands beside 'body', not in it; write"
             f' {{"body": {{...}}, "{found[0]}": ...}}'

@@ -14,20 +14,7 @@ if TYPE_CHECKING:
     from gristmill.shared.settings import QueueSettings
 
 T = TypeVar("T")
-
-
-def _ids_of_requests(
-    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Take the ids of rows too, which are those of their requests behind OpenAI's word."""
-    from gristmill.producer.batches.rows import ID_PREFIX
-
-    return tuple(each.removeprefix(ID_PREFIX) for each in given)
-
-
-ids_argument = click.argument(
-    "ids", metavar="ID...", nargs=-1, required=True, callback=_ids_of_requests
-)
+ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
@@ -38,7 +25,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="For programs
 def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> None:
     """Say where requests are.
 
-    One of queued, delayed, running, done or unknown; the worker that runs it beside it.
+    One of queued, delayed, running, done or unknown; the worker that runs it beside it. A line of a file
+    has the id that its row shows as response.request_id.
     """
     from gristmill.producer.commands.session import on_client, print_json
 

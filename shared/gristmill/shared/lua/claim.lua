@@ -251,8 +251,11 @@ end
 -- Charge each flow what was taken from it (start-time fair queueing, Goyal, Vin and Cheng 1996). A flow that is
 -- empty now remembers its debt until virtual time has passed it, or who submits little at a time would never pay.
 local function charge(lane, flows)
-  local waiting, debts = {}, {}
-  vtimes[lane] = math.max(flows[#flows].vtime, vtimes[lane] or tonumber(call("HGET", prefix .. "vtime", lane) or 0))
+  local waiting, debts, reached = {}, {}, flows[1].vtime
+  for _, flow in ipairs(flows) do
+    reached = flow.cost > 0 and flow.vtime or reached -- not that of flows whose requests were put back
+  end
+  vtimes[lane] = math.max(reached, vtimes[lane] or tonumber(call("HGET", prefix .. "vtime", lane) or 0))
   for _, flow in ipairs(flows) do
     local finish = flow.vtime
     if flow.cost > 0 and flow.name ~= "*" then

@@ -3,11 +3,12 @@
 -- KEYS[1]  prefix
 -- ARGV     worker, lease_ms, scheduling ("": leave the queue's policy as it is), ageing_ms, then
 --          field, value... of worker:<worker>
--- Returns  now_ms; an error if the worker's name is empty or has a "|", which parts the fields of owner and lastclaim
+-- Returns  now_ms; an error if the worker's name is empty or has anything but printable ASCII, or a "|", which
+--          parts the fields of owner
 -- Keeps    5, 7 (the record of a worker that dies goes with a TTL)
 
-if ARGV[1] == "" or string.find(ARGV[1], "|", 1, true) then
-  return redis.error_reply("INVALID worker name: it is empty or has a '|'; take another, such as host name and a ULID")
+if ARGV[1] == "" or string.find(ARGV[1], "[^!-{}~]") then
+  return redis.error_reply("INVALID worker name: use printable ASCII without blanks and '|', such as host name and a ULID")
 end
 local time_ms = now_ms()
 local worker_key = prefix .. "worker:" .. ARGV[1]
