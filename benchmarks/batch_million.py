@@ -112,7 +112,7 @@ def write_input(path: Path, number: int) -> None:
 def lines(number: int) -> Iterator[bytes]:
     for i in range(number):
         messages = [{"role": "user", "content": f"say {i}"}]
-        body = {"model": "m", "messages": messages, "max_tokens": 8}
+        body = {"model": "stub", "messages": messages, "max_tokens": 8}
         fields = {"custom_id": f"c{i}", "method": "POST", "url": ENDPOINT, "body": body}
         yield orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -156,7 +156,7 @@ async def count_rows(client: AsyncOpenAI, batch: Batch) -> Counter[str]:
 async def num_succeeded(redis_url: str) -> int:
     redis = connect(redis_url)
     try:
-        return (await Queue(redis).stats()).counters["succeeded"]
+        return (await Queue(redis).stats()).counters.get("succeeded", 0)
     except RedisError as error:
         raise SystemExit(f"Redis is gone: {error}") from None
     finally:
