@@ -111,10 +111,14 @@ class Surface:
 
 
 def searched(
-    surface: Surface, start: Setting, goal: Goal | None = None, num_engines: int = 10**9
+    surface: Surface,
+    start: Setting,
+    goal: Goal | None = None,
+    num_engines: int = 10**9,
+    min_num_batched_tokens: int = 1,
 ) -> Search:
     """Run a search to its end, or until it asks for one more engine than allowed."""
-    search = Search(start, goal or Goal())
+    search = Search(start, goal or Goal(), min_num_batched_tokens)
     asks = search.asks()
     try:
         candidate = next(asks)
@@ -227,24 +231,14 @@ def test_more_tokens_than_a_step_ever_holds_are_not_tried() -> None:
 
 def test_fewer_tokens_than_a_prompt_are_not_tried_without_chunked_prefill() -> None:
     surface = Surface(by_tokens(saturating(20), 512))
-    search = Search(Setting(64, 4096), Goal(), min_num_batched_tokens=4096)
-    asks = search.asks()
-    with pytest.raises(StopIteration):
-        candidate = next(asks)
-        while True:
-            candidate = asks.send(surface.measured(candidate))
+    search = searched(surface, Setting(64, 4096), min_num_batched_tokens=4096)
     assert min(setting.max_num_batched_tokens for setting in surface.engines) == 4096
     assert any("a whole prompt, 4096 tokens" in reason for reason in search.pruned.values())
 
 
 def test_least_tokens_that_a_prompt_allows_are_tried() -> None:
     surface = Surface(by_tokens(saturating(20), 512))
-    search = Search(Setting(64, 4096), Goal(), min_num_batched_tokens=2048)
-    asks = search.asks()
-    with pytest.raises(StopIteration):
-        candidate = next(asks)
-        while True:
-            candidate = asks.send(surface.measured(candidate))
+    search = searched(surface, Setting(64, 4096), min_num_batched_tokens=2048)
     assert search.best is not None
     assert search.best.candidate.setting.max_num_batched_tokens == 2048
 
