@@ -106,3 +106,19 @@ def test_what_an_earlier_search_left_is_gone_and_nothing_else(tmp_path: Path) ->
         (tmp_path / name).touch()
     clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.log"]
+
+
+def test_search_whose_every_point_failed_is_printed_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = Search(SLOW, Goal())
+    asks = search.asks()
+    candidate = next(asks)
+    with pytest.raises(StopIteration):
+        while True:
+            candidate = asks.send(Point(candidate, "out of memory"))
+    report = Report(Goal(), ARGV, {"max_num_seqs": 8}, Sample("lognormal", 12), search, [], "done")
+    print_report(report, tmp_path)
+    printed = capsys.readouterr()
+    assert "out of memory" in printed.out
+    assert "no point could be measured" in printed.err

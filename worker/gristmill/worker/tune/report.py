@@ -144,7 +144,9 @@ def curve(report: Report) -> "Table":
             str(setting.max_num_batched_tokens),
             str(point.candidate.in_flight),
             *_figures(point),
-            "█" * round(BAR_CELLS * point.tokens_per_s / highest) if point.is_settled else "",
+            "█" * round(BAR_CELLS * point.tokens_per_s / highest)
+            if highest and point.is_settled
+            else "",
             _note(point, report),
         )
     return table
