@@ -3,7 +3,7 @@ r"""What vLLM's own options change: one engine start an option, the same load, r
     python benchmarks/engine_options.py                                     (the demo's SmolLM2 on the CPU)
     python benchmarks/engine_options.py --load prefix -- --model PATH --max-num-seqs 1024 ...
     python benchmarks/engine_options.py --load repeat --option default= \
-        --option 'ngram 8=--speculative-config {"method":"ngram","num_speculative_tokens":8}' -- --model PATH
+        --option 'ngram 8=--speculative-config.method ngram --speculative-config.num_speculative_tokens 8' -- --model PATH
 
 What follows `--` are vLLM's flags of every row; an option is a name and the flags that its row has beside
 them. Each row is a process of its own, and the first is run once more at the end: how far its ratio is
@@ -127,12 +127,18 @@ async def measure(options: argparse.Namespace) -> Measured:
     return Measured(**{name: statistics.median(each[name] for each in rounds) for name in names})
 
 
-def measured_apart(options: argparse.Namespace, flags: str) -> Measured:
-    """Measure in a process of its own, so that no row inherits anything of the one before."""
+def measured_apart(options: argparse.Namespace, flags: str) -> Measured | None:
+    """Measure in a process of its own, so that no row inherits anything of the one before.
+
+    Returns:
+        None where the engine did not start with these flags, or failed; it said why on stderr.
+    """
     command = [sys.executable, __file__, "--only", "--load", options.load]
     command += ["--requests", str(options.requests), "--rounds", str(options.rounds)]
     command += ["--scale", str(options.scale), "--", *options.engine_argv, *shlex.split(flags)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603  # this very script
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603  # this very script
+    if done.returncode:
+        return None
     lines = [line for line in done.stdout.splitlines() if line.startswith(b'{"tokens_per_s"')]
     return Measured(**json.loads(lines[-1]))  # vLLM logs to stdout too
 
@@ -153,6 +159,9 @@ def compare(options: argparse.Namespace) -> None:
     base: Measured | None = None
     for name, flags in [*rows, (f"{rows[0][0]}, once more", rows[0][1])]:
         measured = measured_apart(options, flags)
+        if measured is None:
+            print(f"| {name} | failed | | | |", flush=True)
+            continue
         base = base or measured
         print(row(name, measured, base), flush=True)
 
