@@ -4,6 +4,9 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+FULL_STEP = 0.9
+"""Steps that hold this share of their tokens on average have no room for another request's prompt."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
@@ -53,6 +56,7 @@ class Point:
         seconds: How long it was measured, after the ramp-up.
         is_settled: Whether half as many as are in flight had ended by then; before that the engine
             mostly prefills, and the figures say little.
+        runs: How often it was measured; the figures are the mean, counts the sum, the KV peak the highest.
     """
 
     candidate: Candidate
@@ -70,6 +74,7 @@ class Point:
     num_failed: int = 0
     seconds: float = 0.0
     is_settled: bool = True
+    runs: int = 1
 
     @property
     def tokens_per_s(self) -> float:
@@ -81,6 +86,42 @@ class Point:
         """Whether the KV cache, and not `max_num_seqs`, limited what ran."""
         is_short = self.running < 0.9 * self.candidate.setting.max_num_seqs
         return is_short and (self.preemptions > 0 or self.kv_cache_peak > 0.95)
+
+    @property
+    def has_full_steps(self) -> bool:
+        """Whether `max_num_batched_tokens`, and not `max_num_seqs`, limited what ran."""
+        limit = self.candidate.setting.max_num_batched_tokens
+        return self.tokens_per_step >= FULL_STEP * limit and not self.has_full_cache
+
+    def merged(self, other: "Point") -> "Point":
+        """Return two measurements of one candidate as one; one that failed makes both fail."""
+        if self.failure or other.failure:
+            return self if self.failure else other
+        runs = self.runs + other.runs
+
+        def mean(first: float, second: float) -> float:
+            return (first * self.runs + second * other.runs) / runs
+
+        def mean_of_known(first: float | None, second: float | None) -> float | None:
+            return second if first is None else first if second is None else mean(first, second)
+
+        return Point(
+            self.candidate,
+            output_tokens_per_s=mean(self.output_tokens_per_s, other.output_tokens_per_s),
+            prompt_tokens_per_s=mean(self.prompt_tokens_per_s, other.prompt_tokens_per_s),
+            requests_per_s=mean(self.requests_per_s, other.requests_per_s),
+            p50_s=mean_of_known(self.p50_s, other.p50_s),
+            p95_s=mean_of_known(self.p95_s, other.p95_s),
+            running=mean(self.running, other.running),
+            kv_cache_peak=max(self.kv_cache_peak, other.kv_cache_peak),
+            preemptions=self.preemptions + other.preemptions,
+            tokens_per_step=mean(self.tokens_per_step, other.tokens_per_step),
+            num_requests=self.num_requests + other.num_requests,
+            num_failed=self.num_failed + other.num_failed,
+            seconds=self.seconds + other.seconds,
+            is_settled=self.is_settled and other.is_settled,
+            runs=runs,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return every figure, the candidate's beside them."""

@@ -180,7 +180,7 @@ def _figures(point: Point) -> list[str]:
 
 def _note(point: Point, report: Report) -> str:
     if point is report.best:
-        return "best"
+        return "best" if point.runs == 1 else f"best, mean of {point.runs}"
     if point.failure:
         return point.failure
     if not point.is_settled:

@@ -7,6 +7,10 @@ was found by then is `Search.best`.
 Starts of the engine are dear and the in-flight limit is free, so each engine is asked what fewer in
 flight would do: an engine of 256 sequences with 32 in flight runs like one of 32. That tells where more
 sequences cannot help, and which fewer are worth a start.
+
+The best of many noisy points is partly luck. So where the walk ends, the best is measured once more, and
+the walk repeated with what is known then (old points cost nothing), until the best is one that was
+measured twice.
 """
 
 from collections.abc import Generator
@@ -22,6 +26,9 @@ NEAR = 0.97
 
 IN_FLIGHT_STEP = 1.1
 """Under a bound, the largest in-flight that keeps it is found to this factor."""
+
+ENOUGH_RUNS = 2
+"""How often the best must have been measured."""
 
 NEAR_STEP = 0.25
 """How far beyond what another engine allowed the first look goes."""
@@ -70,7 +77,16 @@ class Search:
         return self._goal.best(self.points)
 
     def asks(self) -> Asks:
-        """Yield what to measure, be sent the point; return the best of the walk."""
+        """Yield what to measure, be sent the point; return the best."""
+        while True:
+            yield from self._walk()
+            best = self.best
+            if best is None or best.runs >= ENOUGH_RUNS:
+                return best
+            self._measured[best.candidate] = best.merged((yield best.candidate))
+
+    def _walk(self) -> Asks:
+        """Walk along sequences and tokens in turns, until neither leads to another engine."""
         best = yield from self._first()
         while best is not None and self._value(best):
             before = best
@@ -156,9 +172,12 @@ class Search:
 
     def _as_good(self, best: Point) -> list[Point]:
         """Return the points of the same engine that are as good."""
-        setting, least = best.candidate.setting, NEAR * self._value(best)
-        on_it = [each for each in self.points if each.candidate.setting == setting]
+        least = NEAR * self._value(best)
+        on_it = self._points_of(best.candidate.setting)
         return [each for each in on_it if self._value(each) >= least]
+
+    def _points_of(self, setting: Setting) -> list[Point]:
+        return [point for point in self.points if point.candidate.setting == setting]
 
     def _climb(self, best: Point) -> Walk:
         at, is_flat = best.candidate.setting, False
@@ -215,7 +234,7 @@ class Search:
 
     def _neighbour(self, best: Point, step: float) -> float:
         setting = _scaled(best.candidate.setting, tokens=step)
-        return self._value(self._measured.get(Candidate(setting, best.candidate.in_flight)))
+        return max(map(self._value, self._points_of(setting)), default=0.0)
 
     def _with_tokens(self, best: Point, step: float) -> Walk:
         """Return the better of the best and the same with so many times its tokens a step."""
@@ -227,8 +246,14 @@ class Search:
         if reason := self._no_such_tokens(best, at):
             self._prune(at, reason)
             return best
-        point = yield from self._engine(at, in_flight=best.candidate.in_flight)
+        # More may run where full steps held them back, so what did best there need not do best here.
+        is_wider = step > 1 and self._goal.max_p95_s is None and self._has_full_steps(setting)
+        in_flight = 0 if is_wider else best.candidate.in_flight
+        point = yield from self._engine(at, NEAR * self._value(best), in_flight)
         return self._better(best, point)
+
+    def _has_full_steps(self, setting: Setting) -> bool:
+        return any(point.has_full_steps for point in self._points_of(setting))
 
     def _no_such_tokens(self, best: Point, setting: Setting) -> str | None:
         tokens = setting.max_num_batched_tokens
@@ -236,13 +261,10 @@ class Search:
             return f"without chunked prefill a step holds a whole prompt, {self._min_tokens} tokens"
         if tokens < setting.max_num_seqs:
             return "a step has a token for each sequence at least"
-        if (
-            tokens
-            > best.candidate.setting.max_num_batched_tokens
-            > SPARE_STEP * best.tokens_per_step
-            > 0
-        ):
-            return f"a step holds {best.tokens_per_step:.0f} tokens on average, far from its limit"
+        known = best.candidate.setting
+        most = max(point.tokens_per_step for point in self._points_of(known))
+        if tokens > known.max_num_batched_tokens > SPARE_STEP * most > 0:
+            return f"a step holds {most:.0f} tokens on average, far from its limit"
         return None
 
     def _prune(self, setting: Setting, reason: str) -> None:
