@@ -144,9 +144,10 @@ async def test_login_of_a_server_is_in_no_error() -> None:
     assert engine.evidence() == {"vllm_url": "http://127.0.0.1:1"}
 
 
-def test_url_without_a_scheme_is_refused() -> None:
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host:8000", "http://", "/v1"])
+def test_url_of_another_kind_is_refused(url: str) -> None:
     with pytest.raises(SettingsError, match="write http://host:8000"):
-        RemoteEngine("localhost:8000")
+        RemoteEngine(url)
 
 
 async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:

@@ -43,6 +43,14 @@ async def test_cancel_is_terminal_with_no_worker_alive(queue: Queue) -> None:
     assert await audit(queue) == []
 
 
+async def test_cancel_of_many_has_a_code_for_each_in_their_order(queue: Queue) -> None:
+    await queue.submit([a_request(f"r{i}") for i in range(0, 2 * REAP_LIMIT + 10, 2)])
+    codes = await queue.cancel([f"r{i}" for i in range(2 * REAP_LIMIT + 10)])
+    assert codes == ["queued", "unknown"] * (REAP_LIMIT + 5)
+    assert await queue.cancel([]) == []
+    assert await audit(queue) == []
+
+
 async def test_cancel_of_a_running_request_tells_its_worker_and_fences_it(queue: Queue) -> None:
     items = await claimed_by(queue, "w", 2)
     assert await queue.cancel([items[0].id]) == ["running"]

@@ -9,6 +9,7 @@ For people on stderr, data on stdout. A command returns its exit code: 0 or None
 """
 
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,19 @@ BAD_INPUT, REDIS_UNREACHABLE, OTHER_ERROR, INTERRUPTED = 2, 3, 4, 130
 
 class RedisUnreachable(GristmillError):
     """Redis does not answer, or does not let us in."""
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds. No comparison refuses `nan`, so click's own range lets it through."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number, or refuse what is none that one can count with."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
 
 
 class Commands(click.Group):

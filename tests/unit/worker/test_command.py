@@ -33,6 +33,19 @@ def test_list_that_names_nothing_is_told_before_the_engine_starts(option: str) -
     assert "it names none" in ended.output
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("bench", "--scale"), ("bench", "--rate"), ("bench", "--batch-timeout-ms"), ("tune", "--max-p95-s")],
+)  # fmt: skip
+def test_number_that_nothing_can_be_made_of_is_refused(
+    command: str, option: str, number: str
+) -> None:
+    ended = called(command, option, number)
+    assert ended.exit_code == 2
+    assert f"Invalid value for '{option}'" in ended.output
+
+
 def test_worker_without_an_engine_is_told_in_words() -> None:
     with pytest.raises(SettingsError, match="no engine: give vLLM's arguments after --"):
         gristmill.main(["worker"], standalone_mode=False)

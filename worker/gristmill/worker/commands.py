@@ -5,13 +5,14 @@ import sys
 
 import click
 
+from gristmill.shared.cli import FiniteRange
 from gristmill.shared.settings import read_settings
 
 FLAGS = "-- VLLM_FLAGS..."
 
 scale_option = click.option(
     "--scale",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=1.0,
     show_default=True,
     metavar="X",

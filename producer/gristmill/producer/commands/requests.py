@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from gristmill.shared.cli import OTHER_ERROR, queue_options, say
+from gristmill.shared.cli import OTHER_ERROR, FiniteRange, queue_options, say
 from gristmill.shared.errors import ResultExpired
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def in_chunks(
 @click.command()
 @ids_argument
 @click.option("--wait", is_flag=True, help="Wait until each is finished.")
-@click.option("--timeout-s", type=click.FloatRange(min=0), help="Longest wait for each.")
+@click.option("--timeout-s", type=FiniteRange(min=0), help="Longest wait for each.")
 @queue_options
 def result(
     ids: tuple[str, ...], wait: bool, timeout_s: float | None, settings: "QueueSettings"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.shared.cli import queue_options
+from gristmill.shared.cli import FiniteRange, queue_options
 from gristmill.shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Options:
 )
 @click.option("--tenant", metavar="NAME", help="Whose share of the engine.  [default: default]")
 @click.option(
-    "--deadline-s", type=click.FloatRange(min=0), help="Seconds after which a request expires."
+    "--deadline-s", type=FiniteRange(min=0), help="Seconds after which a request expires."
 )
 @click.option(
     "--max-attempts", type=click.IntRange(1, 100), help="Tries of each request.  [default: 3]"

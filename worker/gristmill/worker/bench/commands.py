@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gristmill.shared.cli import FiniteRange
 from gristmill.worker.commands import FLAGS, EngineCommand, scale_option
 
 CSV = "separated by commas"
@@ -69,7 +70,7 @@ def _parts(text: str | None) -> list[str]:
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="REQ/S",
     help="Poisson arrivals.  [default: all at once]",
 )
@@ -96,7 +97,7 @@ def _parts(text: str | None) -> list[str]:
 )
 @click.option(
     "--batch-timeout-ms",
-    type=click.FloatRange(0, 600_000),
+    type=FiniteRange(0, 600_000),
     default=50.0,
     show_default=True,
     metavar="MS",

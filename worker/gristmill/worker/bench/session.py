@@ -103,11 +103,13 @@ def run_bench(options: Options, engine: Engine | None = None) -> Report:
     with ExitStack() as stack:
         url = options.redis_url or stack.enter_context(running_server())
         stack.enter_context(redis_errors(url))
+        runs: list[Run] = []
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                report = runner.run(_measured(options, plan, observed, url))
+                report = runner.run(_measured(options, plan, observed, url, runs))
         except KeyboardInterrupt:
-            say(f"  stopped; what was measured by then is in {options.out / RESULTS}")
+            kept = f"the runs that had ended are in {options.out / RESULTS}"
+            say(f"  stopped; {kept if runs else 'no run had ended'}")
             raise
     present(report, options.out)
     return report
@@ -156,15 +158,17 @@ def _engine(settings: WorkerSettings, argv: tuple[str, ...]) -> Engine:
     return engine_from(settings, argv)
 
 
-async def _measured(options: Options, plan: Plan, engine: Observed, url: str) -> Report:
-    """Measure on the engine from its start to its close; each run is saved as soon as it has ended."""
+async def _measured(
+    options: Options, plan: Plan, engine: Observed, url: str, runs: list[Run]
+) -> Report:
+    """Measure on the engine from its start to its close; each run is in `runs` and saved once it has ended."""
     async with connect(url) as redis:
         await redis.ping()  # a wrong URL is told before minutes of a start
-    is_remote = bool(options.vllm_url)
-    say(f"  {'waiting for the server at VLLM_URL' if is_remote else 'starting the engine'}")
+    server = engine.evidence().get("vllm_url")
+    say(f"  waiting for the server at {server}" if server else "  starting the engine")
     try:
         info = await engine.start()
-        report = Report(_facts(options, engine, info), _load_facts(options, plan), [])
+        report = Report(_facts(options, engine, info), _load_facts(options, plan), runs)
 
         def keep(run: Run) -> None:
             report.runs.append(run)

@@ -68,6 +68,8 @@ class RemoteEngine:
             )  # for people: no login in logs and errors
         except ValueError:
             raise SettingsError("VLLM_URL cannot be read; write http://host:8000") from None
+        if self._base_url.scheme not in ("http", "https") or not self._base_url.host:
+            raise SettingsError(f"VLLM_URL is {self._url!r}; write http://host:8000, or https://")
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._max_num_seqs, self._max_connections = max_num_seqs, max_connections
         self._start_timeout_s = start_timeout_s

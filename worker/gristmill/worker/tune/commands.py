@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gristmill.shared.cli import FiniteRange
 from gristmill.worker.commands import FLAGS, EngineCommand, scale_option
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -36,7 +37,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 )
 @click.option(
     "--max-p95-s",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="SECONDS",
     help="Bound of the p95 from a request's claim to its answer.  [default: none, throughput alone]",
 )
