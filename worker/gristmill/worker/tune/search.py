@@ -24,6 +24,10 @@ GAIN = 1.03
 NEAR = 0.97
 """As good as this is as good; below it a direction is given up at once."""
 
+WORSE = 0.93
+"""Fewer in flight that lose this much are worse, whatever the noise. Down to it they are looked at, which costs no
+start, and fewer sequences get one: they may do better alone than they seem to on a larger engine."""
+
 IN_FLIGHT_STEP = 1.1
 """Under a bound, the largest in-flight that keeps it is found to this factor."""
 
@@ -101,7 +105,7 @@ class Search:
         setting = self._start
         best = yield from self._engine(setting)
         while best is None and setting.max_num_seqs > 1 and self.points[-1].failure:
-            setting = Setting(setting.max_num_seqs // 2, setting.max_num_batched_tokens)
+            setting = setting.with_sequences(setting.max_num_seqs // 2)
             best = yield from self._engine(setting)
         return best
 
@@ -127,15 +131,15 @@ class Search:
         return most if in_flight else (yield from self._fewer(most, at_least))
 
     def _fewer(self, most: Point | None, at_least: float) -> Asks:
-        """Return the best of this in-flight and its halves, down to the first that is worse."""
+        """Return the best of this and of what fills half as many sequences, down to the first that is worse."""
         best = most
-        while best and most and self._value(most) >= max(at_least, NEAR * self._value(best)):
+        while best and most and self._value(most) >= max(at_least, WORSE * self._value(best)):
             best = max(best, most, key=self._value)
-            setting = most.candidate.setting
-            fewer = min(most.candidate.in_flight, setting.max_num_seqs) // 2
+            setting, fewer = most.candidate.setting, most.candidate.filled // 2
             if not fewer:
                 break
-            most = yield from self._ask(Candidate(setting, fewer))
+            in_flight = setting.with_sequences(fewer).full
+            most = yield from self._ask(Candidate(setting, in_flight))
         return best
 
     def _within_bound(self, setting: Setting, near: int) -> Asks:
@@ -164,17 +168,16 @@ class Search:
         if reason is None:
             return (yield from self._climb(best))
         self._prune(_scaled(setting, sequences=2), reason)
-        fewer = min(each.candidate.in_flight for each in self._as_good(best))
+        fewer = self._enough(best, WORSE)
         if self._goal.max_p95_s is not None or fewer >= setting.max_num_seqs:
             return best
-        less = Setting(fewer, setting.max_num_batched_tokens)
-        return self._better(best, (yield from self._engine(less, in_flight=less.full)))
+        less = setting.with_sequences(fewer)
+        return self._better(best, (yield from self._engine(less, NEAR * self._value(best))))
 
-    def _as_good(self, best: Point) -> list[Point]:
-        """Return the points of the same engine that are as good."""
-        least = NEAR * self._value(best)
-        on_it = self._points_of(best.candidate.setting)
-        return [each for each in on_it if self._value(each) >= least]
+    def _enough(self, best: Point, share: float) -> int:
+        """Return the fewest sequences that did as well as this share of the best on the same engine."""
+        least, on_it = share * self._value(best), self._points_of(best.candidate.setting)
+        return min(each.candidate.filled for each in on_it if self._value(each) >= least)
 
     def _points_of(self, setting: Setting) -> list[Point]:
         return [point for point in self.points if point.candidate.setting == setting]
@@ -205,9 +208,9 @@ class Search:
         full = self._measured.get(Candidate(setting, setting.full))
         if full and not full.is_settled:
             return f"{setting.full} in flight did not settle in the time for a point"
-        fewer = [each.candidate.in_flight for each in self._as_good(best)]
-        if min(fewer) <= setting.max_num_seqs // 2:
-            return f"{min(fewer)} in flight are as fast as {setting.full}"
+        enough = self._enough(best, NEAR)
+        if enough <= setting.max_num_seqs // 2:
+            return f"{enough} sequences are enough"
         if best.has_full_cache:
             return f"the KV cache is full with {best.running:.0f} running"
         return None
