@@ -172,10 +172,10 @@ class Goal:
         return point.tokens_per_s if self.allows(point) else 0.0
 
     def best(self, points: list[Point]) -> Point | None:
-        """Return the best; among those within `TIE` of it the one with the least in flight."""
+        """Return the best; among those within `TIE` of it the one with the least in flight, measured most often."""
         highest = max(map(self.value, points), default=0.0)
         ties = [point for point in points if highest and self.value(point) >= TIE * highest]
-        return min(ties, key=lambda point: point.candidate.in_flight, default=None)
+        return min(ties, key=lambda each: (each.candidate.in_flight, -each.runs), default=None)
 
 
 TIE = 0.99
