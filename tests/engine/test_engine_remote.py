@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gristmill.shared.errors import EngineDied, EngineError, EngineUnavailable
 from gristmill.worker.engine import RemoteEngine
+from gristmill.worker.engine.interface import RunLimits
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model": "m", "messages": []}'
@@ -23,7 +24,8 @@ class Server:
     def __init__(self) -> None:
         self.health, self.status, self.fields = 200, 200, dict[str, Any](ANSWER)
         self.content_type = "application/json"
-        self.is_hanging_up = False
+        self.is_hanging_up = self.is_endless = False
+        self.models: Any = {"data": [{"id": "m", "max_model_len": 99}, {"id": "lora"}]}
         self.seen: list[tuple[Any, str | None]] = []
         self.arrived, self.abandoned = asyncio.Event(), asyncio.Event()
         self.release = asyncio.Event()
@@ -40,9 +42,9 @@ class Server:
         return web.Response(status=self.health)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m", "max_model_len": 99}, {"id": "lora"}]})
+        return web.json_response(self.models)
 
-    async def _chat(self, request: web.Request) -> web.Response:
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((await request.json(), request.headers.get("authorization")))
         self.arrived.set()
         try:
@@ -50,10 +52,22 @@ class Server:
         except asyncio.CancelledError:
             self.abandoned.set()
             raise
+        if self.is_endless:
+            return await self._endless(request)
         if self.is_hanging_up and request.transport is not None:
             request.transport.abort()
         body = json.dumps(self.fields)
         return web.Response(status=self.status, text=body, content_type=self.content_type)
+
+    async def _endless(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "application/json"})
+        await answer.prepare(request)
+        try:
+            while True:
+                await answer.write(b" " * 2**16)
+        except (ConnectionError, asyncio.CancelledError):
+            self.abandoned.set()
+            raise
 
 
 @pytest_asyncio.fixture
@@ -95,6 +109,31 @@ async def test_start_gives_up_on_a_server_that_stays_unhealthy(server: Server, u
     server.health = 503
     with pytest.raises(EngineDied, match="no healthy server"):
         await RemoteEngine(url, start_timeout_s=0).start()
+
+
+@pytest.mark.parametrize(
+    "models",
+    [{"data": "abc"}, {"data": [1]}, {"data": [{}]}, {"data": [{"id": 7}]}, {"data": {}}, {}, [], 1],
+)  # fmt: skip
+async def test_start_tells_that_a_server_names_no_model(
+    server: Server, url: str, models: Any
+) -> None:
+    server.models = models
+    with pytest.raises(EngineDied, match="names no model"):
+        await RemoteEngine(url).start()
+
+
+async def test_of_an_endless_answer_no_more_is_read_than_a_result_may_have(
+    server: Server, url: str
+) -> None:
+    server.is_endless = True
+    engine = RemoteEngine(url, limits=RunLimits(max_result_bytes=100_000))
+    await engine.start()
+    response = await engine.post(CHAT, BODY)
+    assert response.status == 413
+    assert "more than 100,000 bytes" in json.loads(response.body)["error"]["message"]
+    await server.abandoned.wait()
+    await engine.close()
 
 
 async def test_body_and_key_are_sent_and_the_answer_kept(

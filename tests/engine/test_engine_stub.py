@@ -96,3 +96,21 @@ def test_every_sequence_ends_whatever_the_cache(
     assert num_ended == len(shapes)
     assert (batch.num_waiting, batch.num_cached_tokens) == (0, 0)
     assert batch.num_output_tokens == sum(output for _, output in shapes)
+
+
+async def test_stub_steps_on_when_a_request_is_aborted_in_the_turn_of_its_last_step() -> None:
+    engine = StubEngine(token_delay_s=1000)
+    await engine.start()
+    two_steps = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
+    aborted, other = (
+        asyncio.create_task(engine.post("/v1/completions", two_steps)) for _ in range(2)
+    )
+    while engine.stats().running < 2:
+        await asyncio.sleep(0)
+    steps = engine._steps
+    assert steps is not None
+    steps._step(0)
+    aborted.cancel()
+    steps._step(0)  # both end here, before the cancelled one has run
+    await other
+    assert aborted.cancelled() or aborted.cancelling()

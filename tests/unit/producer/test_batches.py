@@ -197,3 +197,10 @@ def test_a_row_embeds_the_body_or_says_why_there_is_none() -> None:
         "response": None,
         "error": error,
     }
+
+
+def test_a_row_that_cannot_be_written_is_an_error_of_that_line_alone() -> None:
+    deep = orjson.loads(b'{"a":' * 300 + b"1" + b"}" * 300)
+    row = orjson.loads(result_row(result(body=deep)))
+    assert (row["id"], row["custom_id"], row["response"]) == ("batch_req_run-1", "a", None)
+    assert row["error"]["code"] == "unreadable"

@@ -91,3 +91,11 @@ async def test_death_of_the_engine_is_told() -> None:
     engine.die()
     with pytest.raises(EngineDied, match="told to die"):
         await measuring
+
+
+async def test_a_line_that_is_refused_does_not_stand_for_the_sample() -> None:
+    engine = await started()
+    load = [LoadRequest("/v1/embeddings", {"input": "a"}, 1, 0), *a_load(3)]
+    alone = Candidate(Setting(8, 2048), 1)  # whose ramp ends with the first line
+    point = await measure(engine, "stub", load, alone, max_s=0.6)
+    assert 0 < point.num_failed < point.num_requests

@@ -122,3 +122,11 @@ def test_search_whose_every_point_failed_is_printed_too(
     printed = capsys.readouterr()
     assert "out of memory" in printed.out
     assert "no point could be measured" in printed.err
+
+
+def test_settings_are_taken_away_when_nothing_keeps_the_bound_any_more(tmp_path: Path) -> None:
+    save(a_report(), tmp_path)
+    assert (tmp_path / "settings.env").exists()
+    none = Report(Goal(), ARGV, {}, Sample("lognormal", 12), Search(SLOW, Goal()), [])
+    save(none, tmp_path)
+    assert not (tmp_path / "settings.env").exists()

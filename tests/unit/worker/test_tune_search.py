@@ -337,6 +337,14 @@ def test_engine_that_fails_the_second_time_is_not_chosen() -> None:
     assert (search.best.candidate.in_flight, search.best.runs) != (5, 2)
 
 
+def test_measurement_that_did_not_settle_takes_nothing_from_one_that_did() -> None:
+    candidate = Candidate(Setting(4, 4), 5)
+    long = Point(candidate, output_tokens_per_s=100, p95_s=1)
+    short = Point(candidate, output_tokens_per_s=7, p95_s=9, is_settled=False)
+    for merged in (long.merged(short), short.merged(long)):
+        assert (merged.output_tokens_per_s, merged.is_settled, merged.runs) == (100, True, 2)
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.06])
 def test_steps_full_of_tokens_are_widened_with_a_full_engine(noise: float) -> None:
     """An H200: of 1,024 sequences 789 ran in steps of 2,048 tokens, and 512 in flight seemed as fast."""

@@ -24,7 +24,11 @@ def result_row(result: Result) -> bytes:
             "body": result.body,
         }
     custom_id = (result.metadata or {}).get("custom_id")
-    return _row(result.id, custom_id, response, result.error)
+    try:
+        return _row(result.id, custom_id, response, result.error)
+    except orjson.JSONEncodeError as error:  # it reads deeper nesting than it writes
+        message = f"the answer cannot be written: {error}"
+        return _row(result.id, custom_id, None, {"code": "unreadable", "message": message})
 
 
 def bad_line_row(run: str, line: BadLine) -> bytes:

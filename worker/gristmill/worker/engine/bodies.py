@@ -12,6 +12,7 @@ from gristmill.worker.engine.refusals import error_response
 
 ABORTED = "abort"
 MAX_QUOTED_BYTES = 500
+MAX_TOKENS = 10**9
 
 
 def with_priority(body: bytes, priority: int) -> bytes:
@@ -45,11 +46,8 @@ def response_of(status: int, body: bytes) -> Response:
     except ValueError as error:
         quoted = body[:MAX_QUOTED_BYTES].decode(errors="replace")
         message = f"the server answered {status} with {len(body):,} bytes that are no JSON ({error}): {quoted}"
-        code = (
-            HTTPStatus(status)
-            if status >= HTTPStatus.BAD_REQUEST
-            else HTTPStatus.INTERNAL_SERVER_ERROR
-        )
+        is_error = status >= HTTPStatus.BAD_REQUEST
+        code = status if is_error else HTTPStatus.INTERNAL_SERVER_ERROR
         return error_response(code, message, "BadGatewayError")
     return described(status, body, fields)
 
@@ -89,4 +87,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    """Return a number of tokens; 0 for what cannot be one, whatever a server calls usage."""
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0

@@ -19,10 +19,12 @@ class RunLimits:
     Attributes:
         max_request_s: Seconds from the arrival at the engine to the answer.
         max_repeated_tokens: Output tokens that may be one pattern again and again; 0 for any number.
+        max_result_bytes: Of a server's answer no more is read.
     """
 
     max_request_s: float = 3600.0
     max_repeated_tokens: int = 0
+    max_result_bytes: int = 32 * 2**20
 
 
 @dataclass(frozen=True)

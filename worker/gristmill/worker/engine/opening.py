@@ -20,7 +20,9 @@ def engine_from(settings: WorkerSettings, argv: Sequence[str]) -> Engine:
     Raises:
         SettingsError: Both VLLM_URL and arguments are given, or neither.
     """
-    limits = RunLimits(settings.max_request_s, settings.max_repeated_tokens)
+    limits = RunLimits(
+        settings.max_request_s, settings.max_repeated_tokens, settings.max_result_bytes
+    )
     if settings.vllm_url and argv:
         raise SettingsError(
             f"VLLM_URL is set, so the model runs there, but arguments for an engine in this "

@@ -8,15 +8,22 @@ import json
 from collections.abc import Sequence
 from http import HTTPStatus
 
+import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from gristmill.worker.engine.interface import Response
 
 _BOOL = TypeAdapter(bool)
 
+ROOM_LEVELS = 10
+"""Levels of nesting that a record, and a batch's row of it, put around an answer, with some to spare."""
+
+MANY_LEVELS = 200
+"""A body with fewer brackets is not looked at: orjson reads 1,024 levels and writes 254."""
+
 
 def error_response(
-    status: HTTPStatus, message: str, error_type: str, param: str | None = None
+    status: int, message: str, error_type: str, param: str | None = None
 ) -> Response:
     """Return an error body of the shape that vLLM and OpenAI use.
 
@@ -26,8 +33,8 @@ def error_response(
         error_type: Such as `BadRequestError`.
         param: The field at fault.
     """
-    error = {"message": message, "type": error_type, "param": param, "code": status.value}
-    return Response(status.value, json.dumps({"error": error}, ensure_ascii=False).encode())
+    error = {"message": message, "type": error_type, "param": param, "code": int(status)}
+    return Response(int(status), json.dumps({"error": error}, ensure_ascii=False).encode())
 
 
 def refusal(endpoint: str, body: bytes, endpoints: Sequence[str]) -> Response | None:
@@ -62,19 +69,46 @@ def too_long(limit_s: float) -> Response:
 
 
 def bounded(response: Response, max_bytes: int) -> Response:
-    """Return the response, or the error body that stands in for one that is too large.
+    """Return the response, or the error body that stands in for one that no record can hold.
 
     Args:
         response: Of the engine.
         max_bytes: What its body may have.
     """
-    if len(response.body) <= max_bytes:
-        return response
+    if len(response.body) > max_bytes:
+        return too_large(f"{len(response.body):,}", max_bytes)
+    if _is_too_deep(response.body):
+        message = "the answer is nested deeper than the 240 levels or so that a result can have"
+        return error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooDeepError")
+    return response
+
+
+def too_large(num_bytes: str, max_bytes: int) -> Response:
+    """Return the error body for an answer of too many bytes.
+
+    Args:
+        num_bytes: How many, in words.
+        max_bytes: How many there may be.
+    """
     message = (
-        f"the answer has {len(response.body):,} bytes, the limit is {max_bytes:,} (MAX_RESULT_BYTES); "
+        f"the answer has {num_bytes} bytes, the limit is {max_bytes:,} (MAX_RESULT_BYTES); "
         "lower max_tokens, n or logprobs, or raise the limit"
     )
     return error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooLargeError")
+
+
+def _is_too_deep(body: bytes) -> bool:
+    """Whether what reads the answer could not write it again; the cheap look comes first."""
+    if body.count(b"[") + body.count(b"{") < MANY_LEVELS:
+        return False
+    record = orjson.loads(body)
+    for _ in range(ROOM_LEVELS):
+        record = [record]
+    try:
+        orjson.dumps(record)
+    except orjson.JSONEncodeError:
+        return True
+    return False
 
 
 def _not_served(endpoint: str, endpoints: Sequence[str]) -> Response:

@@ -19,7 +19,7 @@ from gristmill.shared.errors import EngineDied, EngineUnavailable, SettingsError
 from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
-from gristmill.worker.engine.refusals import refusal, stream_refusal, too_long
+from gristmill.worker.engine.refusals import refusal, stream_refusal, too_large, too_long
 
 log = structlog.get_logger(__name__)
 
@@ -169,7 +169,9 @@ class RemoteEngine:
             await asyncio.sleep(POLL_S)
 
     async def _described(self) -> EngineInfo:
-        models = (await self._asked("/v1/models")).get("data") or []
+        cards = (await self._asked("/v1/models")).get("data")
+        cards = cards if isinstance(cards, list) else []
+        models = [card for card in cards if isinstance(card, dict) and _is_name(card.get("id"))]
         if not models:
             raise EngineDied(
                 f"{self._url}/v1/models names no model; is this an OpenAI-compatible API?"
@@ -201,7 +203,12 @@ class RemoteEngine:
         async with self._live().post(endpoint, data=body, headers=headers) as reply:
             if reply.content_type == "text/event-stream":
                 return stream_refusal()
-            return response_of(reply.status, await reply.read())
+            max_bytes = self._limits.max_result_bytes
+            answer = await _at_most(reply, max_bytes + 1)
+            if len(answer) > max_bytes:
+                reply.close()
+                return too_large(f"more than {max_bytes:,}", max_bytes)
+            return response_of(reply.status, answer)
 
     async def _interrupted(self, error: Exception) -> EngineDied | EngineUnavailable:
         """A connection that broke with the request on it: the server's end, or only this one's?"""
@@ -223,3 +230,15 @@ class RemoteEngine:
         if response.finish_reason == ABORTED:
             raise EngineUnavailable(f"{self._url} aborted the request unasked")
         return response
+
+
+async def _at_most(reply: aiohttp.ClientResponse, num_bytes: int) -> bytes:
+    """Read the answer, or as much of it."""
+    try:
+        return await reply.content.readexactly(num_bytes)
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)

@@ -154,7 +154,8 @@ class _Steps:
     def _step(self, now_s: float) -> None:
         """Step, and plan the next step from when this one was due: a late call delays no other."""
         for sequence in self.batch.step():
-            self._ends[sequence].set_result(None)
+            if not self._ends[sequence].done():  # it may have been aborted in this very turn
+                self._ends[sequence].set_result(None)
         self._plan(now_s)
 
 

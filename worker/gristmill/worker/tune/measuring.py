@@ -46,6 +46,7 @@ class _Loop:
 
     engine: Engine
     requests: Iterator[Request]
+    enough_refused: int
     ended: list[tuple[float, int]] = field(default_factory=list)
     first_error: str = ""
 
@@ -57,6 +58,11 @@ class _Loop:
             if response.status >= 400:
                 self.first_error = self.first_error or response.body[:300].decode(errors="replace")
                 await asyncio.sleep(LOOK_S)  # it may take no time, and be followed by the like
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` if all was refused so far, and enough to tell the sample from a line of it."""
+        if len(self.ended) >= self.enough_refused and all(code >= 400 for _, code in self.ended):
+            raise InvalidRequest(f"the engine refuses this sample: {self.first_error}")
 
     def look(self) -> _Look:
         return _Look(time.monotonic(), len(self.ended), self.engine.stats())
@@ -79,7 +85,7 @@ async def measure(
         EngineDied: The engine is gone.
         InvalidRequest: It refuses every request of the sample.
     """
-    loop = _Loop(engine, _endless(load, model))
+    loop = _Loop(engine, _endless(load, model), enough_refused=min(len(load), MIN_REQUESTS))
     try:
         async with asyncio.TaskGroup() as group:
             places = [group.create_task(loop.keep_busy()) for _ in range(candidate.in_flight)]
@@ -106,8 +112,7 @@ async def _window(loop: _Loop, in_flight: int, max_s: float) -> list[_Look]:
     ramp_s = MAX_RAMP_SHARE * max_s
     while len(loop.ended) < in_flight and _since(started_at) < ramp_s:  # noqa: ASYNC110  # or a time
         await asyncio.sleep(LOOK_S)
-    if loop.ended and all(status >= 400 for _, status in loop.ended):
-        raise InvalidRequest(f"the engine refuses this sample: {loop.first_error}")
+    loop.check()
     looks = [loop.look()]
     enough = len(loop.ended) + max(2 * in_flight, MIN_REQUESTS)
     while _since(started_at) < max_s:
@@ -115,6 +120,7 @@ async def _window(loop: _Loop, in_flight: int, max_s: float) -> list[_Look]:
         looks.append(loop.look())
         if len(loop.ended) >= enough and looks[-1].at - looks[0].at >= MIN_WINDOW_S:
             break
+    loop.check()
     return looks
 
 

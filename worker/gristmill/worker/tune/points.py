@@ -106,10 +106,15 @@ class Point:
         return self.tokens_per_step >= FULL_STEP * limit and not self.has_full_cache
 
     def merged(self, other: "Point") -> "Point":
-        """Return two measurements of one candidate as one; one that failed makes both fail."""
+        """Return two measurements of one candidate as one.
+
+        One that failed makes both fail; one that did not settle says nothing beside one that did.
+        """
         if self.failure or other.failure:
             return self if self.failure else other
         runs = self.runs + other.runs
+        if self.is_settled != other.is_settled:
+            return replace(self if self.is_settled else other, runs=runs)
 
         def mean(first: float, second: float) -> float:
             return (first * self.runs + second * other.runs) / runs
@@ -131,7 +136,7 @@ class Point:
             num_requests=self.num_requests + other.num_requests,
             num_failed=self.num_failed + other.num_failed,
             seconds=self.seconds + other.seconds,
-            is_settled=self.is_settled and other.is_settled,
+            is_settled=self.is_settled,
             runs=runs,
         )
 

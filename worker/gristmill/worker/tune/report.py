@@ -87,6 +87,8 @@ def save(report: Report, folder: Path) -> None:
     (folder / RESULTS).write_bytes(content)
     if report.best:
         (folder / SETTINGS).write_text(settings(report.best))
+    else:
+        (folder / SETTINGS).unlink(missing_ok=True)  # what was best may fall over the bound later
 
 
 def settings(best: Point) -> str:
