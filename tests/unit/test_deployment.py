@@ -284,3 +284,23 @@ def test_images_copy_only_what_the_context_holds(path: Path) -> None:
 def test_compose_builds_a_stage_that_exists(name: str) -> None:
     build = COMPOSE["services"][name]["build"]
     assert f" AS {build['target']}\n" in (ROOT / build["dockerfile"]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "installed"),
+    [
+        ("install-producer", " .; }"),
+        ("install-desk", "'.[gateway,steward,s3]'"),
+        ("install-worker-cpu", " .[cpu] "),
+        ("install-worker-gpu", "'.[gpu]'"),
+    ],
+)
+def test_recipes_that_images_and_readers_run_are_whole(
+    target: str, installed: str, tmp_path: Path
+) -> None:
+    make = ["make", "--no-print-directory", "-n", target, f"VENV={tmp_path / 'venv'}"]
+    recipe = subprocess.run(
+        make, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout  # our own
+    subprocess.run(["sh", "-n"], input=recipe, check=True, text=True)
+    assert installed in recipe

@@ -61,7 +61,7 @@ class Options:
 )
 @click.option("--tenant", metavar="NAME", help="Whose share of the engine.  [default: default]")
 @click.option(
-    "--deadline-s", type=FiniteRange(min=0), help="Seconds after which a request expires."
+    "--deadline-s", type=FiniteRange(min=0), help="Seconds after which a request expires; 0: never."
 )
 @click.option(
     "--max-attempts", type=click.IntRange(1, 100), help="Tries of each request.  [default: 3]"

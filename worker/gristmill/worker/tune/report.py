@@ -123,6 +123,8 @@ def print_report(report: Report, folder: Path) -> None:
         say(f"  no settings: {_why_none(report)}")
         return
     say(f"  best: {point_line(report.best)}{_gain(report)}")
+    if report.best.runs == 1:
+        say("  it was measured once: the time did not suffice for a second look (--budget)")
     say(f"  to use it:\n    set -a; . {folder / SETTINGS}; set +a\n    {worker_command(report)}")
 
 
