@@ -134,9 +134,10 @@ async def test_dead_letter_requeued_while_the_reply_is_lost_runs_once(cell: Cell
 async def test_leases_are_handed_back_within_a_second_of_the_grace_periods_end(cell: Cell) -> None:
     loop = asyncio.get_running_loop()
     asked_for = {f"r{i}": Prompt(f"plain {i}", 100_000) for i in range(64)}
+    asked_for["last"] = Prompt("plain last", 1)  # when it has ended, all before it have started
     await cell.queue.submit([prompt.request(key) for key, prompt in asked_for.items()])
-    worker = await cell.add_worker(max_in_flight=64, drain_timeout_s=1.0)
-    await cell.until("in_flight", 64)
+    worker = await cell.add_worker(max_in_flight=65, drain_timeout_s=1.0)
+    await cell.until("succeeded", 1)
     worker.signal(signal.SIGTERM)
     signalled_at = loop.time()
     while (await cell.queue.stats()).counters["in_flight"]:
