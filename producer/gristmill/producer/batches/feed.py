@@ -199,8 +199,7 @@ class Feeder:
         self._ledger.closing = closing
         self._waiting = []  # the next sweep finds that the queue does not know them
         ids = [self._ledger.id_of(number) for number in self._ledger.outstanding]
-        for start in range(0, len(ids), IDS_A_CALL):
-            await self._queue.cancel(ids[start : start + IDS_A_CALL])
+        await self._queue.cancel(ids)
         await self._sweep()
 
     async def _sweep(self) -> None:
