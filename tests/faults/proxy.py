@@ -72,7 +72,7 @@ class Proxy:
         self.flows.set()
 
     async def __aenter__(self) -> "Proxy":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -93,29 +93,27 @@ class Proxy:
         """Answer later from now on."""
         self.delay_s = delay_s
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = asyncio.current_task()
-        assert serving is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(serving)
-        try:
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                await self._relay(reader, writer)
-        finally:
-            await _drop(writer)
-            self._connections.discard(serving)
+        serving.add_done_callback(self._connections.discard)
+        # Not in the task: one that is cancelled before its first step closes nothing.
+        serving.add_done_callback(lambda _: writer.transport.abort())
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._redis_port)
-        asked: deque[str] = deque()
-        pumps = [
-            asyncio.create_task(_until_broken(self._pump_requests(reader, up_writer, asked))),
-            asyncio.create_task(_until_broken(self._pump_answers(up_reader, writer, asked))),
-        ]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await end(*pumps)
-            await _drop(up_writer)
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._redis_port)
+            asked: deque[str] = deque()
+            pumps = [
+                asyncio.create_task(_until_broken(self._pump_requests(reader, up_writer, asked))),
+                asyncio.create_task(_until_broken(self._pump_answers(up_reader, writer, asked))),
+            ]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                up_writer.transport.abort()  # before all that can be cancelled
+                writer.transport.abort()
+                await end(*pumps)
 
     async def _pump_requests(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: deque[str]
@@ -158,13 +156,6 @@ class Proxy:
             if await trap.meet(verb, phase) == "swallow":
                 return "swallow"
         return "pass"
-
-
-async def _drop(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    writer.transport.abort()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
 
 
 async def _until_broken(pump: Coroutine[Any, Any, None]) -> None:
