@@ -164,6 +164,19 @@ async def test_queue_stats_is_one_view_for_people_and_programs(
     assert "queued     2, 0 of them delayed" in shell.run("queue", "stats").out
 
 
+async def test_weights_of_tenants_are_set_and_shown(shell: CommandLine) -> None:
+    assert "same share" in shell.run("queue", "weights").err
+    assert shell.run("queue", "weights", "team=a=3", "b=0.5").out == "b  0.5\nteam=a  3\n"
+    assert shell.run("queue", "weights", "b=1", "--json").rows == [{"team=a": 3, "b": 1}]
+
+
+@pytest.mark.parametrize("given", ["a", "a=", "a=much", "=2", "a b=2", "a=0", "a=nan", "a=1001"])
+async def test_a_weight_that_makes_no_sense_is_refused(shell: CommandLine, given: str) -> None:
+    refused = shell.run("queue", "weights", "good=2", given)
+    assert (refused.code, refused.out) == (2, "")
+    assert shell.run("queue", "weights").out == ""
+
+
 async def test_queue_audit_fails_on_a_finding(shell: CommandLine, queue: Queue) -> None:
     await submit(queue, "a")
     assert shell.run("queue", "audit").code == 0

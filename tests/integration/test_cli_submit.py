@@ -185,6 +185,20 @@ def test_a_body_over_the_limit_is_refused_with_both_numbers(
     assert ("line 1: " in done.err and "GRISTMILL_MAX_REQUEST_BYTES" in done.err) == is_over
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("tenant", ""), ("batch", "a b"), ("endpoint", "/v1/nowhere")]
+)
+def test_an_option_that_fits_no_line_is_refused_once(
+    shell: CommandLine, name: str, value: str
+) -> None:
+    shell.write("in.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    done = shell.run("submit", "in.jsonl", "--lenient", f"--{name}", value)
+    assert (done.code, done.out) == (2, "")
+    assert "no line can have these options: " in done.err
+    assert name in done.err
+    assert "line 1" not in done.err
+
+
 def test_an_output_that_is_no_interrupted_run_is_kept_unless_forced(shell: CommandLine) -> None:
     shell.write("in.jsonl", [b"null"])
     (shell.folder / "out.jsonl").write_text("precious\n")

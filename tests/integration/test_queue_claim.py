@@ -49,7 +49,7 @@ async def test_tenants_share_by_estimated_tokens(queue: Queue) -> None:
 
 
 async def test_a_weight_multiplies_a_tenants_share(queue: Queue) -> None:
-    await queue.redis.hset(f"{queue.keys.prefix}weights", "a", "3")
+    await queue.set_weights({"a": 3})
     for tenant in ("a", "b"):
         await queue.submit(some_requests(400, tenant=tenant, max_tokens=100))
     worker = await open_worker(queue)
@@ -71,11 +71,12 @@ async def test_one_boundless_estimate_does_not_end_fairness(queue: Queue) -> Non
 
 @pytest.mark.parametrize("weight", ["0", "-1", "heavy", "nan", ""])
 async def test_a_weight_without_sense_counts_as_one(queue: Queue, weight: str) -> None:
-    await queue.redis.hset(f"{queue.keys.prefix}weights", "a", weight)
+    await queue.redis.hset(queue.keys.weights, "a", weight)
     for tenant in ("a", "b"):
         await queue.submit(some_requests(40, tenant=tenant, max_tokens=100))
     items = await claim(queue, await open_worker(queue), 64)
     assert Counter(item.record.tenant for item in items) == {"a": 32, "b": 32}
+    assert await queue.weights() == {"a": 1}
     assert await audit(queue) == []
 
 

@@ -435,7 +435,7 @@ async def test_stats_tell_the_order_and_count_what_it_has_moved(queue: Queue) ->
 async def test_a_weight_that_makes_no_sense_stops_nobody(queue: Queue, weight: str) -> None:
     """Before there were bounds, a claim set virtual time to infinity, and every ack of that tenant failed half-way."""
     worker = await worker_under(queue, "fair")
-    await queue.redis.hset(f"{queue.keys.prefix}weights", "a", weight)
+    await queue.redis.hset(queue.keys.weights, "a", weight)
     for tenant in "abz":
         await queue.submit(some_requests(40, tenant=tenant, max_tokens=200))
     served = Counter[str]()

@@ -53,6 +53,11 @@ class Keys:
         return f"{self.prefix}policy"
 
     @property
+    def weights(self) -> str:
+        """HASH: tenant -> its share of the engine, 1 unless somebody set it."""
+        return f"{self.prefix}weights"
+
+    @property
     def inbox(self) -> str:
         """LIST of plain JSON that any language may RPUSH."""
         return f"{self.prefix}inbox"

@@ -15,6 +15,9 @@ Scheduling = Literal[
 IDS_A_CALL = 500
 """Ids that one call names: its script stays within a few milliseconds, and others get their turn."""
 
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
+"""Bounds of a tenant's weight, as `lua/transitions.lua` takes it."""
+
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]
 

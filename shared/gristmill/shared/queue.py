@@ -12,9 +12,17 @@ from typing import Any
 import orjson
 from redis.asyncio import Redis, RedisCluster
 
-from gristmill.shared.errors import LeaseLost, NotReplicated, QueueFull, SettingsError
+from gristmill.shared.errors import (
+    InvalidRequest,
+    LeaseLost,
+    NotReplicated,
+    QueueFull,
+    SettingsError,
+)
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
     Beat,
     Claim,
     DeadLetter,
@@ -27,7 +35,7 @@ from gristmill.shared.operations import (
     Stats,
     SubmitCode,
 )
-from gristmill.shared.records import Claimed, Record, Request
+from gristmill.shared.records import Claimed, Record, Request, check_tenant
 from gristmill.shared.results import Result
 
 REAP_LIMIT = 100
@@ -331,6 +339,30 @@ class Queue:
             workers={k: int(v) - now_ms for k, v in _pairs(workers)},
         )
 
+    async def weights(self) -> dict[str, float]:
+        """Return the weights of tenants as claims take them; who has none counts as 1."""
+        found: Any = await self.redis.hgetall(self.keys.weights)
+        return {name.decode(): _weight(text) for name, text in found.items()}
+
+    async def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Say how tenants share the engine under fair scheduling; it may change under a backlog.
+
+        Args:
+            weights: Tenant -> weight, 0.001 to 1000; tenants not named keep theirs.
+
+        Raises:
+            InvalidRequest: A name or a weight is not allowed; then none is set.
+        """
+        for name, weight in weights.items():
+            check_tenant(name)
+            if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+                raise InvalidRequest(
+                    f"tenant {name}: weight {weight:g} is not allowed; use {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
+                )
+        mapping: dict[Any, Any] = dict(weights)
+        if mapping:
+            await self.redis.hset(self.keys.weights, mapping=mapping)
+
     async def tenant_load(self, tenant: str) -> tuple[int, int]:
         """Return how many requests of a tenant are not terminal, and the bytes of their records."""
         fields = [f"{tenant}|requests", f"{tenant}|bytes"]
@@ -382,6 +414,15 @@ class Queue:
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[str, Any]]:
     return ((flat[i].decode(), flat[i + 1]) for i in range(0, len(flat), 2))
+
+
+def _weight(text: bytes) -> float:
+    """Read a weight that somebody may have set past `set_weights`, as `lua/transitions.lua` does."""
+    try:
+        weight = float(text)
+    except ValueError:
+        return 1.0
+    return max(MIN_WEIGHT, min(weight, MAX_WEIGHT)) if weight > 0 else 1.0
 
 
 def _result(request_id: str, blob: bytes) -> Result:

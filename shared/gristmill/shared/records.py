@@ -72,6 +72,16 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
     _encode("metadata", metadata)
 
 
+def check_tenant(name: object) -> None:
+    """Make sure that a name may be a tenant's.
+
+    Raises:
+        InvalidRequest: Says what names are made of.
+    """
+    if not _is_match(_NAME, name):
+        raise InvalidRequest(f"tenant {shown(name)} is not allowed; use {_NAME_RULE}")
+
+
 def encode_body(body: Mapping[str, Any]) -> bytes:
     """Return the JSON of a body.
 

@@ -1,4 +1,4 @@
-"""`gristmill queue`: what is in the queue, and whether its invariants hold."""
+"""`gristmill queue`: what is in the queue, who gets which share of it, whether its invariants hold."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,6 +10,7 @@ from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
     from gristmill.shared.operations import Stats
+    from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
 
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -17,7 +18,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="For programs
 
 @click.group("queue")
 def queue_group() -> None:
-    """Look at the queue as a whole."""
+    """Look at the queue as a whole, and share it out."""
 
 
 @queue_group.command()
@@ -58,6 +59,44 @@ def _pairs(counts: Mapping[str, int]) -> str:
 
 def _lease(remaining_ms: int) -> str:
     return f"lease ends in {remaining_ms / 1000:.1f} s" if remaining_ms > 0 else "lease has ended"
+
+
+@queue_group.command()
+@click.argument("given", metavar="[TENANT=WEIGHT]...", nargs=-1)
+@json_option
+@queue_options
+def weights(given: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> None:
+    """Show, or set first, the shares of tenants under fair scheduling.
+
+    A tenant of weight 3 gets three times the tokens of one of weight 1, which is what every tenant has that
+    is not listed. From 0.001 to 1000; it may change under a backlog.
+    """
+    from gristmill.producer.commands.session import on_queue, print_json
+
+    fresh = dict(map(_weight, given))
+
+    async def set_and_read(queue: "Queue") -> dict[str, float]:
+        await queue.set_weights(fresh)
+        return await queue.weights()
+
+    known = on_queue(settings, set_and_read)
+    if as_json:
+        print_json(known)
+        return
+    for tenant, weight in sorted(known.items()):
+        click.echo(f"{tenant}  {weight:g}")
+    if not known:
+        say("no weights: every tenant has the same share")
+
+
+def _weight(text: str) -> tuple[str, float]:
+    tenant, _, weight = text.rpartition("=")
+    try:
+        return tenant, float(weight)
+    except ValueError:
+        raise click.UsageError(
+            f"{text!r} is not a tenant and its weight, such as team-a=3"
+        ) from None
 
 
 @queue_group.command()

@@ -114,6 +114,22 @@ def _check_options(options: Options) -> None:
         raise click.UsageError(
             f"--run {options.run!r} is not allowed; use 1 to 100 letters, digits, '.', '_' or '-'"
         )
+    _check_fields(options)
+
+
+def _check_fields(options: Options) -> None:
+    """Read a line with them: what no line may have is refused once, not with each line."""
+    from gristmill.producer.batches import BadLine, LineReader
+    from gristmill.producer.batches.lines import Line
+    from gristmill.shared.records import COMPLETIONS
+
+    endpoint = COMPLETIONS if options.endpoint is None else options.endpoint
+    reader = LineReader(
+        "", max_request_bytes=1024, default_endpoint=endpoint, defaults=options.fields
+    )
+    read = reader.read(Line(1, b'{"body": {}}', 0, 0))
+    if isinstance(read, BadLine):
+        raise InvalidRequest(f"no line can have these options: {read.reason}")
 
 
 @contextmanager
