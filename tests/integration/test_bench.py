@@ -176,6 +176,31 @@ def test_death_of_the_engine_ends_the_bench_with_its_reason(measured: Bench) -> 
         measured(Dies())
 
 
+class DiesLater(StubEngine):
+    num_left = 20
+
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise EngineDied("it broke later")
+        return await super().post(endpoint, body, priority=priority)
+
+
+def test_a_bench_that_ends_early_leaves_no_plots_of_an_earlier_one(
+    measured: Bench, tmp_path: Path
+) -> None:
+    measured()
+    folder = tmp_path / "bench"
+    everything = {"results.json", "table.md", "table.csv", "bench.png", "bench.svg"}
+    assert {path.name for path in folder.iterdir()} == everything
+    with pytest.raises(EngineDied):
+        measured(Dies())  # before anything was measured
+    assert {path.name for path in folder.iterdir()} == everything
+    with pytest.raises(EngineDied):
+        measured(DiesLater(token_delay_s=0.001, max_num_seqs=8))
+    assert {path.name for path in folder.iterdir()} == {"results.json"}
+
+
 class NeverStarts(StubEngine):
     async def start(self) -> EngineInfo:
         raise AssertionError("the engine was started")

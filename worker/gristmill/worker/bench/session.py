@@ -32,7 +32,7 @@ from gristmill.worker.settings import WorkerSettings
 DEFAULT_REQUESTS = 256
 DEMO_ARGUMENTS = ("--enforce-eager", "--max-num-seqs", "64", "--max-model-len", "2048")
 TABLE_WIDTH = 240
-RESULTS, PICTURE = "results.json", "bench"
+RESULTS, MARKDOWN, CSV, PICTURE = "results.json", "table.md", "table.csv", "bench"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,8 @@ def present_again(results: Path) -> None:
 def present(report: Report, folder: Path) -> None:
     """Write tables and plots of a report into a folder, and print the tables."""
     found = rows(report.runs)
-    (folder / "table.md").write_text(table.markdown(found))
-    (folder / "table.csv").write_text(table.as_csv(found))
+    (folder / MARKDOWN).write_text(table.markdown(found))
+    (folder / CSV).write_text(table.as_csv(found))
     _print(table.rich_tables(found))
     for run in report.runs:
         if run.first_error:
@@ -165,12 +165,14 @@ async def _measured(
     async with connect(url) as redis:
         await redis.ping()  # a wrong URL is told before minutes of a start
     server = engine.evidence().get("vllm_url")
-    say(f"  waiting for the server at {server}" if server else "  starting the engine")
+    say(f"  waiting until {server}/health answers" if server else "  starting the engine")
     try:
         info = await engine.start()
         report = Report(_facts(options, engine, info), _load_facts(options, plan), runs)
 
         def keep(run: Run) -> None:
+            if not report.runs:
+                _clear(options.out)
             report.runs.append(run)
             report.save(options.out / RESULTS)
 
@@ -186,6 +188,12 @@ async def _measured(
     finally:
         await engine.close()
     return report
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier bench has drawn: its results are about to be overwritten."""
+    for old in (MARKDOWN, CSV, f"{PICTURE}.png", f"{PICTURE}.svg"):
+        (folder / old).unlink(missing_ok=True)
 
 
 def _facts(options: Options, engine: Observed, info: EngineInfo) -> dict[str, Any]:
