@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from gristmill.shared.errors import EngineDied, EngineError, EngineUnavailable
+from gristmill.shared.errors import EngineDied, EngineError, EngineHungUp, EngineUnavailable
 from gristmill.worker.engine import RemoteEngine
 from gristmill.worker.engine.interface import RunLimits
 
@@ -171,7 +171,7 @@ async def test_500_of_a_dying_server_is_a_death(server: Server, engine: RemoteEn
         await engine.post(CHAT, BODY)
 
 
-@pytest.mark.parametrize(("health", "error"), [(200, EngineUnavailable), (503, EngineDied)])
+@pytest.mark.parametrize(("health", "error"), [(200, EngineHungUp), (503, EngineDied)])
 async def test_broken_connection_is_judged_by_health(
     server: Server, engine: RemoteEngine, health: int, error: type[Exception]
 ) -> None:

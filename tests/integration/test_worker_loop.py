@@ -16,7 +16,7 @@ from workers import local_worker, settings_for
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import EngineDied, EngineUnavailable
+from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request, request_from_body
@@ -294,6 +294,18 @@ async def test_unavailable_engine_costs_no_attempt(
     async with local_worker(settings_for(redis_url, queue, backoff_base_s=0.001), engine):
         result = await client.wait(await client.submit(a_prompt("x", max_attempts=1)))
     assert (result.status, result.attempt) == ("succeeded", 1)
+
+
+async def test_a_request_that_the_engine_always_hangs_up_on_ends(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    engine = FlakyEngine([EngineHungUp("the connection broke")] * 2)
+    async with local_worker(settings_for(redis_url, queue, backoff_base_s=0.001), engine):
+        result = await client.wait(await client.submit(a_prompt("x", max_attempts=2)))
+        assert (result.status, result.attempt) == ("failed", 2)
+        assert (await client.wait(await client.submit(a_prompt("y")))).status == "succeeded"
+    (letter,) = await queue.dead_letters()
+    assert letter.evidence == {"code": "connection_broken", "message": "the connection broke"}
 
 
 async def test_drain_does_not_wait_for_an_engine_that_is_away(

@@ -85,5 +85,9 @@ class EngineUnavailable(EngineError):
     """The engine cannot take this request now (overloaded, unreachable, shutting down): try again later."""
 
 
+class EngineHungUp(EngineError):
+    """The engine lives and broke off this one request: another try of it counts."""
+
+
 class EngineDied(EngineError):
     """The engine will answer nothing more; it must be started anew."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from gristmill.shared.connection import retrying
-from gristmill.shared.errors import EngineDied, EngineUnavailable
+from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
 from gristmill.shared.operations import Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
@@ -102,11 +102,11 @@ class Runner:
             self._died(death)
         except EngineUnavailable as error:
             await self._hand_back(run, error)
+        except EngineHungUp as error:
+            await self._nack(run, _failure("connection_broken", str(error)))
         except Exception as error:
             log.exception("request.run_failed", id=run.claimed.id)
-            await self._nack(
-                run, Nack({"code": "worker_error", "message": repr(error)[:MAX_REASON_CHARS]})
-            )
+            await self._nack(run, _failure("worker_error", repr(error)))
         else:
             self._num_failures = 0
             self._pace.saw(response, time.monotonic() - started_s)
@@ -178,3 +178,7 @@ class Runner:
 
     def _backoff_s(self, attempt: int) -> float:
         return backoff_s(attempt, self._settings.backoff_base_s, self._settings.backoff_max_s)
+
+
+def _failure(code: str, reason: str) -> Nack:
+    return Nack({"code": code, "message": reason[:MAX_REASON_CHARS]})

@@ -145,6 +145,7 @@ class Engine(Protocol):
 
         Raises:
             EngineUnavailable: Overloaded or unreachable; the same request may be tried again.
+            EngineHungUp: It lives, and broke off this one request.
             EngineDied: The engine is gone; what was in flight has no answer.
         """
 

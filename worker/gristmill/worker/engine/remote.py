@@ -15,7 +15,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from gristmill.shared.errors import EngineDied, EngineUnavailable, SettingsError
+from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable, SettingsError
 from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
@@ -210,14 +210,14 @@ class RemoteEngine:
                 return too_large(f"more than {max_bytes:,}", max_bytes)
             return response_of(reply.status, answer)
 
-    async def _interrupted(self, error: Exception) -> EngineDied | EngineUnavailable:
+    async def _interrupted(self, error: Exception) -> EngineDied | EngineHungUp:
         """A connection that broke with the request on it: the server's end, or only this one's?"""
         what = f"the connection to {self._url} broke while a request ran: {error!r}"
         try:
             await self.check(PROBE_S)
         except EngineDied as death:
             return EngineDied(f"{what}; {death}")
-        return EngineUnavailable(what)
+        return EngineHungUp(what)
 
     async def _judged(self, response: Response) -> Response:
         """Tell the request's own outcome from the server's; a 500 is its own while that lives."""
