@@ -4,8 +4,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-SPARE = 1.1
-"""In flight for each sequence: an engine without some that wait runs 7 % fewer than it could."""
+from gristmill.worker.settings import SPARE
 
 FULL_STEP = 0.9
 """Steps that hold this share of their tokens on average have no room for another request's prompt."""
