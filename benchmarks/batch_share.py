@@ -100,9 +100,9 @@ async def by_vllm(engine: InProcessEngine, argv: list[str], source: Path) -> tup
 
 async def by_batch(batches: Batches, source: Path) -> tuple[float, bytes]:
     """Return the seconds from a batch's creation to its files, and its rows."""
-    upload = batches.files.upload("default", source.name, "batch")
-    upload.write(source.read_bytes())
-    file = await upload.finish()
+    async with batches.files.upload("default") as upload:
+        upload.write(source.read_bytes())
+        file = await upload.finish(source.name)
     started_s = time.perf_counter()
     batch = await batches.create("default", input_file_id=file.id, endpoint=ENDPOINT)
     while not (record := await batches.batch("default", batch.id)).is_final:

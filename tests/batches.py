@@ -39,9 +39,9 @@ def jsonl(lines: Iterable[Any]) -> bytes:
 
 
 async def upload(batches: Batches, data: bytes, tenant: str = TENANT) -> FileObject:
-    file = batches.files.upload(tenant, "in.jsonl", "batch")
-    file.write(data)
-    return await file.finish()
+    async with batches.files.upload(tenant) as file:
+        file.write(data)
+        return await file.finish("in.jsonl")
 
 
 async def create(batches: Batches, lines: Iterable[Any], **options: Any) -> BatchRecord:

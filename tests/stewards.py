@@ -129,9 +129,9 @@ class Place:
 
     async def upload(self, content: bytes, tenant: str = "default") -> str:
         """Store a file; returns its id."""
-        upload = self.batches.files.upload(tenant, "input.jsonl", "batch")
-        upload.write(content)
-        return (await upload.finish()).id
+        async with self.batches.files.upload(tenant) as upload:
+            upload.write(content)
+            return (await upload.finish("input.jsonl")).id
 
     async def create(self, prompts: int = 1, tenant: str = "default") -> str:
         """Create a batch of so many prompts; returns its id."""

@@ -22,6 +22,7 @@ from batches import (
     upload,
 )
 from command_line import SettlingWorker
+from queues import contents
 
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.service import Batches
@@ -338,11 +339,12 @@ async def test_a_window_that_is_no_duration_is_refused(batches: Batches, window:
 
 async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(queue: Queue, tmp_path: Path) -> None:  # fmt: skip
     batches = desk(queue, tmp_path, max_file_bytes=1024)
-    file = batches.files.upload(TENANT, "in.jsonl", "batch")
     with pytest.raises(InvalidRequest, match="more than 1,024 bytes"):
-        file.write(b"x" * 1025)
-    file.abort()
+        async with batches.files.upload(TENANT) as file:
+            file.write(b"x" * 1024)
+            file.write(b"x")
     assert files_in(tmp_path) == []
+    assert await contents(queue) == {}
 
 
 @pytest.fixture

@@ -1,19 +1,23 @@
 """Files in S3 (moto's server, reached as users reach theirs), and a storage that goes away."""
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 from batches import TENANT, all_rows, chat, create, desk, files_in, run, upload
 from command_line import SettlingWorker
 from moto.server import ThreadedMotoServer
+from queues import contents
 
 from gristmill.producer.batches.lifecycle import advance
+from gristmill.producer.batches.registry import UPLOAD_TTL_S
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.batches.sweep import sweep
-from gristmill.shared.errors import NotFound, SettingsError
+from gristmill.shared.errors import InvalidRequest, NotFound, SettingsError
 from gristmill.shared.queue import Queue
 
 
@@ -99,15 +103,44 @@ async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
 async def test_expired_files_are_deleted(queue: Queue, tmp_path: Path) -> None:
     batches = desk(queue, tmp_path)
     kept = await upload(batches, b"x\n")
-    file = batches.files.upload(TENANT, "old.jsonl", "batch", expires_after_s=1)
-    file.write(b"x\n")
-    expiring = await file.finish()
+    async with batches.files.upload(TENANT) as file:
+        file.write(b"x\n")
+        expiring = await file.finish("old.jsonl", expires_after_s=1)
     while not await sweep(batches):
         pass
     with pytest.raises(NotFound):
         await batches.files.get(TENANT, expiring.id)
     assert (await batches.files.get(TENANT, kept.id)).id == kept.id
     assert len(files_in(tmp_path)) == 1
+
+
+async def test_what_a_killed_upload_leaves_is_deleted_after_a_day(
+    queue: Queue, tmp_path: Path
+) -> None:
+    batches = desk(queue, tmp_path)
+    file = await batches.files.upload(TENANT).__aenter__()  # and never left, as by who is killed
+    await asyncio.to_thread(file.write, b"x" * 100_000)
+    assert len(files_in(tmp_path)) == 1
+    assert (await batches.files.page(TENANT)).data == ()
+    assert await sweep(batches) == 0
+    noted: Any
+    (noted,) = await queue.redis.zrange(queue.keys.files_expiring, 0, -1)
+    await queue.redis.zincrby(queue.keys.files_expiring, -UPLOAD_TTL_S, noted)
+    assert await sweep(batches) == 1
+    assert files_in(tmp_path) == []
+    with pytest.raises(InvalidRequest, match="on its way for more than a day"):
+        await file.finish("late.jsonl")
+    assert await contents(queue) == {}
+
+
+async def test_an_id_without_a_file_is_not_swept_for_ever(queue: Queue, tmp_path: Path) -> None:
+    """Who dies between two steps of a file's end leaves it; 500 of them would stop every sweep."""
+    batches = desk(queue, tmp_path)
+    await queue.redis.zadd(queue.keys.files_expiring, {f"file-{n}": 1 for n in range(501)})
+    file = await upload(batches, b"x\n")
+    await queue.redis.zadd(queue.keys.files_expiring, {file.id: 2})
+    assert [await sweep(batches) for _ in range(3)] == [0, 1, 0]
+    assert await contents(queue) == {}
 
 
 def test_a_url_that_nothing_can_reach_is_refused_by_name() -> None:

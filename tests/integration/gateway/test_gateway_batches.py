@@ -241,6 +241,22 @@ async def test_a_form_in_any_order_and_any_pieces_is_read(api: httpx.AsyncClient
             assert (found["bytes"], found["filename"]) == (len(LINES), "in.jsonl")
 
 
+async def test_an_expiry_may_stand_before_the_file_or_after_it(api: httpx.AsyncClient) -> None:
+    file, purpose = part("file", LINES, "in.jsonl"), part("purpose", b"batch")
+    expiry = [
+        part("expires_after[anchor]", b"created_at"),
+        part("expires_after[seconds]", b"4000"),
+    ]
+    bodies = [
+        form(purpose, *expiry, file),
+        form(file, purpose, *expiry),
+        form(expiry[0], file, expiry[1], purpose),
+    ]
+    for body in bodies:
+        found = (await post_form(api, body, 7)).json()
+        assert found["expires_at"] - found["created_at"] == 4000
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -250,7 +266,7 @@ async def test_a_form_in_any_order_and_any_pieces_is_read(api: httpx.AsyncClient
         form(part("purpose", b"b" * 2000), part("file", LINES, "a")),
         form(part("purpose", b"batch"), part("file", LINES, "a"), part("file", LINES, "b")),
         form(part("expires_after[seconds]", b"4000"), part("purpose", b"batch"), part("file", LINES, "a")),
-        form(part("purpose", b"batch"), part("file", LINES, "a"), part("expires_after[seconds]", b"4000")),
+        form(part("purpose", b"batch"), part("file", LINES, "a" * 256)),
         form(part("purpose", b"batch"), part("file", LINES, "a"))[:-20],
     ],
 )  # fmt: skip

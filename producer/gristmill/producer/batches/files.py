@@ -32,17 +32,9 @@ class Files:
         self._storage = storage
         self._settings = settings
 
-    def upload(
-        self, tenant: str, filename: str, purpose: str, expires_after_s: int | None = None
-    ) -> Upload:
-        """Begin a file.
-
-        Raises:
-            InvalidRequest: The purpose is none of `PURPOSES`.
-        """
-        if purpose not in PURPOSES:
-            raise InvalidRequest(f"purpose {purpose!r} is not supported; use {', '.join(PURPOSES)}")
-        record = self._new(tenant, filename, "batch", expires_after_s, "files")
+    def upload(self, tenant: str) -> Upload:
+        """Return a file of a tenant that is yet to be written."""
+        record = self._new(tenant, "", "batch", None, "files")
         return Upload(self._registry, self._storage, record, self._settings.max_file_bytes)
 
     async def page(

@@ -15,7 +15,7 @@ from redis.asyncio.lock import Lock
 
 from gristmill.producer.batches.objects import BatchRecord, FileRecord
 from gristmill.producer.batches.progress import Part, Progress
-from gristmill.shared.errors import LeaseLost, LimitReached, NotFound
+from gristmill.shared.errors import InvalidRequest, LeaseLost, LimitReached, NotFound
 from gristmill.shared.operations import HeldLease
 from gristmill.shared.queue import Queue
 
@@ -25,6 +25,9 @@ LEASE_S = 15.0
 """Silence after which a batch is given to another steward."""
 
 MAX_BACKOFF_S = 60
+
+UPLOAD_TTL_S = 24 * 3600
+"""Longest way of a file into the storage."""
 
 Phase = Literal["validate", "feed", "finalize", "announce"]
 
@@ -99,12 +102,27 @@ class Registry:
 
     # --- files
 
-    async def add_file(self, record: FileRecord) -> None:
-        """List a file that lies in the storage."""
-        expires_at = record.expires_at or 0
+    async def begin_file(self, record: FileRecord) -> None:
+        """Note a file that is about to be written; one that is not added within a day expires.
+
+        Whoever dies between two steps, here or below, leaves no more than the sweep finds.
+        """
+        swept_at = int(time.time()) + UPLOAD_TTL_S
+        await self._redis.zadd(self._keys.files_expiring, {record.id: swept_at})
         await self._redis.set(self._keys.file(record.id), record.model_dump_json())
+
+    async def add_file(self, record: FileRecord) -> None:
+        """List a file that lies in the storage.
+
+        Raises:
+            InvalidRequest: It is not noted any more.
+        """
+        if not await self._redis.set(self._keys.file(record.id), record.model_dump_json(), xx=True):
+            raise InvalidRequest(
+                f"file {record.id} was on its way for more than a day, so it was deleted; upload it again, faster"
+            )
         await self._redis.zadd(self._keys.files(record.tenant), {record.id: 0})
-        await self._redis.zadd(self._keys.files_expiring, {record.id: expires_at})
+        await self._redis.zadd(self._keys.files_expiring, {record.id: record.expires_at or 0})
 
     async def file(self, tenant: str, file_id: str) -> FileRecord:
         """Return a file.
@@ -133,12 +151,18 @@ class Registry:
         await self._redis.zrem(self._keys.files_expiring, record.id)
 
     async def expired_files(self, limit: int) -> list[FileRecord]:
-        """Return files whose time is over."""
+        """Return files whose time is over, and forget ids that somebody died over."""
         ids = await self._redis.zrange(
             self._keys.files_expiring, 1, int(time.time()), byscore=True, offset=0, num=limit
         )
-        blobs = [await self._redis.get(self._keys.file(file_id.decode())) for file_id in ids]
-        return [FileRecord.model_validate_json(blob) for blob in blobs if blob]
+        records = []
+        for file_id in ids:
+            blob = await self._redis.get(self._keys.file(file_id.decode()))
+            if blob:
+                records.append(FileRecord.model_validate_json(blob))
+            else:
+                await self._redis.zrem(self._keys.files_expiring, file_id)
+        return records
 
     # --- batches
 

@@ -181,8 +181,10 @@ class Batches:
             raise InvalidRequest(f"batch {batch_id} cannot be retried: {state} ({record.status})")
         source = await self.files.get(tenant, record.input_file_id)
         errors = await self.files.get(tenant, record.error_file_id)
-        upload = self.files.upload(tenant, f"retry of {source.filename}", "batch")
-        file = await _stored(failed_lines(self.storage, source, errors, record.id), upload)
+        lines = failed_lines(self.storage, source, errors, record.id)
+        async with self.files.upload(tenant) as upload:
+            await asyncio.to_thread(_copy, lines, upload)
+            file = await upload.finish(f"retry of {source.filename}")
         try:
             return await self.create(
                 tenant, input_file_id=file.id, endpoint=record.endpoint, completion_window=completion_window or record.completion_window,
@@ -316,14 +318,6 @@ def public(record: FileRecord | BatchRecord) -> dict[str, Any]:
     return record.model_dump(include=set(kind.model_fields))
 
 
-async def _stored(chunks: Iterator[bytes], upload: Upload) -> FileObject:
-    def copy() -> None:
-        for chunk in chunks:
-            upload.write(chunk)
-
-    try:
-        await asyncio.to_thread(copy)
-        return await upload.finish()
-    except BaseException:
-        await asyncio.to_thread(upload.abort)
-        raise
+def _copy(chunks: Iterator[bytes], upload: Upload) -> None:
+    for chunk in chunks:
+        upload.write(chunk)

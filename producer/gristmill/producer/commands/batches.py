@@ -119,13 +119,9 @@ class Session:
         window_s(options["completion_window"])  # before the file is copied
         if options["endpoint"]:
             check_endpoint(options["endpoint"])
-        upload = batches.files.upload(self._tenant, Path(source).name, "batch")
-        try:
+        async with batches.files.upload(self._tenant) as upload:
             first = _copy(source, upload)
-        except BaseException:
-            upload.abort()
-            raise
-        file = await upload.finish()
+            file = await upload.finish(Path(source).name)
         try:
             options["endpoint"] = options["endpoint"] or self._endpoint_of(first)
             return await batches.create(self._tenant, input_file_id=file.id, **options)

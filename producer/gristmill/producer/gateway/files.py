@@ -45,18 +45,14 @@ class DeletedFile(BaseModel):
 
 @router.post("/v1/files", response_model=FileObject, openapi_extra={"requestBody": dict(SCHEMA)})
 async def upload(request: Request, gateway: GatewayOf, tenant: Caller) -> FileObject:
-    """Upload a JSONL file of requests. Fields come before the file; only `purpose` may follow it."""
+    """Upload a JSONL file of requests. Its fields may come before the file or after it."""
     max_bytes = gateway.settings.max_file_bytes + FORM_BYTES
     if int(request.headers.get("content-length", 0)) > max_bytes:
         raise too_large("the file", gateway.settings.max_file_bytes, "GRISTMILL_MAX_FILE_BYTES")
-    begin = partial(gateway.batches.files.upload, tenant.name)
-    form = UploadForm(request.headers.get("content-type", ""), begin)
-    try:
+    async with gateway.batches.files.upload(tenant.name) as upload:
+        form = UploadForm(request.headers.get("content-type", ""), upload.write)
         await _feed(form, request, max_bytes)
-        file = await form.finished().finish()
-    except BaseException:
-        await asyncio.to_thread(form.abort)
-        raise
+        file = await upload.finish(*form.finished())
     request.state.call.facts["file"] = file.id
     return file
 

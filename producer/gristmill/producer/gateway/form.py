@@ -1,49 +1,47 @@
 """The form of an upload (multipart/form-data), parsed as it comes: a file never lies in memory or twice on disk."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NamedTuple
 
 from streaming_form_data import ParseFailedException, StreamingFormDataParser
 from streaming_form_data.targets import BaseTarget, ValueTarget
 from streaming_form_data.validators import MaxSizeValidator, ValidationError
 
-from gristmill.producer.batches.upload import Upload
+from gristmill.producer.batches.files import PURPOSES
 from gristmill.producer.gateway.errors import ApiError
 
-MAX_FIELD_BYTES = 1024
+MAX_FIELD_BYTES, MAX_NAME_CHARS = 1024, 255
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 """OpenAI's bounds of `expires_after`."""
 
 
-class Begin(Protocol):
-    """Opens the upload once its name is known."""
+class FileFacts(NamedTuple):
+    """What a form says of its file."""
 
-    def __call__(self, filename: str, purpose: str, expires_after_s: int | None) -> Upload:
-        """Return where the file's bytes go."""
+    filename: str
+    expires_after_s: int | None
 
 
 class UploadForm:
-    """Takes the bytes of a form and writes its file into an `Upload`.
+    """Takes the bytes of a form and passes those of its file on.
 
     Args:
         content_type: Of the form; carries its boundary.
-        begin: Called when the file's part begins.
+        write: Gets the bytes of the file; may block on the storage.
 
     Raises:
         ApiError: It is no form.
     """
 
-    def __init__(self, content_type: str, begin: Begin) -> None:
-        self._begin = begin
-        self._upload: Upload | None = None
-        self._used_expiry_s: int | None = None
+    def __init__(self, content_type: str, write: Callable[[bytes], None]) -> None:
+        self._filename: str | None = None
         self._purpose = _field()
         self._anchor, self._seconds = _field(), _field()
         try:
             self._parser = StreamingFormDataParser({"Content-Type": content_type})
         except (ParseFailedException, ValueError, KeyError):
             raise _bad_form("the body is no multipart/form-data with a boundary") from None
-        self._file = _FileTarget(self._start, self._write)
+        self._file = _FileTarget(self._start, write)
         self._parser.register("file", self._file)
         self._parser.register("purpose", self._purpose)
         self._parser.register("expires_after[anchor]", self._anchor)
@@ -54,7 +52,7 @@ class UploadForm:
 
         Raises:
             ApiError: The form is wrong.
-            InvalidRequest: The file is too large, or its purpose is not supported.
+            InvalidRequest: The file is too large.
         """
         try:
             self._parser.data_received(data)
@@ -65,46 +63,44 @@ class UploadForm:
         except ValidationError:
             raise _bad_form(f"a field has more than {MAX_FIELD_BYTES:,} bytes") from None
 
-    def finished(self) -> Upload:
-        """Return the upload when all bytes are taken.
+    def finished(self) -> FileFacts:
+        """Return what the form says of its file, when all bytes are taken.
 
         Raises:
-            ApiError: The file or its purpose is missing.
+            ApiError: The file or its purpose is missing, or a field is wrong.
         """
-        if self._upload is None:
+        if self._filename is None:
             raise _bad_form("it has no file; send a part named file with a filename", "file")
         if not self._file.is_whole:
             raise _bad_form("it ends within its file", "file")
-        if self._expires_after_s() != self._used_expiry_s:
-            raise _bad_form("expires_after follows the file; send it before", "expires_after")
-        if _text(self._purpose) != "batch":
-            raise _bad_form("purpose is needed, and it is batch", "purpose")
-        return self._upload
-
-    def abort(self) -> None:
-        """Throw away what was written; blocks on the storage."""
-        if self._upload is not None:
-            self._upload.abort()
+        if not _text(self._purpose):
+            raise _bad_form(f"purpose is needed; use {', '.join(PURPOSES)}", "purpose")
+        self._check_purpose()
+        return FileFacts(self._filename, self._expires_after_s())
 
     def _start(self, filename: str | None) -> None:
-        if self._upload is not None:
+        if self._filename is not None:
             raise _bad_form("it has two files; send one a call", "file")
-        purpose = _text(self._purpose) or "batch"  # it may follow; see `finished`
-        self._used_expiry_s = self._expires_after_s()
-        self._upload = self._begin(filename or "upload.jsonl", purpose, self._used_expiry_s)
+        self._filename = filename or "upload.jsonl"
+        if len(self._filename) > MAX_NAME_CHARS:
+            raise _bad_form(f"its filename has more than {MAX_NAME_CHARS} characters", "file")
+        self._check_purpose()  # what came already is refused before the file is taken
+        if _text(self._anchor) and _text(self._seconds):
+            self._expires_after_s()
 
-    def _write(self, data: bytes) -> None:
-        if self._upload is not None:
-            self._upload.write(data)
+    def _check_purpose(self) -> None:
+        purpose = _text(self._purpose)
+        if purpose and purpose not in PURPOSES:
+            raise _bad_form(
+                f"purpose {purpose!r} is not supported; use {', '.join(PURPOSES)}", "purpose"
+            )
 
     def _expires_after_s(self) -> int | None:
         anchor, seconds = _text(self._anchor), _text(self._seconds)
         if not anchor and not seconds:
             return None
         if anchor != "created_at" or not seconds.isascii() or not seconds.isdigit():
-            message = (
-                "expires_after has the anchor created_at and whole seconds, both before the file"
-            )
+            message = "expires_after has the anchor created_at and whole seconds"
             raise _bad_form(message, "expires_after")
         if not MIN_EXPIRY_S <= int(seconds) <= MAX_EXPIRY_S:
             message = (
