@@ -1,4 +1,5 @@
-from io import BytesIO
+import os
+from io import BytesIO, FileIO
 from pathlib import Path
 
 import orjson
@@ -13,6 +14,7 @@ from gristmill.producer.batches import (
     bad_line_row,
     result_row,
 )
+from gristmill.producer.batches import output as output_module
 from gristmill.producer.batches.lines import lines_of
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.records import Request
@@ -137,6 +139,38 @@ def test_an_output_that_nothing_began_in_leaves_no_file(tmp_path: Path) -> None:
     with Output(tmp_path / "out"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_there_before_is_never_taken_away(tmp_path: Path) -> None:
+    """`-o /dev/null` of a root user had removed /dev/null."""
+    empty, pipe = tmp_path / "empty", tmp_path / "pipe"
+    empty.touch()
+    os.mkfifo(pipe)
+    with Output(empty):
+        pass
+    for path in (pipe, tmp_path):
+        with pytest.raises(InvalidRequest, match="is no regular file"):
+            Output(path)
+    assert sorted(tmp_path.iterdir()) == [empty, pipe]
+
+
+def test_an_output_that_the_process_before_takes_away_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[FileIO] = []
+    locked = output_module._locked
+
+    def locked_before_it_goes(path: Path) -> FileIO:
+        opened.append(locked(path))
+        if len(opened) == 1:
+            path.unlink()
+        return opened[-1]
+
+    monkeypatch.setattr(output_module, "_locked", locked_before_it_goes)
+    with Output(tmp_path / "out") as output:
+        output.append(row(1))
+    assert (tmp_path / "out").read_bytes() == row(1)
+    assert all(file.closed for file in opened)
 
 
 def test_a_run_is_read_back_until_another_is_forced(tmp_path: Path) -> None:

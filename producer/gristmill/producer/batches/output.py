@@ -3,6 +3,7 @@
 import fcntl
 import os
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,21 +39,19 @@ class Output:
         path: The file; made if it is not there.
 
     Raises:
-        InvalidRequest: Another process appends to it, or it cannot be opened.
+        InvalidRequest: Another process appends to it, it cannot be opened, or it is no regular file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        self._is_new = not path.exists()
+        if not (self._is_new or path.is_file()):
+            message = f"{path} is no regular file, so nothing could be resumed; name one, or leave -o out for stdout"
+            raise InvalidRequest(message)
+        self._file = _locked(path)
+        while not _is_at(path, self._file):  # the one before us has just taken its own away
             self._file.close()
-            message = f"another process is writing {path}; wait for it, or name another output"
-            raise InvalidRequest(message) from None
+            self._file = _locked(path)
 
     def __enter__(self) -> Self:
         return self
@@ -63,8 +62,9 @@ class Output:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not (os.fstat(self._file.fileno()).st_size or Run.beside(self._path).exists()):
-            self._path.unlink(missing_ok=True)  # nothing began, so nothing is left behind
+        has_begun = os.fstat(self._file.fileno()).st_size or Run.beside(self._path).exists()
+        if self._is_new and not has_begun:
+            self._path.unlink(missing_ok=True)  # nothing is left behind that was not there before
         self._file.close()
 
     def begun_run(self, *, is_forced: bool) -> Run | None:
@@ -129,3 +129,25 @@ class Output:
                 " or start anew with --force"
             ) from None
         written.num_failed += has_failed
+
+
+def _locked(path: Path) -> FileIO:
+    try:
+        file = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        message = f"another process is writing {path}; wait for it, or name another output"
+        raise InvalidRequest(message) from None
+    return file
+
+
+def _is_at(path: Path, file: FileIO) -> bool:
+    """Whether an open file is the one that stands at a path now."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
