@@ -9,6 +9,7 @@ from uuid import uuid4
 import orjson
 import pytest
 from command_line import CommandLine, SettlingWorker, ended, interrupt
+from queues import end_lease
 
 from gristmill.shared.queue import Queue
 
@@ -247,6 +248,25 @@ async def test_a_run_interrupted_three_times_ends_with_each_line_exactly_once(
     assert (await queue.stats()).counters["succeeded"] == 400
     assert (await queue.stats()).counters["submitted"] == 400
     assert shell.run("queue", "audit").code == 0
+
+
+async def test_who_waits_is_told_when_no_worker_is_left(shell: CommandLine, queue: Queue) -> None:
+    shell.write("in.jsonl", openai_lines(3))
+    await queue.register("dead", {})
+    await end_lease(queue, "dead")
+    process = await shell.start("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    assert process.stderr is not None
+    told = []
+    async for line in process.stderr:
+        told.append(line.decode())
+        if "running" in told[-1]:
+            break
+    start = "start one: gristmill worker --queue"
+    assert [line for line in told if start in line] == [
+        f"no worker of queue {shell.queue} is alive; {start} {shell.queue} -- --model MODEL\n"
+    ]
+    async with SettlingWorker(queue).running():
+        assert (await ended(process)).code == 0
 
 
 async def test_a_torn_last_row_is_written_again(shell: CommandLine, queue: Queue) -> None:

@@ -40,6 +40,10 @@ class Client:
         check_models: Whether to refuse what no live worker of the queue serves.
         name: Names the reply list; unique to this client.
 
+    Attributes:
+        queue: Which queue.
+        name: Of the client.
+
     A request is done when its result is written; how it ended is the result's `status`. Nothing
     here is lost when Redis is away: calls wait until it is back.
     """
@@ -52,7 +56,7 @@ class Client:
         check_models: bool = True,
         name: str | None = None,
     ) -> None:
-        self._queue = queue
+        self.queue = queue
         self._lookout = Lookout(queue) if check_models else None
         self._max_request_bytes = max_request_bytes
         self.name = name or f"client-{ULID()}"
@@ -83,7 +87,7 @@ class Client:
     async def aclose(self) -> None:
         """Stop waiting and close the connections. What was submitted runs on."""
         await self._waiter.aclose()
-        await self._queue.redis.aclose()
+        await self.queue.redis.aclose()
 
     async def submit(
         self, request: Request | Mapping[str, Any], *, wait: bool = True, **fields: Any
@@ -126,7 +130,7 @@ class Client:
         Raises:
             ResultExpired: The queue does not know the id.
         """
-        result = (await retrying(lambda: self._queue.results([request_id])))[0]
+        result = (await retrying(lambda: self.queue.results([request_id])))[0]
         if result is None and (await self.status([request_id]))[0][0] == "unknown":
             raise result_expired(request_id)
         return result
@@ -168,13 +172,13 @@ class Client:
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         """Cancel requests; a code for each: queued or running (cancelled now), done, unknown."""
         chunks = _chunks(ids)
-        codes = [await retrying(partial(self._queue.cancel, chunk)) for chunk in chunks]
+        codes = [await retrying(partial(self.queue.cancel, chunk)) for chunk in chunks]
         return list(chain.from_iterable(codes))
 
     async def status(self, ids: Sequence[str]) -> list[tuple[State, str]]:
         """Return the state of each request and the worker that runs it, or ""."""
         chunks = _chunks(ids)
-        states = [await retrying(partial(self._queue.status, chunk)) for chunk in chunks]
+        states = [await retrying(partial(self.queue.status, chunk)) for chunk in chunks]
         return list(chain.from_iterable(states))
 
     async def _start(self, items: list[Item]) -> "list[asyncio.Future[Result]]":
@@ -198,7 +202,7 @@ class Client:
         pause_s = FULL_WAIT_MIN_S
         while True:
             try:
-                codes = await retrying(lambda: self._queue.submit(own))
+                codes = await retrying(lambda: self.queue.submit(own))
             except QueueFull:
                 if not wait:
                     raise
@@ -228,7 +232,7 @@ class Client:
                 request,
                 "body and metadata have",
                 request.num_bytes,
-                self._queue.limits.max_bytes,
+                self.queue.limits.max_bytes,
                 "MAX_BYTES",
             )
 

@@ -37,6 +37,13 @@ def test_rows_of_an_earlier_process_count_as_finished_but_not_as_speed() -> None
     assert tally.remaining_s() == 499.0
 
 
+def test_lines_that_no_worker_saw_promise_nothing() -> None:
+    tally = Tally(10, 100.0)
+    tally.add_bad_line()
+    tally.sample(101.0)
+    assert tally.line() == "1/10 finished (1 failed)"
+
+
 def test_rates_forget_what_is_longer_ago_than_the_window() -> None:
     tally = Tally(100, 0.0)
     for _ in range(10):

@@ -16,7 +16,7 @@ from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.commands.progress import Tally, display
-from gristmill.producer.commands.session import on_queue, print_json
+from gristmill.producer.commands.session import absence, on_queue, print_json
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest
 from gristmill.shared.intake import request_from_json
@@ -144,15 +144,18 @@ class Session:
             record.request_counts.total, time.monotonic(),
             num_finished=record.request_counts.finished, num_failed=_num_failed(record),
         )  # fmt: skip
-        told = ""
+        told, shown_s, num_failed_before = "", 0.0, tally.num_failed
         with display(tally.total) as shown:
             while not record.is_final:
                 await asyncio.sleep(min(shown.interval_s, 1.0))
                 record = await batches.batch(self._tenant, batch_id)
                 tally.num_finished, tally.num_failed = record.request_counts.finished, _num_failed(record)  # fmt: skip
+                tally.num_bad = tally.num_failed - num_failed_before  # as if no worker saw them
                 tally.output_tokens = record.usage.output_tokens
                 tally.sample(time.monotonic())
-                shown.show(tally.num_finished, f"{record.status}: {tally.line()}")
+                if record.is_final or time.monotonic() - shown_s >= shown.interval_s:
+                    shown_s = time.monotonic()
+                    shown.show(tally.num_finished, f"{record.status}: {tally.line()}")
                 told = await self._tell_problem(batches, batch_id, told)
         say(f"{record.id} {record.status} after {time.monotonic() - start_s:,.1f} s")
         return record
@@ -167,17 +170,17 @@ class Session:
         return record
 
     async def _tell_problem(self, batches: Batches, batch_id: str, told: str) -> str:
-        """Say what holds a batch up, once; returns what was said."""
+        """Say what holds a batch up, unless it was told before; returns what it is."""
         state = await batches.registry.state(batch_id, self._tenant)
         problem = state.problem and f"a steward failed and will try again: {state.problem}"
         if not state.runs:
             problem = "no steward has taken the batch up yet; start one: gristmill steward"
-        elif state.record.status == "in_progress" and not (await batches.queue.stats()).workers:
-            queue = self._settings.queue
-            problem = f"no worker serves queue {queue}; start one: gristmill worker --queue {queue} -- --model MODEL"
+        elif state.record.status == "in_progress":
+            workers = (await batches.queue.stats()).workers
+            problem = problem or absence(self._settings.queue, workers) or ""
         if problem and problem != told:
             say(problem)
-        return problem or told
+        return problem
 
     async def _write(
         self, batches: Batches, batch_id: str, output: Path | None, follow: bool

@@ -10,7 +10,9 @@ from itertools import islice
 from gristmill.producer.batches import BadLine, BatchInput, bad_line_row, result_row
 from gristmill.producer.client import Client
 from gristmill.producer.commands.progress import Display, Tally, display
-from gristmill.producer.commands.session import IDS_A_CALL
+from gristmill.producer.commands.session import IDS_A_CALL, absence
+from gristmill.shared.cli import say
+from gristmill.shared.connection import retrying
 from gristmill.shared.records import Request
 from gristmill.shared.tasks import end
 
@@ -84,9 +86,14 @@ class Collection:
             await end(watcher)
 
     async def _watch(self, shown: Display) -> None:
+        queue, told = self._client.queue, None
         while True:
             start_s = time.monotonic()
             states = await self._states()
+            problem = absence(queue.keys.queue, (await retrying(queue.stats)).workers)
+            if problem and not told:
+                say(problem)
+            told = problem
             now_s = time.monotonic()
             self._tally.sample(now_s)
             shown.show(self._tally.num_finished, self._tally.line(states))

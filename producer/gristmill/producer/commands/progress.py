@@ -33,6 +33,7 @@ class Tally:
         self.total = total
         self.num_finished = num_finished
         self.num_failed = num_failed
+        self.num_bad = 0
         self.num_earlier = num_finished
         self.output_tokens = 0
         self.prompt_tokens = 0
@@ -48,13 +49,14 @@ class Tally:
         self.prompt_tokens += usage.get("prompt_tokens") or 0
 
     def add_bad_line(self) -> None:
-        """Count a line that became an error row."""
+        """Count a line that became an error row; no worker saw it, so it is part of no rate."""
         self.num_finished += 1
         self.num_failed += 1
+        self.num_bad += 1
 
     def sample(self, now_s: float) -> None:
         """Remember where the run stands; rates span the samples of the last `RATE_WINDOW_S`."""
-        self._samples.append((now_s, self.num_finished, self.output_tokens))
+        self._samples.append((now_s, self.num_finished - self.num_bad, self.output_tokens))
         while self._samples[1][0] < now_s - RATE_WINDOW_S:
             self._samples.popleft()
 

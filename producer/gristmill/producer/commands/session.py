@@ -1,7 +1,7 @@
 """What every command that touches the queue begins with: a queue whose Redis has answered."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -74,6 +74,19 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     finally:
         await end(task)
+
+
+def absence(queue: str, workers: Mapping[str, int]) -> str | None:
+    """Return what to tell people when nobody is there to run what waits, or None.
+
+    Args:
+        queue: Its name.
+        workers: Each with what is left of its lease, in ms; without any it is dead, and not yet missed by another.
+    """
+    if any(left_ms > 0 for left_ms in workers.values()):
+        return None
+    what = f"no worker of queue {queue} is alive" if workers else f"no worker serves queue {queue}"
+    return f"{what}; start one: gristmill worker --queue {queue} -- --model MODEL"
 
 
 def _tell_wait(error: Exception) -> None:

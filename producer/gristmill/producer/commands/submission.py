@@ -23,7 +23,7 @@ from gristmill.producer.batches import (
 )
 from gristmill.producer.commands.collect import Collection, submit_only
 from gristmill.producer.commands.progress import Tally
-from gristmill.producer.commands.session import on_client, on_queue, print_json
+from gristmill.producer.commands.session import absence, on_client, on_queue, print_json
 from gristmill.producer.commands.submit import Options
 from gristmill.shared.cli import say
 from gristmill.shared.errors import InvalidRequest
@@ -55,11 +55,19 @@ class Submission:
         Raises:
             InvalidRequest: The input, or an output that does not belong to it; nothing was submitted.
         """
-        self._fleet = on_queue(self._settings, _look_for_workers)
+        self._fleet = on_queue(self._settings, self._look)
         if self._options.output is None:
             return self._execute(None)
         with Output(self._options.output) as output:
             return self._execute(output)
+
+    async def _look(self, queue: Queue) -> Fleet:
+        """Make sure that Redis answers; who does not wait is told if nobody would take the requests."""
+        if not self._options.wait and (
+            problem := absence(queue.keys.queue, (await queue.stats()).workers)
+        ):
+            say(problem)
+        return await look(queue)
 
     def _execute(self, output: Output | None) -> int:
         run, is_resume = self._run(output)
@@ -175,16 +183,6 @@ class Submission:
             f" {tally.total:,} failed; {tally.output_tokens:,} output tokens,"
             f" {tally.output_tokens / elapsed_s:,.0f} tok/s"
         )
-
-
-async def _look_for_workers(queue: Queue) -> Fleet:
-    """Make sure that Redis answers, and say so if nobody would take the requests."""
-    fleet = await look(queue)
-    if not fleet.num_workers:
-        say(
-            f"no worker serves queue {queue.keys.queue} yet; start one: gristmill worker --queue {queue.keys.queue} -- --model MODEL"
-        )
-    return fleet
 
 
 def _write_to_stdout(row: bytes) -> None:
