@@ -180,6 +180,20 @@ async def test_broken_connection_is_judged_by_health(
         await engine.post(CHAT, BODY)
 
 
+async def test_connections_that_break_together_accuse_nobody(
+    server: Server, engine: RemoteEngine
+) -> None:
+    """One request that makes a server drop all its connections would fail its neighbours, each time it is tried."""
+    server.release.clear()
+    posts = [asyncio.create_task(engine.post(CHAT, BODY)) for _ in range(5)]
+    while len(server.seen) < len(posts):
+        await asyncio.sleep(0.01)
+    server.is_hanging_up = True
+    server.release.set()
+    errors = await asyncio.gather(*posts, return_exceptions=True)
+    assert [type(error) for error in errors] == [EngineUnavailable] * len(posts)
+
+
 async def test_abort_nobody_asked_for_is_no_answer(server: Server, engine: RemoteEngine) -> None:
     server.fields = {"choices": [{"finish_reason": "stop"}, {"finish_reason": "abort"}]}
     with pytest.raises(EngineUnavailable, match="aborted"):

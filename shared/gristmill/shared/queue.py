@@ -342,10 +342,13 @@ class Queue:
     async def weights(self) -> dict[str, float]:
         """Return the weights of tenants as claims take them; who has none counts as 1."""
         found: Any = await self.redis.hgetall(self.keys.weights)
-        return {name.decode(): _weight(text) for name, text in found.items()}
+        return {name.decode(errors="replace"): _weight(text) for name, text in found.items()}
 
     async def set_weights(self, weights: Mapping[str, float]) -> None:
         """Say how tenants share the engine under fair scheduling; it may change under a backlog.
+
+        It counts for what is claimed from then on: what a tenant took ahead of the others at an old weight is
+        made even first.
 
         Args:
             weights: Tenant -> weight, 0.001 to 1000; tenants not named keep theirs.

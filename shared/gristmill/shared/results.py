@@ -3,12 +3,16 @@
 `lua/transitions.lua` puts the two halves of a record together; `docs/protocol.md` describes it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
 Status = Literal["succeeded", "failed", "cancelled", "expired"]
+
+MAX_TOKENS = 10**9
+"""What one request may have taken; a server that says more is not believed."""
 
 
 def response_outcome(attempt: int, worker: str, status_code: int, body: bytes) -> bytes:
@@ -40,7 +44,8 @@ class Result:
         enqueued_ms: Redis time at which it was accepted.
         finished_ms: Redis time at which it ended.
         status_code: HTTP status of the engine's answer, or None if the engine gave none.
-        body: The engine's answer, the very body that `vllm serve` returns, or None.
+        body: The engine's answer, the very JSON that `vllm serve` returns, or None. An object, as a rule: a server
+            that is no vLLM may answer anything.
         error: `{"code", "message"}` where there is no answer.
         metadata: What the request carried.
         worker: Who ran it, or "".
@@ -53,7 +58,7 @@ class Result:
     enqueued_ms: int
     finished_ms: int
     status_code: int | None
-    body: dict[str, Any] | None
+    body: Any
     error: dict[str, Any] | None
     metadata: dict[str, Any] | None
     worker: str
@@ -89,12 +94,30 @@ class Result:
         return self.status == "succeeded"
 
     @property
+    def tokens(self) -> tuple[int, int]:
+        """Prompt and output tokens as the engine counted them; the Responses API has other names for them."""
+        usage = _mapping(_mapping(self.body).get("usage"))
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+        return token_count(prompt), token_count(
+            usage.get("completion_tokens", usage.get("output_tokens"))
+        )
+
+    @property
     def failure(self) -> str:
         """One line that says why it did not succeed; "" if it did."""
         if self.is_success:
             return ""
         if self.error:
             return f"{self.error.get('code')}: {self.error.get('message')}"
-        detail = (self.body or {}).get("error", self.body)
+        detail = _mapping(self.body).get("error", self.body)
         message = detail.get("message", detail) if isinstance(detail, dict) else detail
         return f"HTTP {self.status_code}: {message}"
+
+
+def token_count(value: Any) -> int:
+    """Return a number of tokens; 0 for what cannot be one, whatever a server calls usage."""
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

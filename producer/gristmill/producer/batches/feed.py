@@ -21,6 +21,7 @@ from gristmill.producer.batches.window import commit_interval_s, room
 from gristmill.shared.errors import QueueFull
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.records import Request
+from gristmill.shared.results import Result
 
 LINES_A_SUBMIT = 128
 MAX_RESULTS_A_CALL = 128
@@ -29,6 +30,7 @@ REPLY_WAIT_S = 0.25
 LOOK_S = 1.0
 SWEEP_S = 5.0
 MAX_SLICE_S = 300.0
+CLOCKS_DIFFER_S = 2.0
 MAX_UNCOMMITTED = 5_000
 """Rows after which a commit is due: their results are in Redis until then."""
 
@@ -176,9 +178,20 @@ class Feeder:
         while known:
             number = self._ledger.results_within(RESULT_BYTES_A_CALL, MAX_RESULTS_A_CALL)
             some_ids, known = known[:number], known[number:]
-            for result in await self._queue.results(some_ids):
+            results = await self._queue.results(some_ids)
+            if self._is_window_over(results):
+                await self._begin_to_close(
+                    "expired"
+                )  # gives these their row, as it does the others
+            for result in results:
                 if result and self._ledger.finish(result):
                     self._pace.count()
+
+    def _is_window_over(self, results: Sequence[Result | None]) -> bool:
+        """Whether the queue was first to notice: each request has what is left of the window as its deadline."""
+        is_any_expired = any(result and result.status == "expired" for result in results)
+        window_ends_s = self._state.record.expires_at - CLOCKS_DIFFER_S
+        return not self._ledger.closing and is_any_expired and time.time() >= window_ends_s
 
     # --- looking
 

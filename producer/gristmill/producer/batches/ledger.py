@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -100,7 +99,9 @@ class Ledger:
         if result.is_success:
             self.rows.add("output", row)
             self._counts["completed"] += 1
-            self._count_tokens((result.body or {}).get("usage") or {})
+            prompt_tokens, output_tokens = result.tokens
+            self._usage["input_tokens"] += prompt_tokens
+            self._usage["output_tokens"] += output_tokens
         elif self.closing and result.status in REASONS:
             self._end_closed(result.id, str((result.metadata or {}).get("custom_id")))
         else:
@@ -147,11 +148,6 @@ class Ledger:
     def _add_error(self, row: bytes, count: str) -> None:
         self.rows.add("error", row)
         self._counts[count] += 1
-
-    def _count_tokens(self, usage: Mapping[str, Any]) -> None:
-        """Add up tokens; the Responses API has other names for them."""
-        for name, other in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")):  # fmt: skip
-            self._usage[name] += usage.get(other) or usage.get(name) or 0
 
 
 def number_of(request_id: str) -> int:

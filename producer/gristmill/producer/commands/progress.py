@@ -44,9 +44,9 @@ class Tally:
         """Count a result that this process received."""
         self.num_finished += 1
         self.num_failed += not result.is_success
-        usage = (result.body or {}).get("usage") or {}
-        self.output_tokens += usage.get("completion_tokens") or 0
-        self.prompt_tokens += usage.get("prompt_tokens") or 0
+        prompt_tokens, output_tokens = result.tokens
+        self.prompt_tokens += prompt_tokens
+        self.output_tokens += output_tokens
 
     def add_bad_line(self) -> None:
         """Count a line that became an error row; no worker saw it, so it is part of no rate."""

@@ -3,12 +3,15 @@
 -- KEYS[1]  prefix
 -- ARGV     worker, lease_ms, scheduling ("": leave the queue's policy as it is), ageing_ms, then
 --          field, value... of worker:<worker>
--- Returns  now_ms; an error if the worker's name is empty or has anything but printable ASCII, or a "|", which
---          parts the fields of owner
+-- Returns  now_ms; an error INVALID if the worker's name is empty or has anything but printable ASCII, or a "|", which
+--          parts the fields of owner, or if a time is no whole number
 -- Keeps    5, 7 (the record of a worker that dies goes with a TTL)
 
 if ARGV[1] == "" or string.find(ARGV[1], "[^!-{}~]") then
   return redis.error_reply("INVALID worker name: use printable ASCII without blanks and '|', such as host name and a ULID")
+end
+if not string.match(ARGV[2] .. "|" .. ARGV[4], "^%d+|%d+$") then
+  return redis.error_reply("INVALID lease_ms or ageing_ms: use whole numbers")
 end
 local time_ms = now_ms()
 local worker_key = prefix .. "worker:" .. ARGV[1]

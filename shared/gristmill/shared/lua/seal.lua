@@ -2,9 +2,12 @@
 --
 -- KEYS[1]  prefix
 -- ARGV     batch, total
--- Returns  how many are terminal so far
+-- Returns  how many are terminal so far; an error INVALID if the total is no whole number
 -- Keeps    2 (the crossing to complete pushes the batch to batches_done exactly once)
 
+if not string.match(ARGV[2] or "", "^%d+$") then
+  return redis.error_reply("INVALID total of the batch: use a whole number")
+end
 local batch_key = prefix .. "batch:" .. ARGV[1]
 call("HSET", batch_key, "total", ARGV[2])
 call("PEXPIRE", batch_key, 7 * DAY_MS)

@@ -154,7 +154,7 @@ local function policy()
     local order = string.match(name, "[^+]+$")
     the_policy = { name = name, is_mixed = fields[3], has_lanes = name ~= "fcfs", is_fair = string.sub(name, 1, 4) == "fair",
       order = (order == "sjf" or order == "deadline" or order == "prefix") and order,
-      ageing_ms = tonumber(fields[2] or AGEING_MS) }
+      ageing_ms = tonumber(fields[2] or nil) or AGEING_MS }
   end
   return the_policy
 end
@@ -450,7 +450,8 @@ local function complete_batch(batch, time_ms)
   for i = 2, 5 do
     done = done + (tonumber(fields[i]) or 0)
   end
-  if fields[1] and done >= tonumber(fields[1]) and call("HSETNX", batch_key, "completed_ms", integer(time_ms)) == 1 then
+  local total = tonumber(fields[1] or nil)
+  if total and done >= total and call("HSETNX", batch_key, "completed_ms", integer(time_ms)) == 1 then
     call("RPUSH", prefix .. "batches_done", batch)
     call("LTRIM", prefix .. "batches_done", -MAX_BATCHES_DONE, -1)
   end

@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 
+from gristmill.shared.results import token_count
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response
 
 ABORTED = "abort"
 MAX_QUOTED_BYTES = 500
-MAX_TOKENS = 10**9
 
 
 def with_priority(body: bytes, priority: int) -> bytes:
@@ -64,9 +64,9 @@ def described(status: int, body: bytes, fields: Any) -> Response:
     return Response(
         status,
         body,
-        prompt_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        output_tokens=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
-        cached_tokens=_count(_mapping(details).get("cached_tokens")),
+        prompt_tokens=token_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        output_tokens=token_count(usage.get("completion_tokens", usage.get("output_tokens"))),
+        cached_tokens=token_count(_mapping(details).get("cached_tokens")),
         finish_reason=_finish_reason(fields),
     )
 
@@ -84,8 +84,3 @@ def _finish_reason(fields: Mapping[str, Any]) -> str | None:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _count(value: Any) -> int:
-    """Return a number of tokens; 0 for what cannot be one, whatever a server calls usage."""
-    return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0

@@ -1,11 +1,13 @@
 """The engine behind a URL: a vLLM server, or anything that speaks its OpenAI-compatible API.
 
 Bytes go out and come back as they are. A server that is away is `EngineUnavailable` (try again);
-one that went away while it held a request is `EngineDied`, because that request may be the cause.
+one that went away while it held a request is `EngineDied`, because that request may be the cause; one that is
+there and broke off this request alone is `EngineHungUp` (try again, and count).
 """
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -15,7 +17,13 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable, SettingsError
+from gristmill.shared.errors import (
+    EngineDied,
+    EngineError,
+    EngineHungUp,
+    EngineUnavailable,
+    SettingsError,
+)
 from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
@@ -27,6 +35,9 @@ CONNECT_S = 10.0
 PROBE_S = 10.0
 POLL_S = 0.5
 NOTICE_S = 10.0
+TOGETHER_S = 1.0
+"""Connections that break within it have one cause."""
+
 KEEP_ALIVE_S = 3.0
 """Below the 5 s after which vLLM closes an idle connection; above it a POST may meet a closed one."""
 
@@ -75,6 +86,9 @@ class RemoteEngine:
         self._start_timeout_s = start_timeout_s
         self._limits = limits or RunLimits()
         self._session: aiohttp.ClientSession | None = None
+        self._broke_at: deque[float] = deque(
+            maxlen=2
+        )  # the last moments at which a connection broke
         self._endpoints: tuple[str, ...] = ()
 
     async def start(self) -> EngineInfo:
@@ -210,14 +224,20 @@ class RemoteEngine:
                 return too_large(f"more than {max_bytes:,}", max_bytes)
             return response_of(reply.status, answer)
 
-    async def _interrupted(self, error: Exception) -> EngineDied | EngineHungUp:
-        """A connection that broke with the request on it: the server's end, or only this one's?"""
+    async def _interrupted(self, error: Exception) -> EngineError:
+        """A connection that broke with the request on it: the server's end, that of all connections, or only this one's?
+
+        Several that break together prove nothing against any of their requests.
+        """
         what = f"the connection to {self._url} broke while a request ran: {error!r}"
+        broke_at = time.monotonic()
+        self._broke_at.append(broke_at)
         try:
             await self.check(PROBE_S)
         except EngineDied as death:
             return EngineDied(f"{what}; {death}")
-        return EngineHungUp(what)
+        num_together = sum(abs(moment - broke_at) < TOGETHER_S for moment in self._broke_at)
+        return EngineHungUp(what) if num_together <= 1 else EngineUnavailable(what)
 
     async def _judged(self, response: Response) -> Response:
         """Tell the request's own outcome from the server's; a 500 is its own while that lives."""
