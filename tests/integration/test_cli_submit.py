@@ -200,6 +200,26 @@ def test_an_option_that_fits_no_line_is_refused_once(
     assert "line 1" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("submit --force", "in.run"),
+        ("submit --force", "link"),
+        ("submit --force", "in"),  # beside it lies in.run
+        ("batch create", "in.run"),
+        ("batch create", "link"),
+    ],
+)
+def test_the_input_is_no_output(shell: CommandLine, command: str, output: str) -> None:
+    """With --force the input had been emptied, and nothing run."""
+    shell.write("in.run", [{"prompt": "a"}])
+    (shell.folder / "link").symlink_to("in.run")
+    before = (shell.folder / "in.run").read_bytes()
+    done = shell.run(*command.split(), "in.run", "--wait", "-o", output)
+    assert (done.code, "is the input itself" in done.err) == (2, True), done.err
+    assert (shell.folder / "in.run").read_bytes() == before
+
+
 def test_an_output_that_is_no_interrupted_run_is_kept_unless_forced(shell: CommandLine) -> None:
     shell.write("in.jsonl", [b"null"])
     (shell.folder / "out.jsonl").write_text("precious\n")

@@ -334,3 +334,11 @@ async def test_worker_whose_name_would_read_as_a_charge_is_refused(queue: Queue,
     with pytest.raises(ResponseError, match="INVALID worker name"):
         await queue.register(name, {"model": "m"})
     assert (await queue.stats()).workers == {}
+
+
+@pytest.mark.parametrize("ageing_ms", ["", "x", "-1", "1e3"])
+async def test_an_ageing_that_is_no_number_stops_no_claim(queue: Queue, ageing_ms: str) -> None:
+    with pytest.raises(ResponseError, match="INVALID lease_ms or ageing_ms"):
+        await queue._run("register", "w", 15_000, "fair", ageing_ms, "model", "m")
+    await queue.redis.hset(queue.keys.policy, "ageing_ms", "x")  # past the script
+    assert len(await claimed_by(queue, "worker")) == 1

@@ -1,6 +1,7 @@
 """Settling: one terminal record each, and only a holder may fail, retry or hand back."""
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
@@ -20,6 +21,7 @@ from queues import (
     some_requests,
     succeed,
 )
+from redis.exceptions import ResponseError
 
 from gristmill.shared.audit import audit
 from gristmill.shared.operations import Settlement
@@ -200,6 +202,18 @@ async def test_batch_completes_once_when_sealed_after_its_end(queue: Queue) -> N
     await succeed(queue, "w", items)
     assert await _done(queue) == [b"b"]
     assert await queue.redis.ttl(queue.keys.batch("b")) > 0
+
+
+@pytest.mark.parametrize("total", ["", "-1", "1.5", "many"])
+async def test_a_total_that_is_no_number_is_refused(queue: Queue, total: Any) -> None:
+    """It had been written before it was looked at, and then every end of the batch's requests failed."""
+    with pytest.raises(ResponseError, match="INVALID total"):
+        await queue.seal("b", total)
+    assert await queue.redis.exists(queue.keys.batch("b")) == 0
+    await queue.redis.hset(queue.keys.batch("b"), "total", "many")  # past the script
+    items = await claimed_by(queue, "worker", batch="b")
+    assert await succeed(queue, "worker", items) == [1]
+    assert await queue.seal("b", 1) == 1
 
 
 async def test_empty_batch_is_complete_when_sealed(queue: Queue) -> None:

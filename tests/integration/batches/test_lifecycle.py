@@ -255,6 +255,30 @@ async def test_an_ended_batch_cannot_be_cancelled(batches: Batches) -> None:
         await batches.cancel(TENANT, batch.id)
 
 
+@pytest.mark.usefixtures("worker")
+async def test_an_answer_may_be_any_json(batches: Batches) -> None:
+    """One that was no object, or whose usage made no sense, had stopped its batch for ever, even its cancel."""
+    answers = [
+        *(
+            "[1]",
+            '"text"',
+            "5",
+            "null",
+            "{}",
+            '{"usage": [1]}',
+            '{"usage": {"prompt_tokens": 1.5}}',
+        ),
+        *('{"usage": {"prompt_tokens": "x", "completion_tokens": 100000000000000000000}}',),
+        '{"usage": {"prompt_tokens": 2, "completion_tokens": 3}}',
+    ]
+    lines = [chat(f"c{i}", prompt=f"answer {answer}") for i, answer in enumerate(answers)]
+    ended = await run(batches, await create(batches, lines))
+    assert (ended.status, ended.request_counts.completed) == ("completed", len(answers))
+    assert (ended.usage.input_tokens, ended.usage.output_tokens) == (2, 3)
+    rows = {row["custom_id"]: row["response"]["body"] for row in await all_rows(batches, ended)}
+    assert rows["c0"] == [1]
+
+
 @pytest.mark.parametrize("number", [3, 1500])  # few the queue ends before the steward looks
 async def test_the_completion_window_expires_what_is_unfinished(
     batches: Batches, queue: Queue, number: int

@@ -6,7 +6,7 @@ Both read lines (`input.py`) and write rows (`rows.py`) alike.
 """
 
 from gristmill.producer.batches.input import BadLine, BatchInput, LineReader, Report
-from gristmill.producer.batches.output import Output, Written
+from gristmill.producer.batches.output import Output, Written, check_apart
 from gristmill.producer.batches.rows import bad_line_row, result_row
 from gristmill.producer.batches.run import Run, fingerprint
 
@@ -19,6 +19,7 @@ __all__ = [
     "Run",
     "Written",
     "bad_line_row",
+    "check_apart",
     "fingerprint",
     "result_row",
 ]

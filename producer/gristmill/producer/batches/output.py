@@ -1,5 +1,6 @@
 """The output file of one run: rows are appended as requests finish, each exactly once."""
 
+import contextlib
 import fcntl
 import os
 from dataclasses import dataclass
@@ -129,6 +130,24 @@ class Output:
                 " or start anew with --force"
             ) from None
         written.num_failed += has_failed
+
+
+def check_apart(source: str, *outputs: Path) -> None:
+    """Make sure that no output is the input itself, by whatever name.
+
+    Args:
+        source: A path; anything else is no output.
+        outputs: What is about to be written.
+
+    Raises:
+        InvalidRequest: One is.
+    """
+    for output in outputs:
+        with contextlib.suppress(OSError):  # one of them is not there
+            if output.samefile(source):
+                raise InvalidRequest(
+                    f"{output} is the input itself, which it would overwrite; name another output"
+                )
 
 
 def _locked(path: Path) -> FileIO:

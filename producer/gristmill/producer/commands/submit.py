@@ -114,6 +114,10 @@ def _check_options(options: Options) -> None:
         raise click.UsageError(
             f"--run {options.run!r} is not allowed; use 1 to 100 letters, digits, '.', '_' or '-'"
         )
+    if options.output is not None:
+        from gristmill.producer.batches import Run, check_apart
+
+        check_apart(options.source, options.output, Run.beside(options.output))
     _check_fields(options)
 
 

@@ -1,0 +1,33 @@
+from typing import Any
+
+import pytest
+
+from gristmill.shared.results import Result
+
+
+def with_body(body: Any, status_code: int = 200) -> Result:
+    status = "succeeded" if status_code == 200 else "failed"
+    return Result("a", status, "", 1, 0, 0, status_code, body, None, None, "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 4}, (3, 4)),
+        ({"input_tokens": 3, "output_tokens": 4}, (3, 4)),
+        ({"prompt_tokens": 3}, (3, 0)),
+        ({"prompt_tokens": 1.5, "completion_tokens": "4"}, (0, 0)),
+        ({"prompt_tokens": True, "completion_tokens": 10**20}, (0, 0)),
+        ({"prompt_tokens": -1, "completion_tokens": None}, (0, 0)),
+        ([1], (0, 0)),
+        (None, (0, 0)),
+    ],
+)
+def test_tokens_are_what_can_be_tokens(usage: Any, tokens: tuple[int, int]) -> None:
+    assert with_body({"usage": usage}).tokens == tokens
+
+
+@pytest.mark.parametrize("body", [[1], "text", 5, None, True, {}])
+def test_a_body_may_be_any_json(body: Any) -> None:
+    assert with_body(body).tokens == (0, 0)
+    assert with_body(body, 400).failure == f"HTTP 400: {body}"
