@@ -70,7 +70,7 @@ class Steps:
     def __init__(self, number: int) -> None:
         self._number = number
 
-    def __call__(self) -> bool:
+    def __call__(self, idle_s: float) -> bool:
         self._number -= 1
         return self._number >= 0
 
@@ -105,7 +105,7 @@ async def stewarded(batches: Batches) -> AsyncIterator[None]:
                 if work.phase == "announce":
                     await batches.registry.mark_announced(work.batch)
                 else:
-                    await advance(batches, work.batch, lambda: not is_over)
+                    await advance(batches, work.batch, lambda _: not is_over)
             await batches.queue.redis.blpop([batches.queue.keys.steward_bell], timeout=0.1)
 
     task = asyncio.create_task(steward())

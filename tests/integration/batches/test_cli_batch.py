@@ -100,7 +100,7 @@ async def test_what_holds_a_batch_up_is_said(shell: CommandLine) -> None:
     async with shell.open_queue() as queue:
         elsewhere = desk(queue, shell.folder / "elsewhere")
         with pytest.raises(FileNotFoundError):
-            await advance(elsewhere, batch, lambda: True)
+            await advance(elsewhere, batch, lambda _: True)
     said = await waiting.stderr.readline()
     assert said.startswith(b"a steward failed and will try again: FileNotFoundError")
     async with working(shell):

@@ -255,6 +255,21 @@ async def test_an_ended_batch_cannot_be_cancelled(batches: Batches) -> None:
         await batches.cancel(TENANT, batch.id)
 
 
+async def test_a_slice_that_only_waits_ends_when_it_is_told_to(batches: Batches) -> None:
+    """Batches that wait for their answers had kept the stewards from all others, 10 s each."""
+    batch = await create(batches, [chat("a")])
+    idle: list[float] = []
+
+    def may_go_on(idle_s: float) -> bool:
+        idle.append(idle_s)
+        return idle_s < 0.2
+
+    await advance(batches, batch.id, may_go_on)  # validates
+    await advance(batches, batch.id, may_go_on)  # feeds, and nobody answers
+    assert (await batches.batch(TENANT, batch.id)).status == "in_progress"
+    assert idle[0] < 0.2 <= idle[-1]
+
+
 @pytest.mark.usefixtures("worker")
 async def test_an_answer_may_be_any_json(batches: Batches) -> None:
     """One that was no object, or whose usage made no sense, had stopped its batch for ever, even its cancel."""

@@ -123,7 +123,7 @@ async def _life(url: str, queue: Queue, folder: Path, batch: str, chance: random
         await redis.initialize()
     Mortal(steward, chance.randrange(1, 60), chance)
     try:
-        await advance(steward, batch, lambda: chance.random() < 0.7)
+        await advance(steward, batch, lambda _: chance.random() < 0.7)
     except Killed:
         await queue.redis.unlink(queue.keys.batchlease(batch))
         return True

@@ -71,7 +71,7 @@ async def test_a_storage_that_is_away_while_the_rows_are_assembled(
     folder.rename(away)
     for _ in range(3):
         with pytest.raises(FileNotFoundError):
-            await advance(batches, batch.id, lambda: True)
+            await advance(batches, batch.id, lambda _: True)
         assert (await batches.batch(TENANT, batch.id)).status == "finalizing"
         assert await batches.registry.due() == [], "it is tried again later, not at once"
     shutil.rmtree(folder, ignore_errors=True)
@@ -91,7 +91,7 @@ async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
     failures = 0
     while not (await batches.batch(TENANT, batch.id)).is_final:
         try:
-            await advance(batches, batch.id, lambda: True)
+            await advance(batches, batch.id, lambda _: True)
         except FileNotFoundError:
             failures += 1
     ended = await batches.batch(TENANT, batch.id)

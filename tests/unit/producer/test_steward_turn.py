@@ -3,7 +3,14 @@
 import pytest
 
 from gristmill.producer.steward import turn as module
-from gristmill.producer.steward.turn import ALARM_MARGIN_S, MAX_RUN_S, SLICE_S, STOP_GRACE_S, Turn
+from gristmill.producer.steward.turn import (
+    ALARM_MARGIN_S,
+    IDLE_S,
+    MAX_RUN_S,
+    SLICE_S,
+    STOP_GRACE_S,
+    Turn,
+)
 
 
 class Clock:
@@ -37,6 +44,15 @@ def test_a_job_has_its_slice_while_others_wait(clock: Clock) -> None:
     assert turn.may_go_on()
     clock.now_s += SLICE_S + 1
     assert not turn.may_go_on()
+
+
+def test_a_job_without_anything_to_do_makes_room_at_once(clock: Clock) -> None:
+    turn = Turn()
+    turn.begin(MAX_RUN_S * 2)
+    assert turn.may_go_on(MAX_RUN_S)
+    turn.num_waiting = 1
+    assert turn.may_go_on(IDLE_S / 2)
+    assert not turn.may_go_on(IDLE_S)
 
 
 def test_a_signal_ends_the_slice_and_after_a_while_the_job(clock: Clock) -> None:

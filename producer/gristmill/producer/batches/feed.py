@@ -35,6 +35,10 @@ MAX_UNCOMMITTED = 5_000
 """Rows after which a commit is due: their results are in Redis until then."""
 
 
+MayGoOn = Callable[[float], bool]
+"""Whether a slice may begin another step, after so many seconds in which it had nothing to do."""
+
+
 class Feeder:
     """One slice of work on one batch.
 
@@ -59,7 +63,7 @@ class Feeder:
         self._waiting: list[Request] = []
         self._pace = Pace()
 
-    async def run(self, may_go_on: Callable[[], bool]) -> None:
+    async def run(self, may_go_on: MayGoOn) -> None:
         """Work until the batch is read and answered, or until others should have their turn.
 
         Args:
@@ -77,7 +81,11 @@ class Feeder:
             ), skipped)  # fmt: skip
             await self._look()
             await self._sweep()
-            while not self._ledger.is_done and may_go_on() and self._pace.age_s < MAX_SLICE_S:
+            while (
+                not self._ledger.is_done
+                and may_go_on(self._pace.waited_s("work"))
+                and self._pace.age_s < MAX_SLICE_S
+            ):
                 await self._step(lines)
         await self._commit()
 
@@ -140,6 +148,7 @@ class Feeder:
         self._waiting = []
         if not requests:
             return
+        self._pace.done("work")
         try:
             await self._queue.submit(requests, lease=self._lease.held)
         except QueueFull:
@@ -175,6 +184,8 @@ class Feeder:
 
     async def _collect(self, ids: Sequence[str]) -> None:
         known = [found for found in ids if number_of(found) in self._ledger.outstanding]
+        if known:
+            self._pace.done("work")
         while known:
             number = self._ledger.results_within(RESULT_BYTES_A_CALL, MAX_RESULTS_A_CALL)
             some_ids, known = known[:number], known[number:]

@@ -9,12 +9,11 @@ Every phase takes the batch up at its last commit, works under its lease and end
 """
 
 import time
-from collections.abc import Callable
 
 import structlog
 from redis.exceptions import LockError
 
-from gristmill.producer.batches.feed import Feeder
+from gristmill.producer.batches.feed import Feeder, MayGoOn
 from gristmill.producer.batches.finalize import finalize, tidy
 from gristmill.producer.batches.objects import BatchError, BatchErrors
 from gristmill.producer.batches.registry import BatchLease, BatchState
@@ -25,7 +24,7 @@ from gristmill.shared.errors import LeaseLost, NotFound
 log = structlog.get_logger()
 
 
-async def advance(batches: Batches, batch_id: str, may_go_on: Callable[[], bool]) -> None:
+async def advance(batches: Batches, batch_id: str, may_go_on: MayGoOn) -> None:
     """Do what is next for a batch, if no other steward is at it.
 
     Args:
@@ -56,7 +55,7 @@ async def advance(batches: Batches, batch_id: str, may_go_on: Callable[[], bool]
 
 
 async def _advance(
-    batches: Batches, lease: BatchLease, state: BatchState, may_go_on: Callable[[], bool]
+    batches: Batches, lease: BatchLease, state: BatchState, may_go_on: MayGoOn
 ) -> None:
     if state.record.status == "finalizing":
         await finalize(batches, lease, state)
@@ -68,9 +67,7 @@ async def _advance(
         await _read(batches, lease, state, may_go_on)
 
 
-async def _read(
-    batches: Batches, lease: BatchLease, state: BatchState, may_go_on: Callable[[], bool]
-) -> None:
+async def _read(batches: Batches, lease: BatchLease, state: BatchState, may_go_on: MayGoOn) -> None:
     """Do a phase that reads the input; without one the batch ends.
 
     A storage that is away may look the same as a file that is gone, so that counts only when the

@@ -5,6 +5,9 @@ import time
 SLICE_S = 10.0
 """What a job may take while others wait."""
 
+IDLE_S = 1.0
+"""What it may take without anything to do while others wait: many batches wait for their answers most of the time."""
+
 MAX_RUN_S = 300.0
 """What it may take while nobody waits; then it is enqueued again, and RQ sees that the steward lives."""
 
@@ -51,12 +54,17 @@ class Turn:
         self.is_stopping = True
         self._stop_s = min(self._stop_s, time.monotonic())
 
-    def may_go_on(self) -> bool:
-        """Whether the running job may begin another step."""
+    def may_go_on(self, idle_s: float = 0) -> bool:
+        """Whether the running job may begin another step.
+
+        Args:
+            idle_s: For how long it had nothing to do.
+        """
         ran_s = time.monotonic() - self._began_s
         if self.is_stopping or ran_s > MAX_RUN_S:
             return False
-        return ran_s < SLICE_S or not self.num_waiting
+        has_its_slice = ran_s < SLICE_S and idle_s < IDLE_S
+        return has_its_slice or not self.num_waiting
 
     @property
     def overdue_s(self) -> float:
