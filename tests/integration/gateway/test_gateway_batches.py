@@ -80,6 +80,9 @@ async def test_a_batch_runs_from_file_to_file(client: AsyncOpenAI, gateway: Runn
     assert len(rows) == 2
     with pytest.raises(openai.BadRequestError):
         await client.batches.cancel(made.id)
+    await client.files.delete(ended.output_file_id)
+    with pytest.raises(openai.NotFoundError):  # and no 200 that breaks off
+        await client.get(f"/batches/{made.id}/results", cast_to=bytes)
 
 
 async def test_batches_are_listed_in_pages_and_cancelled(client: AsyncOpenAI) -> None:

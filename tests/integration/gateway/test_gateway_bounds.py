@@ -1,11 +1,15 @@
 """What a caller may take of a gateway's memory, and words that are no text."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 from gateways import RunningGateway, problem
 
+from gristmill.producer.gateway import requests
 from gristmill.producer.gateway.bodies import MAX_BYTES, Bodies
 from gristmill.producer.gateway.errors import ApiError
 
@@ -28,6 +32,25 @@ def test_bodies_that_are_read_at_a_time_are_bounded() -> None:
         assert (refused.value.status, refused.value.code) == (503, "gateway_busy")
     with bodies.share() as third:
         third(MAX_BYTES)
+
+
+async def test_a_body_that_stalls_gives_its_share_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of one tenant had closed the gateway to single requests for as long as they stayed."""
+
+    class Stalled:
+        async def stream(self) -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(requests, "MAX_BODY_S", 0.05)
+    settings = SimpleNamespace(max_request_bytes=1024)
+    gateway: Any = SimpleNamespace(settings=settings, bodies=Bodies())
+    stalled: Any = Stalled()
+    with pytest.raises(ApiError) as refused:
+        await requests._body(stalled, gateway)
+    assert (refused.value.status, refused.value.code) == (408, "body_timeout")
+    with gateway.bodies.share() as everything:
+        everything(MAX_BYTES)
 
 
 async def test_an_id_that_is_no_text_is_refused(api: httpx.AsyncClient) -> None:

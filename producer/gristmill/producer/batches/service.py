@@ -206,12 +206,15 @@ class Batches:
             follow: Go on until the batch has ended; each row comes once.
 
         Raises:
-            NotFound: This tenant has none of this id.
+            NotFound: This tenant has none of this id, or a file of its results was deleted.
             InvalidRequest: To follow a batch whose output is put into the order of its input.
         """
         record = await self.batch(tenant, batch_id)
         if follow and record.order == "input" and not record.is_final:
             raise no_order_yet(batch_id)
+        for file_id in (record.output_file_id, record.error_file_id):
+            if file_id is not None:
+                await self.files.get(tenant, file_id)
         return Tail(self.registry, self.storage, batch_id).rows(follow=follow)
 
     # --- for the steward

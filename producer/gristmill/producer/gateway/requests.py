@@ -6,7 +6,7 @@ for an id that does not begin with his name gets a 404, without a look at the qu
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ from ulid import ULID
 
 from gristmill.producer.gateway import metrics
 from gristmill.producer.gateway.callers import Caller
-from gristmill.producer.gateway.errors import too_large
+from gristmill.producer.gateway.errors import ApiError, too_large
 from gristmill.producer.gateway.patience import PATIENCE_S, patiently
 from gristmill.producer.gateway.service import Gateway, GatewayOf
 from gristmill.producer.tenants import Tenant
@@ -33,6 +33,9 @@ router = APIRouter(tags=["requests"])
 RequestStatus = Literal[
     "queued", "delayed", "running", "succeeded", "failed", "cancelled", "expired"
 ]
+
+MAX_BODY_S = 60.0
+"""Longest way of a body: one that stalls keeps its share of what all bodies may take."""
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,9})\"?(?=$|[,;\s])", re.I)
 
@@ -155,18 +158,26 @@ async def cancel(request_id: str, gateway: GatewayOf, tenant: Caller) -> Request
 
 
 async def _body(request: Request, gateway: Gateway) -> bytes:
-    """Read a body; what all calls hold at a time is bounded."""
-    max_bytes = max_element_bytes(gateway.settings.max_request_bytes)
+    """Read a body; what all calls hold at a time is bounded, and so is for how long."""
+    try:
+        with gateway.bodies.share() as take:
+            async with asyncio.timeout(MAX_BODY_S):
+                return await _read(request, take, gateway.settings.max_request_bytes)
+    except TimeoutError:
+        message = f"the body did not come within {MAX_BODY_S:g} s; send it faster, or a smaller one"
+        raise ApiError(408, message, code="body_timeout") from None
+
+
+async def _read(request: Request, take: Callable[[int], None], max_request_bytes: int) -> bytes:
+    max_bytes = max_element_bytes(max_request_bytes)
     body = bytearray()
-    with gateway.bodies.share() as take:
-        async for chunk in request.stream():
-            take(len(chunk))
-            body += chunk
-            if len(body) > max_bytes:
-                raise too_large(
-                    "the body", max_bytes, "GRISTMILL_MAX_REQUEST_BYTES, with what JSON adds"
-                )
-        return bytes(body)
+    async for chunk in request.stream():
+        take(len(chunk))
+        body += chunk
+        if len(body) > max_bytes:
+            what = "GRISTMILL_MAX_REQUEST_BYTES, with what JSON adds"
+            raise too_large("the body", max_bytes, what)
+    return bytes(body)
 
 
 def _queued_request(
