@@ -165,6 +165,16 @@ async def test_error_of_a_living_server_is_the_requests_own(
     assert (await engine.post(CHAT, BODY)).status == status
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_is_not_followed_to_somebody_elses_answer(
+    server: Server, engine: RemoteEngine, status: int
+) -> None:
+    server.status = status
+    response = await engine.post(CHAT, BODY)
+    assert (response.status, b"set VLLM_URL to" in response.body) == (500, True)
+    assert len(server.seen) == 1
+
+
 async def test_500_of_a_dying_server_is_a_death(server: Server, engine: RemoteEngine) -> None:
     server.status, server.health = 500, 503
     with pytest.raises(EngineDied):

@@ -167,7 +167,7 @@ async def test_queue_stats_is_one_view_for_people_and_programs(
 async def test_weights_of_tenants_are_set_and_shown(shell: CommandLine) -> None:
     assert "same share" in shell.run("queue", "weights").err
     assert shell.run("queue", "weights", "team=a=3", "b=0.5").out == "b  0.5\nteam=a  3\n"
-    assert shell.run("queue", "weights", "b=1", "--json").rows == [{"team=a": 3, "b": 1}]
+    assert shell.run("queue", "weights", "b=1", "--json").rows == [{"team=a": 3}]
 
 
 @pytest.mark.parametrize("given", ["a", "a=", "a=much", "=2", "a b=2", "a=0", "a=nan", "a=1001"])

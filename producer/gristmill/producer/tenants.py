@@ -176,12 +176,13 @@ class Tenants:
         return bool(await self._redis.scard(self._keys.tenants))
 
     async def delete(self, name: str) -> None:
-        """End a tenant and its keys; its files, batches and requests stay until they expire.
+        """End a tenant, its keys and its weight; its files, batches and requests stay until they expire.
 
         Raises:
             NotFound: There is no such tenant.
         """
         await self.revoke_keys(name)
+        await self._redis.hdel(self._keys.weights, name)
         await self._redis.srem(self._keys.tenants, name)
         if not await self._redis.delete(self._keys.tenant(name)):
             raise _unknown(name)

@@ -351,7 +351,7 @@ class Queue:
         made even first.
 
         Args:
-            weights: Tenant -> weight, 0.001 to 1000; tenants not named keep theirs.
+            weights: Tenant -> weight, 0.001 to 1000; tenants not named keep theirs. 1 is forgotten, as all have it.
 
         Raises:
             InvalidRequest: A name or a weight is not allowed; then none is set.
@@ -362,9 +362,11 @@ class Queue:
                 raise InvalidRequest(
                     f"tenant {name}: weight {weight:g} is not allowed; use {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
                 )
-        mapping: dict[Any, Any] = dict(weights)
-        if mapping:
-            await self.redis.hset(self.keys.weights, mapping=mapping)
+        others: dict[Any, Any] = {name: weight for name, weight in weights.items() if weight != 1}
+        if others:
+            await self.redis.hset(self.keys.weights, mapping=others)
+        if equal := [name for name in weights if name not in others]:
+            await self.redis.hdel(self.keys.weights, *equal)
 
     async def tenant_load(self, tenant: str) -> tuple[int, int]:
         """Return how many requests of a tenant are not terminal, and the bytes of their records."""

@@ -255,6 +255,14 @@ async def test_an_ended_batch_cannot_be_cancelled(batches: Batches) -> None:
         await batches.cancel(TENANT, batch.id)
 
 
+async def test_a_wrong_url_is_named_as_that_whatever_is_served(batches: Batches, queue: Queue) -> None:  # fmt: skip
+    await queue.register("worker", {"models": "stub", "endpoints": "/v1/chat/completions"})
+    batch = await create(batches, [chat("a"), chat("b", "/v1/embeddings")])
+    failed = await run(batches, batch)
+    assert failed.errors
+    assert [(error.line, error.code) for error in failed.errors.data] == [(2, "url_mismatch")]
+
+
 async def test_a_slice_that_only_waits_ends_when_it_is_told_to(batches: Batches) -> None:
     """Batches that wait for their answers had kept the stewards from all others, 10 s each."""
     batch = await create(batches, [chat("a")])

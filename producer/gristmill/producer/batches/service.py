@@ -36,7 +36,6 @@ from gristmill.producer.batches.tail import Tail, no_order_yet
 from gristmill.producer.batches.upload import Upload
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest, LimitReached
-from gristmill.shared.fleet import Fleet
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import ENDPOINTS, Priority
 
@@ -219,20 +218,15 @@ class Batches:
 
     # --- for the steward
 
-    def reader(self, record: BatchRecord, fleet: Fleet | None = None) -> LineReader:
-        """Return what turns the lines of a batch into requests that end with its completion window.
-
-        Args:
-            record: Of the batch.
-            fleet: What the workers serve, while lines are still to be refused for it.
-        """
+    def reader(self, record: BatchRecord) -> LineReader:
+        """Return what turns the lines of a batch into requests that end with its completion window."""
         remaining_s = max(0.001, record.expires_at - time.time())
         defaults = {
             "priority": record.priority, "tenant": record.tenant, "reply": record.id, "deadline_s": remaining_s,
         }  # fmt: skip
         return LineReader(
             record.id, max_request_bytes=self.settings.max_request_bytes,
-            default_endpoint=record.endpoint, defaults=defaults, fleet=fleet,
+            default_endpoint=record.endpoint, defaults=defaults,
         )  # fmt: skip
 
     async def input_path(self, record: BatchRecord) -> str:

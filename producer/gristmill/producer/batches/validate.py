@@ -14,7 +14,7 @@ from gristmill.producer.batches.registry import BatchLease, BatchState
 from gristmill.producer.batches.rows import bad_line_row
 from gristmill.producer.batches.service import Batches
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.fleet import look
+from gristmill.shared.fleet import Fleet, look
 from gristmill.shared.media import check_media
 from gristmill.shared.records import Request
 
@@ -32,12 +32,18 @@ class Checker:
         batch: What they must fit; in a strict one all must name the same model, as with OpenAI.
         reader: Turns lines into requests.
         media_domains: Hosts from which anything may be fetched.
+        fleet: What the workers serve; None if lines are not to be refused for it.
     """
 
     def __init__(
-        self, batch: BatchRecord, reader: LineReader, media_domains: frozenset[str]
+        self,
+        batch: BatchRecord,
+        reader: LineReader,
+        media_domains: frozenset[str],
+        fleet: Fleet | None,
     ) -> None:
         self._batch = batch
+        self._fleet = fleet
         self._media_domains = media_domains
         self._reader = reader
         self._seen = Seen()
@@ -53,11 +59,15 @@ class Checker:
     def _check(self, line: Line) -> BadLine | None:
         self.num_lines = line.number
         entry = self._reader.read(line)
-        bad = entry if isinstance(entry, BadLine) else self._misfit(line.number, entry)
+        if isinstance(entry, BadLine):
+            bad: BadLine | None = entry
+        else:
+            bad = self._misfit(line.number, entry) or self._unlike_others(line.number, entry)
         self.num_bad += bad is not None
         return bad
 
     def _misfit(self, number: int, request: Request) -> BadLine | None:
+        """Return why a request may not run in this batch, if so."""
         custom_id = custom_id_of(request)
         try:
             check_media(request, self._media_domains, look_up=False)
@@ -67,9 +77,17 @@ class Checker:
         if request.endpoint != self._batch.endpoint:
             reason = f"its url is {request.endpoint}, that of the batch {self._batch.endpoint}; give each url a batch"
             return BadLine(number, reason, custom_id, "url_mismatch")
+        if self._fleet and (refusal := self._fleet.refusal(request)):
+            reason = str(refusal).removeprefix(f"request {request.id}: ")
+            return BadLine(number, reason, custom_id, refusal.code)
         if request.tenant != self._batch.tenant or request.batch:
             reason = "it names a tenant or a batch; a line runs for whoever made the batch, so leave both out"
             return BadLine(number, reason, custom_id)
+        return None
+
+    def _unlike_others(self, number: int, request: Request) -> BadLine | None:
+        """Return why a request may not stand beside the others, if so."""
+        custom_id = custom_id_of(request)
         first = self._seen.note(custom_id, number)
         if first is not None:
             return duplicate(number, request, first)
@@ -91,8 +109,8 @@ async def validate(batches: Batches, lease: BatchLease, state: BatchState, path:
     """
     record = state.record
     fleet = await look(batches.queue) if batches.settings.check_models else None
-    reader = batches.reader(record, fleet)
-    checker = Checker(record, reader, batches.settings.allowed_media_domains)
+    reader = batches.reader(record)
+    checker = Checker(record, reader, batches.settings.allowed_media_domains, fleet)
     rows = Rows(batches.storage, record.id)
     errors: list[BatchError] = []
     skipped = array("Q")

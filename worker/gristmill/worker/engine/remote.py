@@ -27,7 +27,13 @@ from gristmill.shared.errors import (
 from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
-from gristmill.worker.engine.refusals import refusal, stream_refusal, too_large, too_long
+from gristmill.worker.engine.refusals import (
+    error_response,
+    refusal,
+    stream_refusal,
+    too_large,
+    too_long,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -214,7 +220,15 @@ class RemoteEngine:
 
     async def _posted(self, endpoint: str, body: bytes) -> Response:
         headers = {"content-type": "application/json"}
-        async with self._live().post(endpoint, data=body, headers=headers) as reply:
+        posting = self._live().post(endpoint, data=body, headers=headers, allow_redirects=False)
+        async with posting as reply:
+            if HTTPStatus.MULTIPLE_CHOICES <= reply.status < HTTPStatus.BAD_REQUEST:
+                return error_response(
+                    HTTPStatus.INTERNAL_SERVER_ERROR,
+                    f"{self._url} redirects {endpoint} to {reply.headers.get('location', '')[:200]!r}; set VLLM_URL to"
+                    " where the API itself is",
+                    "RedirectError",
+                )
             if reply.content_type == "text/event-stream":
                 return stream_refusal()
             max_bytes = self._limits.max_result_bytes
