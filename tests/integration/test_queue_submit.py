@@ -142,7 +142,7 @@ async def test_delayed_request_is_not_run_early_by_an_old_entry(queue: Queue) ->
         (6, "|1|2|3||/x|a\nb||"), (6, '|1|2|3||/x"|m||'), (7, b"{}"), (7, b"[1]\n{}"),
         (7, b"garbage\n{}"),
         (7, b"{not json}\n{}"),
-        (3, "9" * 16),
+        (3, "9" * 16), (1, "x" * 129), (5, "a" * 65), (6, "b" * 2000 + "|1|2|3||/v1/completions|" + "m" * 100 + "||"),
         (6, "|" + "9" * 400 + "|1|3||/v1/completions|||"),
     ],
 )  # fmt: skip

@@ -13,7 +13,8 @@
 -- Keeps    1 (an accepted id has a request or a result), 7 (caps)
 
 local FIRST, WIDTH = 3, 8
-local NAME, MAYBE_NAME, NUMBER, MAX_DIGITS = "[%w._:/@=+-]+", "[%w._:/@=+-]*", "(%d+)", 15
+local NAME, MAYBE_NAME, NUMBER = "[%w._:/@=+-]+", "[%w._:/@=+-]*", "(%d+)"
+local MAX_NAME, MAX_DIGEST, MAX_TAIL, MAX_DIGITS = 128, 64, 2048, 15 -- characters
 -- id, tenant, deadline, delay, digest, then the tail: one pattern, since a match each costs more than the submit.
 local FORMAT = "^" .. table.concat({ NAME, NAME, NUMBER, NUMBER, "%x+", MAYBE_NAME, NUMBER, NUMBER, NUMBER, MAYBE_NAME,
   "/[%w._/-]+", "[^|%z\1-\31]*", MAYBE_NAME, MAYBE_NAME }, "|") .. "$"
@@ -27,7 +28,8 @@ local function is_metadata(payload)
 end
 
 local function is_well_formed(id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload)
-  if not payload or #id > 128 or not IS_PRIORITY[priority] then
+  if not payload or not IS_PRIORITY[priority]
+    or #id > MAX_NAME or #tenant > MAX_NAME or #digest > MAX_DIGEST or #tail > MAX_TAIL then
     return false
   end
   local line = id .. "|" .. tenant .. "|" .. deadline_in_ms .. "|" .. delay_ms .. "|" .. digest .. "|" .. tail
