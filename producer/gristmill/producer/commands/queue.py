@@ -68,8 +68,9 @@ def _lease(remaining_ms: int) -> str:
 def weights(given: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> None:
     """Show, or set first, the shares of tenants under fair scheduling.
 
-    A tenant of weight 3 gets three times the tokens of one of weight 1, which is what every tenant has that
-    is not listed; 1 takes one off the list. From 0.001 to 1000; it may change under a backlog, and counts for what is claimed from then on.
+    A tenant of weight 3 gets three times the tokens of one of weight 1, which is what every tenant
+    has that is not listed; 1 takes one off the list. From 0.001 to 1000; it may change under a
+    backlog, and counts for what is claimed from then on.
     """
     from gristmill.producer.commands.session import on_queue, print_json
 
