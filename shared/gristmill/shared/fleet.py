@@ -28,14 +28,12 @@ class Fleet:
 
     Attributes:
         queue: Name of the queue.
-        num_workers: Workers with a live lease.
         max_model_len: Each model served, adapters included -> prompt and output tokens; 0 where no worker says.
         endpoints: Paths that some worker answers.
         is_known: Whether every worker says what it serves; if not, none is told what it does not.
     """
 
     queue: str
-    num_workers: int
     max_model_len: Mapping[str, int]
     endpoints: frozenset[str]
     is_known: bool
@@ -122,7 +120,6 @@ async def look(queue: Queue) -> Fleet:
             lengths[name] = max(length, lengths.get(name, 0))
     return Fleet(
         queue=queue.keys.queue,
-        num_workers=len(alive),
         max_model_len=lengths,
         endpoints=frozenset(path for _, paths, _ in facts for path in paths),
         is_known=bool(facts) and all(models and paths for models, paths, _ in facts),

@@ -191,9 +191,7 @@ class Feeder:
             some_ids, known = known[:number], known[number:]
             results = await self._queue.results(some_ids)
             if self._is_window_over(results):
-                await self._begin_to_close(
-                    "expired"
-                )  # gives these their row, as it does the others
+                await self._begin_to_close("expired")  # which gives these their row, too
             for result in results:
                 if result and self._ledger.finish(result):
                     self._pace.count()

@@ -92,9 +92,7 @@ class RemoteEngine:
         self._start_timeout_s = start_timeout_s
         self._limits = limits or RunLimits()
         self._session: aiohttp.ClientSession | None = None
-        self._broke_at: deque[float] = deque(
-            maxlen=2
-        )  # the last moments at which a connection broke
+        self._broke_at = deque[float](maxlen=2)  # when connections broke, the last of them
         self._endpoints: tuple[str, ...] = ()
 
     async def start(self) -> EngineInfo:
