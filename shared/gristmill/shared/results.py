@@ -95,12 +95,8 @@ class Result:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Prompt and output tokens as the engine counted them; the Responses API has other names for them."""
-        usage = _mapping(_mapping(self.body).get("usage"))
-        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
-        return token_count(prompt), token_count(
-            usage.get("completion_tokens", usage.get("output_tokens"))
-        )
+        """Prompt and output tokens as the engine counted them."""
+        return token_counts(self.body)
 
     @property
     def failure(self) -> str:
@@ -109,9 +105,17 @@ class Result:
             return ""
         if self.error:
             return f"{self.error.get('code')}: {self.error.get('message')}"
-        detail = _mapping(self.body).get("error", self.body)
+        detail = mapping(self.body).get("error", self.body)
         message = detail.get("message", detail) if isinstance(detail, dict) else detail
         return f"HTTP {self.status_code}: {message}"
+
+
+def token_counts(body: Any) -> tuple[int, int]:
+    """Return prompt and output tokens of an engine's answer; the Responses API has other names for them."""
+    usage = mapping(mapping(body).get("usage"))
+    prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
+    output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
+    return token_count(prompt_tokens), token_count(output_tokens)
 
 
 def token_count(value: Any) -> int:
@@ -119,5 +123,6 @@ def token_count(value: Any) -> int:
     return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return an object of an answer; an empty one for what is none."""
     return value if isinstance(value, dict) else {}

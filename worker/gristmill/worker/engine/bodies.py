@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gristmill.shared.results import token_count
+from gristmill.shared.results import mapping, token_count, token_counts
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response
 
@@ -59,14 +59,15 @@ def described(status: int, body: bytes, fields: Any) -> Response:
     """
     if not isinstance(fields, dict):
         return Response(status, body)
-    usage = _mapping(fields.get("usage"))
+    usage = mapping(fields.get("usage"))
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    prompt_tokens, output_tokens = token_counts(fields)
     return Response(
         status,
         body,
-        prompt_tokens=token_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
-        output_tokens=token_count(usage.get("completion_tokens", usage.get("output_tokens"))),
-        cached_tokens=token_count(_mapping(details).get("cached_tokens")),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=token_count(mapping(details).get("cached_tokens")),
         finish_reason=_finish_reason(fields),
     )
 
@@ -76,11 +77,7 @@ def _finish_reason(fields: Mapping[str, Any]) -> str | None:
     choices = fields.get("choices")
     if not isinstance(choices, list):
         return fields.get("stop_reason")
-    reasons = [_mapping(choice).get("finish_reason") for choice in choices]
+    reasons = [mapping(choice).get("finish_reason") for choice in choices]
     if ABORTED in reasons:
         return ABORTED
     return reasons[0] if reasons else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
