@@ -19,6 +19,7 @@ from models import tiny_model
 
 from gristmill.shared.server import running_server
 from gristmill.worker.engine import EngineInfo, InProcessEngine, RemoteEngine
+from gristmill.worker.engine.arguments import CPU_WORKER
 
 # One compute thread: two of them on two busy cores spin for each other and take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -102,6 +103,7 @@ def server_url(argv: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     port = _free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *argv]
     command += ["--scheduling-policy", "priority", "--shutdown-timeout", "60"]  # our defaults
+    command += ["--worker-cls", CPU_WORKER]  # by itself vLLM does not ask for AMX
     log = tmp_path_factory.mktemp("server") / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(

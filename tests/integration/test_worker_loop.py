@@ -583,6 +583,22 @@ async def test_rebuild_that_fails_is_tried_again(
     assert engine.num_starts == 3
 
 
+async def test_engine_that_dies_in_its_warm_up_makes_no_request_a_suspect(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    """A second death with one suspect in flight would end that request; a warm-up has none in flight."""
+    engine = Reluctant(token_delay_s=0.01)
+    settings = settings_for(redis_url, queue, backoff_base_s=0.01, max_in_flight=1)
+    async with local_worker(settings, engine) as worker:
+        request_id = await client.submit(a_prompt("word", 20))
+        await until_running(engine, 1)
+        engine.die()
+        assert (await client.wait(request_id)).is_success
+        assert await worker.stop() is None
+    assert engine.num_starts == 3
+    assert await queue.dead_letters() == []
+
+
 async def test_deaths_with_settled_requests_in_between_are_forgiven(
     queue: Queue, client: Client, redis_url: str
 ) -> None:

@@ -22,6 +22,9 @@ MAX_CPU_KV_CACHE_BYTES = 4 * 2**30
 vLLM's own default there is a share of NUMA node 0, whose size says little about the machine.
 """
 
+CPU_WORKER = "gristmill.worker.engine.cpu_worker.AmxWorker"
+"""What computes on a CPU unless `--worker-cls` names another class; vLLM imports it by this name."""
+
 HIDDEN = "***"
 
 _SECRET_FLAGS = ("--api-key", "--hf-token")
@@ -106,7 +109,7 @@ def settle_for_device(args: Namespace, devices: Devices) -> None:
     """Check the arguments against the devices, and fill in what a CPU needs.
 
     Args:
-        args: Changed in place: `kv_cache_memory_bytes` and `max_loras` on a CPU.
+        args: Changed in place: `worker_cls`, `kv_cache_memory_bytes` and `max_loras` on a CPU.
         devices: What this machine has.
 
     Raises:
@@ -162,6 +165,8 @@ def _check_path(model: str) -> None:
 
 
 def _settle_for_cpu(args: Namespace) -> None:
+    if args.worker_cls == "auto":
+        args.worker_cls = CPU_WORKER
     if args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1:
         # The worker then lives inside EngineCore: one process less, and all cores compute.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -13,8 +13,10 @@ from typing import Any
 
 from gristmill.shared.errors import EngineDied
 from gristmill.worker.engine import arguments, compat, core_process, trace
+from gristmill.worker.engine.amx import request_amx
 from gristmill.worker.engine.core_process import CoreReports
 from gristmill.worker.engine.devices import Devices, find_devices
+from gristmill.worker.engine.exits import describe_exits
 from gristmill.worker.engine.interface import EngineInfo
 from gristmill.worker.engine.trace import Generation
 
@@ -35,9 +37,9 @@ class Core:
     is_dead: bool = False
 
     def death(self, what: str) -> EngineDied:
-        """Return the error to raise, with the reason that EngineCore gave, or its exit codes."""
+        """Return the error to raise, with the reason that EngineCore gave, or how it ended."""
         self.is_dead = True
-        reason = self.reports.reason() or compat.exit_codes(self.engine)
+        reason = self.reports.reason() or describe_exits(compat.exit_codes(self.engine))
         return EngineDied(f"{what}: {reason}" if reason else what)
 
     def shut_down(self) -> None:
@@ -66,6 +68,8 @@ def build(argv: Sequence[str], reports: CoreReports, media_domains: Collection[s
     arguments.prepare_environment()
     args = arguments.serve_arguments(argv, media_domains)
     devices = find_devices()
+    if devices.is_cpu:
+        request_amx()
     arguments.settle_for_device(args, devices)
     return _core(args, devices, reports)
 
@@ -132,7 +136,9 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
                 disable_log_stats=engine_args.disable_log_stats,
             )
         except Exception as error:
-            raise EngineDied(f"the engine did not start: {reports.reason() or error}") from error
+            ended = describe_exits(compat.exit_codes_of_failed_start(error))
+            reason = reports.reason() or ended or error
+            raise EngineDied(f"the engine did not start: {reason}") from error
     return Core(engine, args, devices, reports, counters, trace.watch(engine))
 
 

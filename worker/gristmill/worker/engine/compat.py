@@ -1,9 +1,10 @@
-"""Every import of vLLM whose place changed between 0.24 and 0.33, and nothing else.
+"""What changes between versions of vLLM (0.24 to 0.33) and what is private to PyTorch, and nothing else.
 
 Called by the in-process transport, in the thread that builds the engine; importing this loads no
 vLLM. Old paths are tried second, because newer versions keep some of them with a warning.
 """
 
+import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -70,14 +71,57 @@ def handlers(state: Any) -> dict[str, Callable[..., Any]]:
     return {endpoint: handler for endpoint, handler in found.items() if handler is not None}
 
 
-def exit_codes(engine: Any) -> str:
-    """Return how the engine's processes ended, such as `EngineCore ended with -9`; "" if none has.
+def exit_codes(engine: Any) -> dict[str, int]:
+    """Return the exit code of each engine process that has ended, by the process's name.
 
     A negative code is the signal that killed it. Engines that Ray runs have no such processes.
     """
     manager = engine.engine_core.resources.engine_manager
     finished: dict[str, int] = getattr(manager, "finished_procs", dict)()
-    return ", ".join(f"{name} ended with {code}" for name, code in finished.items())
+    return finished
+
+
+def exit_codes_of_failed_start(error: BaseException) -> dict[str, int]:
+    """Return the exit codes that vLLM's error about a failed start names; empty if it names none.
+
+    The processes are gone by then, and `launch_core_engines` (v1/engine/utils.py) keeps their codes
+    only in its text: `Failed core proc(s): {'EngineCore': -4}`.
+    """
+    _, _, named = str(error).partition("Failed core proc(s): ")
+    return {name: int(code) for name, code in re.findall(r"'([^']+)': (-?\d+)", named)}
+
+
+def has_amx() -> bool:
+    """Return whether the processor has AMX; False where PyTorch cannot tell (another architecture)."""
+    return _ask_torch("_is_amx_tile_supported")
+
+
+def has_avx512_bf16() -> bool:
+    """Return whether the processor computes in bfloat16 with AVX-512."""
+    return _ask_torch("_is_avx512_bf16_supported")
+
+
+def request_amx() -> bool:
+    """Ask the kernel for permission to use AMX in this process; return whether it was granted."""
+    return _ask_torch("_init_amx")
+
+
+def hide_amx() -> None:
+    """Make vLLM in this process believe that the processor has no AMX.
+
+    vLLM asks `torch.cpu._is_amx_tile_supported` wherever it chooses a kernel (0.24 to 0.33).
+    """
+    import torch.cpu
+
+    torch.cpu._is_amx_tile_supported = lambda: False
+
+
+def _ask_torch(name: str) -> bool:
+    """Call a function that is private to torch.cpu; False where this version has none."""
+    import torch.cpu
+
+    function = getattr(torch.cpu, name, None)
+    return bool(function and function())
 
 
 def parse_serve_arguments(argv: Sequence[str], media_domains: Sequence[str]) -> Namespace:

@@ -3,8 +3,8 @@
 A Ctrl-C reaches the whole process group, and `kill -- -group` or a supervisor does the same with
 SIGTERM. EngineCore would end, hand out what it had so far as normal answers, and leave a drain
 nothing to drain. So it runs in a session of its own, watches its parent instead (a worker that is
-killed must not leave a model in memory), says why it died, which vLLM only logs, and keeps the end
-of its log in a file, for the death in which it can say nothing any more.
+killed must not leave a model in memory), says why it or one of its workers died, which vLLM only logs,
+and keeps the end of its log in a file, for the death in which it can say nothing any more.
 
 `EngineCoreProc.run_engine_core` is the target of that process in vLLM 0.24 to 0.33
 (v1/engine/utils.py).
@@ -27,6 +27,8 @@ from typing import Any
 
 import psutil
 
+from gristmill.worker.engine.exits import describe_exit
+
 LOG_TAIL_LINES = 40
 _LOG_BYTES = 64 * 2**10
 _MAX_REASON_CHARS = 2000
@@ -46,7 +48,7 @@ class CoreReports:
         self.log = Path(self._folder.name) / "log"
 
     def reason(self) -> str | None:
-        """Return why the first of them failed, or None if none said so (a kill says nothing)."""
+        """Return why the first of them failed, or None if none said so (a killed process cannot)."""
         self._read()
         return self._reasons[0] if self._reasons else None
 
@@ -115,7 +117,7 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
     os.setsid()
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
     reports.send(os.getpid())
-    _copy_log(log)
+    _watch_log(log, reports)
     try:
         _target()(*args, **kwargs)
     except Exception as error:
@@ -124,18 +126,37 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
         raise
 
 
-def _copy_log(log: str) -> None:
-    """Write each record that is made into a file too; vLLM sets its loggers up anew when it starts."""
+def _watch_log(log: str, reports: Connection) -> None:
+    """Copy each log record into a file, and report a dead worker process.
+
+    The record factory is replaced, because vLLM sets its loggers up anew when it starts.
+    """
     handler = RotatingFileHandler(log, maxBytes=_LOG_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     make = logging.getLogRecordFactory()
 
-    def copying(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    def watching(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         handler.handle(record)
+        if ended := _dead_worker(record):
+            with contextlib.suppress(OSError):  # nobody listens any more
+                reports.send(ended)
         return record
 
-    logging.setLogRecordFactory(copying)
+    logging.setLogRecordFactory(watching)
+
+
+def _dead_worker(record: logging.LogRecord) -> str | None:
+    """Return how a worker process ended, if that is what the record says.
+
+    Only vLLM's log has the exit code (`monitor_workers` in v1/executor/multiproc_executor.py); the
+    error that follows says no more than that the engine stopped. vLLM may look before the kernel
+    knows the code, and then logs None.
+    """
+    match record.args:
+        case (str(name), int() | None as exit_code) if "died unexpectedly" in str(record.msg):
+            return describe_exit(name, exit_code)
+    return None
 
 
 def _target() -> Callable[..., None]:

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import structlog
 
+from gristmill.worker.engine import compat
+
 log = structlog.get_logger(__name__)
 
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
@@ -112,8 +114,8 @@ def _log(devices: Devices) -> None:
     facts: dict[str, object] = {}
     if devices.is_cpu:
         facts = {
-            "has_avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
-            "has_amx": torch.cpu._is_amx_tile_supported(),
+            "has_avx512_bf16": compat.has_avx512_bf16(),
+            "has_amx": compat.has_amx(),
         }
     log.info(
         "devices.found",

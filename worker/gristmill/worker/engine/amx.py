@@ -1,0 +1,52 @@
+"""AMX, the matrix unit of newer Intel processors, and the permission to use it.
+
+Linux lets a process use AMX only after the process has asked for permission (kernel documentation,
+x86/xstate). A process that does not ask is killed by SIGILL at its first AMX instruction. vLLM's CPU
+attention kernel uses AMX for bfloat16 and does not ask. With torch.compile, PyTorch's compiler asks on
+the way; with `--enforce-eager` and a small model nobody does (vLLM 0.32.0, PyTorch 2.13.0).
+
+`cpu_worker.py` asks in each process that computes: vLLM spawns these processes, and a spawned process
+inherits no permission. `building.py` asks in the worker, where vLLM makes its configuration.
+"""
+
+from typing import Literal
+
+import structlog
+
+from gristmill.worker.engine import compat
+
+log = structlog.get_logger(__name__)
+
+AmxState = Literal["absent", "granted", "refused"]
+
+
+def prepare_amx() -> AmxState:
+    """Ask for permission to use AMX in this process; call it before vLLM chooses its kernels.
+
+    If the permission is refused (a sandbox may do so), AMX is hidden from vLLM in this process. vLLM
+    then takes its kernels for AVX-512 or AVX2, which are slower and need no permission. Calling it
+    twice changes nothing.
+
+    Returns:
+        `absent` if the processor has no AMX or this PyTorch cannot tell; else the kernel's answer.
+    """
+    if not compat.has_amx():
+        return "absent"
+    if compat.request_amx():
+        return "granted"
+    compat.hide_amx()
+    return "refused"
+
+
+def request_amx() -> AmxState:
+    """Ask for AMX as `prepare_amx` does, and log the answer: the worker's own call."""
+    state = prepare_amx()
+    if state == "granted":
+        log.info("amx.granted")
+    elif state == "refused":
+        log.warning(
+            "amx.refused",
+            effect="vLLM computes without AMX, more slowly",
+            remedy="allow arch_prctl(ARCH_REQ_XCOMP_PERM) in the sandbox or its seccomp profile",
+        )
+    return state

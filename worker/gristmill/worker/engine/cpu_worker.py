@@ -1,0 +1,18 @@
+"""vLLM's worker on a CPU, which asks for AMX before it computes.
+
+vLLM imports this class by name (`--worker-cls`) in each process that computes, the spawned children of
+tensor parallelism included. `arguments.py` names it unless the operator has named another.
+"""
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from gristmill.worker.engine.amx import prepare_amx
+
+
+class AmxWorker(CPUWorker):  # type: ignore[misc]  # vLLM has no types here
+    """A `CPUWorker` that may use AMX."""
+
+    def init_device(self) -> None:
+        """Ask for AMX, then choose kernels and set up the device as vLLM does."""
+        prepare_amx()
+        super().init_device()

@@ -1,0 +1,62 @@
+"""How a process of the engine ended, in words: what happened, the likely cause, the remedy.
+
+An exit code such as -4 says nothing to the person who reads a dead letter at night.
+"""
+
+import signal
+from collections.abc import Mapping
+
+_BY_SIGNAL = {
+    signal.SIGILL: (
+        "an illegal instruction: this build of vLLM uses an instruction that the processor or the "
+        "sandbox does not allow; see Troubleshooting in docs/operations.md, or install a build for "
+        "this processor"
+    ),
+    signal.SIGSEGV: (
+        "an access to invalid memory: most often a bug in vLLM, in a driver or in a library; "
+        "try --enforce-eager or another version of vLLM, and report it there with the engine's log"
+    ),
+    signal.SIGBUS: (
+        "memory that could not be provided: most often /dev/shm is full, or a file of the model "
+        "was cut short; give the pod a larger /dev/shm and check the model's folder"
+    ),
+    signal.SIGKILL: (
+        "most often the kernel, because a memory limit was reached; raise the memory limit, or "
+        "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
+    ),
+    signal.SIGABRT: (
+        "its own check: native code of vLLM or of a library gave up; the end of the engine's log "
+        "says which check failed"
+    ),
+    signal.SIGFPE: "a division by zero in native code; try another version of vLLM",
+    signal.SIGTERM: "a request to stop that was sent to the engine's process itself",
+}
+
+
+def describe_exits(exit_codes: Mapping[str, int]) -> str:
+    """Return how the processes ended, one clause each; an empty text for none.
+
+    Args:
+        exit_codes: Process name to exit code. A negative code is the number of the signal that
+            killed the process, as in `multiprocessing.Process.exitcode`.
+    """
+    return "; ".join(describe_exit(name, code) for name, code in exit_codes.items())
+
+
+def describe_exit(process: str, exit_code: int | None) -> str:
+    """Return how one process ended, such as `EngineCore was killed by SIGILL, ...`.
+
+    Args:
+        process: Its name.
+        exit_code: As above, or None where nobody knows it.
+    """
+    if exit_code is None:
+        return f"{process} died; the kernel's log (dmesg) or the engine's log may say why"
+    if exit_code >= 0:
+        return f"{process} ended with exit code {exit_code}; the end of the engine's log says why"
+    try:
+        number = signal.Signals(-exit_code)
+    except ValueError:  # a real-time signal has no name
+        return f"{process} was killed by signal {-exit_code}"
+    cause = _BY_SIGNAL.get(number)
+    return f"{process} was killed by {number.name}" + (f", {cause}" if cause else "")
