@@ -10,9 +10,8 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-from gristmill.producer.gateway.app import create_app
-from gristmill.producer.gateway.server import Server, listen, server_config
-from gristmill.producer.gateway.service import Gateway, open_gateway
+from gristmill.producer.gateway.context import Gateway, open_gateway
+from gristmill.producer.gateway.server import GatewayServer, create_app, listen, server_config
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.queue import Queue
@@ -30,7 +29,7 @@ class RunningGateway:
 
     url: str
     gateway: Gateway
-    server: Server
+    server: GatewayServer
 
     async def add_tenant(self, name: str, **fields: Any) -> str:
         """Add a tenant; returns its key."""
@@ -68,7 +67,7 @@ async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGat
     listener = listen("127.0.0.1", 0)
     async with open_gateway(settings) as gateway:
         app = create_app(gateway)
-        server = Server(server_config(app, settings), on_exit=gateway.stopping.set)
+        server = GatewayServer(server_config(app, settings), on_exit=gateway.stopping.set)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)

@@ -15,7 +15,7 @@ import pytest
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from servers import ask_all, kill, port_of, with_user
 
-from gristmill.producer.gateway import doorkeeper, patience, requests
+from gristmill.producer.gateway import authentication, redis_retry, routes_requests
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
@@ -81,7 +81,7 @@ async def test_a_key_is_needed_once_there_is_a_tenant(gateway: RunningGateway, k
 async def test_a_revoked_key_ends_within_seconds(
     gateway: RunningGateway, key: str, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorkeeper, "KNOWN_FOR_S", 0.0)
+    monkeypatch.setattr(authentication, "CACHE_TTL_S", 0.0)
     assert (await api.get("/v1/files")).status_code == 200
     tenants = Tenants(gateway.gateway.queue)
     new = await tenants.add_key("acme")
@@ -143,8 +143,8 @@ async def test_probes_and_metrics_need_no_key(gateway: RunningGateway, key: str)
 async def test_while_redis_is_away_calls_are_told_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(requests, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(redis_retry, "REDIS_RETRY_S", 0.3)
+    monkeypatch.setattr(routes_requests, "REDIS_RETRY_S", 0.3)
     with running_server() as url:
         redis = connect(url)
         settings = gateway_settings(url, Queue(redis, "outage"), tmp_path)

@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from gateways import RunningGateway, problem
 
-from gristmill.producer.gateway import requests
-from gristmill.producer.gateway.bodies import MAX_BYTES, Bodies
-from gristmill.producer.gateway.errors import ApiError
+from gristmill.producer.gateway import request_body
+from gristmill.producer.gateway.http_errors import ApiError
+from gristmill.producer.gateway.request_body import MAX_BODIES_BYTES, BodyMemory, read_body
 
 
 async def test_a_head_without_end_is_cut(gateway: RunningGateway) -> None:
@@ -24,14 +23,14 @@ async def test_a_head_without_end_is_cut(gateway: RunningGateway) -> None:
 
 
 def test_bodies_that_are_read_at_a_time_are_bounded() -> None:
-    bodies = Bodies()
-    with bodies.share() as first:
-        first(MAX_BYTES)
-        with bodies.share() as second, pytest.raises(ApiError) as refused:
+    memory = BodyMemory()
+    with memory.share() as first:
+        first(MAX_BODIES_BYTES)
+        with memory.share() as second, pytest.raises(ApiError) as refused:
             second(1)
         assert (refused.value.status, refused.value.code) == (503, "gateway_busy")
-    with bodies.share() as third:
-        third(MAX_BYTES)
+    with memory.share() as third:
+        third(MAX_BODIES_BYTES)
 
 
 async def test_a_body_that_stalls_gives_its_share_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,15 +41,14 @@ async def test_a_body_that_stalls_gives_its_share_back(monkeypatch: pytest.Monke
             yield b"{"
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(requests, "MAX_BODY_S", 0.05)
-    settings = SimpleNamespace(max_request_bytes=1024)
-    gateway: Any = SimpleNamespace(settings=settings, bodies=Bodies())
+    monkeypatch.setattr(request_body, "MAX_BODY_S", 0.05)
+    memory = BodyMemory()
     stalled: Any = Stalled()
     with pytest.raises(ApiError) as refused:
-        await requests._body(stalled, gateway)
+        await read_body(stalled, memory, max_request_bytes=1024)
     assert (refused.value.status, refused.value.code) == (408, "body_timeout")
-    with gateway.bodies.share() as everything:
-        everything(MAX_BYTES)
+    with memory.share() as everything:
+        everything(MAX_BODIES_BYTES)
 
 
 async def test_an_id_that_is_no_text_is_refused(api: httpx.AsyncClient) -> None:

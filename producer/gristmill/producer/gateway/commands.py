@@ -6,15 +6,19 @@ from gristmill.shared.settings import read_settings
 
 
 @click.command()
-@click.option("--redis-url", metavar="URL", help="Which Redis.  [env: REDIS_URL]")
-@click.option("--queue", metavar="NAME", help="Which queue.  [env: GRISTMILL_QUEUE]")
-@click.option("--host", help="Where it listens.  [env: GRISTMILL_GATEWAY_HOST]")
-@click.option("--port", type=int, help="Of it; 0 takes a free one.  [env: GRISTMILL_GATEWAY_PORT]")
+@click.option("--redis-url", metavar="URL", help="URL of Redis.  [env: REDIS_URL]")
+@click.option("--queue", metavar="NAME", help="Name of the queue.  [env: GRISTMILL_QUEUE]")
+@click.option("--host", help="Address to listen on.  [env: GRISTMILL_GATEWAY_HOST]")
+@click.option(
+    "--port",
+    type=int,
+    help="Port to listen on; 0 picks a free port.  [env: GRISTMILL_GATEWAY_PORT]",
+)
 def gateway(redis_url: str | None, queue: str | None, host: str | None, port: int | None) -> int:
     """Serve OpenAI's Files and Batches API, and single requests, over HTTP.
 
-    `gristmill tenant create NAME` makes an API key. Without any tenant everybody is let in, if only this
-    machine can reach it. Every other setting is an environment variable; see the README.
+    `gristmill tenant create NAME` makes an API key. While no tenant exists, a gateway on a loopback address
+    needs no key. Every other setting is an environment variable; see the README.
     """
     from gristmill.producer.gateway.server import run_gateway
     from gristmill.producer.gateway.settings import GatewaySettings

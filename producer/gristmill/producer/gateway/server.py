@@ -1,4 +1,4 @@
-"""A gateway process from start to exit: the socket, signals, the log."""
+"""A gateway process from start to exit: the application with all its routers, the probes, the socket, signals."""
 
 import asyncio
 import contextlib
@@ -8,15 +8,26 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from types import FrameType
+from typing import Any
 
 import structlog
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from redis.exceptions import RedisError
 
 from gristmill.producer.batches.storage import Storage
-from gristmill.producer.gateway.app import create_app
-from gristmill.producer.gateway.service import open_gateway
+from gristmill.producer.gateway import (
+    http_errors,
+    routes_batches,
+    routes_files,
+    routes_models,
+    routes_requests,
+)
+from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gateway
+from gristmill.producer.gateway.middleware import CallMiddleware
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.shared.connection import notice_waits
 from gristmill.shared.errors import SettingsError
@@ -28,11 +39,60 @@ log = structlog.get_logger()
 REDIS_NOTICE_S = 10.0
 BACKLOG = 2048
 MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of the head of a call; h11 closes the connection of a longer one."""
+"""Largest head of a call; h11 closes the connection of a longer one."""
+
+READY_TIMEOUT_S = 2.0
+
+probes = APIRouter(tags=["probes"], default_response_class=PlainTextResponse)
+"""The routes for Kubernetes and Prometheus; they need no key."""
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """Return the ASGI application of a gateway: its routers, errors and middleware. It does not close the gateway."""
+    app = FastAPI(
+        title="Gristmill",
+        version=version("gristmill"),
+        description="OpenAI's Files and Batches API, and single requests, over a queue of GPU workers.",
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    http_errors.install(app)
+    for module in (routes_files, routes_batches, routes_requests, routes_models):
+        app.include_router(module.router, responses=http_errors.RESPONSES)
+    app.include_router(routes_models.unsupported_router)
+    app.include_router(probes)
+    app.add_middleware(CallMiddleware)
+    return app
+
+
+@probes.get("/healthz")
+async def healthz() -> str:
+    """Answer while the event loop runs."""
+    return "ok\n"
+
+
+@probes.get("/readyz")
+async def readyz(gateway: CurrentGateway) -> Response:
+    """Answer 200 while Redis answers and the gateway is not stopping, otherwise 503."""
+    if gateway.stopping.is_set():
+        return PlainTextResponse("stopping\n", 503)
+    redis: Any = gateway.queue.redis
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await redis.exists(gateway.queue.keys.stats)
+    except (RedisError, OSError, TimeoutError):
+        return PlainTextResponse("Redis does not answer\n", 503)
+    return PlainTextResponse("ok\n")
+
+
+@probes.get("/metrics")
+async def metrics() -> Response:
+    """Return the gateway's series."""
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
 def run_gateway(settings: GatewaySettings) -> int:
-    """Serve until told to stop; returns 0.
+    """Serve until a signal stops the process; returns 0.
 
     Raises:
         SettingsError: The address is taken, or the storage cannot be used.
@@ -48,19 +108,19 @@ def run_gateway(settings: GatewaySettings) -> int:
 
 
 async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
-    """Answer on a socket until SIGTERM or SIGINT.
+    """Answer calls on a socket until SIGTERM or SIGINT.
 
-    Then no new call is taken, calls that wait for a result end with what is known, and the others have
-    `drain_timeout_s` to finish.
+    After the signal the gateway takes no new call. Calls that wait for a result return the request's status.
+    All others have `drain_timeout_s` to finish.
 
     Args:
-        settings: Of this process.
-        listener: Bound and listening.
+        settings: The gateway's settings.
+        listener: A listening socket.
     """
     host, port = listener.getsockname()[:2]
     async with open_gateway(settings) as gateway:
         app = create_app(gateway)
-        server = Server(server_config(app, settings), on_exit=gateway.stopping.set)
+        server = GatewayServer(server_config(app, settings), on_exit=gateway.stopping.set)
         log.info(
             "gateway.started", version=version("gristmill"), host=host, port=port, queue=settings.queue,
             is_open=settings.is_open,
@@ -70,7 +130,7 @@ async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """Return how uvicorn serves an application: quietly, for the log is ours."""
+    """Return uvicorn's configuration for an application. Its own log is off; the middleware logs each call."""
     return uvicorn.Config(
         app,
         http="h11",  # httptools bounds no header
@@ -85,8 +145,13 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     )
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server, which tells when it is told to stop."""
+class GatewayServer(uvicorn.Server):
+    """uvicorn's server with a callback at the first signal.
+
+    Args:
+        config: uvicorn's configuration.
+        on_exit: Called when a signal begins the end of the server.
+    """
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
@@ -94,7 +159,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take the signals while serving; uvicorn's own way raises them again at the end, which kills us."""
+        """Handle the signals while serving. uvicorn's own method raises them again, which kills the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)
@@ -105,7 +170,7 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the end; a second signal hurries."""
+        """Stop the server; a second signal cuts off open calls."""
         self._on_exit()
         super().handle_exit(sig, frame)
 
@@ -114,7 +179,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        SettingsError: The address is taken, or not one of this machine.
+        SettingsError: The address is taken, or this machine does not have it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

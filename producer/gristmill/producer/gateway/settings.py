@@ -1,4 +1,4 @@
-"""The settings of a gateway, over those of files and batches."""
+"""The settings of a gateway, in addition to those of files and batches."""
 
 import ipaddress
 from typing import Annotated, Literal
@@ -9,16 +9,21 @@ from gristmill.producer.batches.settings import BatchSettings
 
 
 class GatewaySettings(BatchSettings):
-    """Where the gateway listens, whom it lets in, and how it stops."""
+    """Settings of the gateway: its address, calls without a key, waits and the time to stop."""
 
-    gateway_host: Annotated[str, Field(description="where the gateway listens")] = "127.0.0.1"
+    gateway_host: Annotated[str, Field(description="address on which the gateway listens")] = (
+        "127.0.0.1"
+    )
     gateway_port: Annotated[
-        int, Field(ge=0, le=65_535, description="of the gateway; 0 takes a free one")
+        int,
+        Field(
+            ge=0, le=65_535, description="port on which the gateway listens; 0 picks a free port"
+        ),
     ] = 8000
     gateway_allow_anonymous: Annotated[
         bool,
         Field(
-            description="let everybody in while there is no tenant, also where others than this machine can reach it"
+            description="accept calls without a key while no tenant exists, also if other machines can reach the gateway"
         ),
     ] = False
     gateway_max_wait_s: Annotated[
@@ -28,12 +33,13 @@ class GatewaySettings(BatchSettings):
         float, Field(ge=0, le=86_400, description="time to finish after SIGTERM")
     ] = 60.0
     log_level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="of the JSON log")
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"],
+        Field(description="lowest level of the JSON log"),
     ] = "INFO"
 
     @property
     def is_open(self) -> bool:
-        """Whether calls without a key are let in while there is no tenant."""
+        """True if calls need no key while no tenant exists."""
         return self.gateway_allow_anonymous or _is_loopback(self.gateway_host)
 
 

@@ -1,4 +1,7 @@
-"""The form of an upload (multipart/form-data), parsed as it comes: a file never lies in memory or twice on disk."""
+"""The form of an upload (multipart/form-data), parsed while it arrives.
+
+The file goes straight to the storage: the gateway never holds it whole in memory or in a temporary file.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -8,7 +11,7 @@ from streaming_form_data.targets import BaseTarget, ValueTarget
 from streaming_form_data.validators import MaxSizeValidator, ValidationError
 
 from gristmill.producer.batches.files import PURPOSES
-from gristmill.producer.gateway.errors import ApiError
+from gristmill.producer.gateway.http_errors import ApiError
 
 MAX_FIELD_BYTES, MAX_NAME_CHARS = 1024, 255
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
@@ -16,21 +19,26 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 
 
 class FileFacts(NamedTuple):
-    """What a form says of its file."""
+    """The fields of a form that describe its file.
+
+    Attributes:
+        filename: Name of the file.
+        expires_after_s: Seconds until the file is deleted; None for the gateway's default.
+    """
 
     filename: str
     expires_after_s: int | None
 
 
 class UploadForm:
-    """Takes the bytes of a form and passes those of its file on.
+    """Parses the bytes of a form and writes the bytes of its file.
 
     Args:
-        content_type: Of the form; carries its boundary.
-        write: Gets the bytes of the file; may block on the storage.
+        content_type: Content-Type of the form, with its boundary.
+        write: Receives the bytes of the file; may block on the storage.
 
     Raises:
-        ApiError: It is no form.
+        ApiError: The content type is not that of a form.
     """
 
     def __init__(self, content_type: str, write: Callable[[bytes], None]) -> None:
@@ -47,11 +55,11 @@ class UploadForm:
         self._parser.register("expires_after[anchor]", self._anchor)
         self._parser.register("expires_after[seconds]", self._seconds)
 
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes; blocks on the storage.
+    def receive(self, data: bytes) -> None:
+        """Parse the next bytes; blocks on the storage.
 
         Raises:
-            ApiError: The form is wrong.
+            ApiError: The form is malformed.
             InvalidRequest: The file is too large.
         """
         try:
@@ -64,14 +72,14 @@ class UploadForm:
             raise _bad_form(f"a field has more than {MAX_FIELD_BYTES:,} bytes") from None
 
     def finished(self) -> FileFacts:
-        """Return what the form says of its file, when all bytes are taken.
+        """Return the fields that describe the file, after the last bytes.
 
         Raises:
-            ApiError: The file or its purpose is missing, or a field is wrong.
+            ApiError: The file or its purpose is missing, or a field is invalid.
         """
         if self._filename is None:
             raise _bad_form("it has no file; send a part named file with a filename", "file")
-        if not self._file.is_whole:
+        if not self._file.is_complete:
             raise _bad_form("it ends within its file", "file")
         if not _text(self._purpose):
             raise _bad_form(f"purpose is needed; use {', '.join(PURPOSES)}", "purpose")
@@ -84,7 +92,7 @@ class UploadForm:
         self._filename = filename or "upload.jsonl"
         if len(self._filename) > MAX_NAME_CHARS:
             raise _bad_form(f"its filename has more than {MAX_NAME_CHARS} characters", "file")
-        self._check_purpose()  # what came already is refused before the file is taken
+        self._check_purpose()  # refuse a wrong field that came first before taking the file
         if _text(self._anchor) and _text(self._seconds):
             self._expires_after_s()
 
@@ -110,11 +118,11 @@ class UploadForm:
         return int(seconds)
 
 
-class _FileTarget(BaseTarget):  # type: ignore[misc]  # it has no types
+class _FileTarget(BaseTarget):  # type: ignore[misc]  # the library has no types
     def __init__(self, start: Callable[[str | None], None], write: Callable[[bytes], None]) -> None:
         super().__init__()
         self._on_start, self._on_data = start, write
-        self.is_whole = False
+        self.is_complete = False
 
     def on_start(self) -> None:
         self._on_start(self.multipart_filename)
@@ -123,7 +131,7 @@ class _FileTarget(BaseTarget):  # type: ignore[misc]  # it has no types
         self._on_data(chunk)
 
     def on_finish(self) -> None:
-        self.is_whole = True
+        self.is_complete = True
 
 
 def _field() -> ValueTarget:
@@ -139,7 +147,7 @@ def _bad_form(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-SCHEMA: Mapping[str, object] = {
+FORM_SCHEMA: Mapping[str, object] = {
     "required": True,
     "content": {
         "multipart/form-data": {
@@ -158,4 +166,4 @@ SCHEMA: Mapping[str, object] = {
         }
     },
 }  # fmt: skip
-"""The form, for the OpenAPI page: it is read by hand."""
+"""The form, for the OpenAPI page. FastAPI does not know it, because `UploadForm` parses the body."""

@@ -1,6 +1,6 @@
-"""What went wrong, in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors of HTTP calls, in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
 
-The one place that knows which error has which HTTP status.
+This module alone decides which error has which HTTP status.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from gristmill.shared.errors import (
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 5
-"""When to come back after a full queue, a reached limit or an absent Redis."""
+"""Value of Retry-After for a full queue, a reached limit or an absent Redis."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
 _PARAMS = {"model_not_found": "model", "endpoint_not_served": "endpoint"}
@@ -38,7 +38,7 @@ _CODES = {400: "invalid_request", 401: "invalid_api_key", 404: "not_found", 405:
 
 
 class ErrorBody(BaseModel):
-    """The inside of an error."""
+    """The fields of an error."""
 
     message: str
     type: str
@@ -47,7 +47,7 @@ class ErrorBody(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """What every answer but 2xx carries."""
+    """The body of every answer other than 2xx."""
 
     error: ErrorBody
 
@@ -55,19 +55,19 @@ class ErrorAnswer(BaseModel):
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 409, 411, 413, 429, 503)
 }
-"""For the OpenAPI page: what any route may answer."""
+"""Errors of every route, on the OpenAPI page."""
 
 
 @dataclass
 class ApiError(Exception):
-    """An error with the status under which the caller gets it.
+    """An error of an HTTP call.
 
     Attributes:
-        status: Of HTTP.
-        message: What, which value, the limit and the remedy.
-        param: The field or header at fault, if one is.
-        code: For programs.
-        headers: Sent along.
+        status: HTTP status.
+        message: The error, its value, the limit and the remedy.
+        param: The field or header at fault, if any.
+        code: Name of the error, for programs.
+        headers: HTTP headers of the answer.
     """
 
     status: int
@@ -77,7 +77,7 @@ class ApiError(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def response(self) -> JSONResponse:
-        """Return the answer."""
+        """Return the HTTP answer."""
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         body = ErrorBody(
             message=self.message,
@@ -106,19 +106,19 @@ _STATUS: Sequence[tuple[type[Exception], int, str]] = (
     (ConnectionError, 503, "redis_away"),
     (OSError, 503, "storage_failed"),
 )
-"""Class of an error, the status of its answer and its code; the first that fits."""
+"""Class of an error, its HTTP status and its code. The first row that fits decides."""
 
-_PUBLIC = {
+_SAFE_MESSAGES = {
     "redis_away": "the queue's Redis does not answer, or refuses to; nothing is lost, call again later",
     "storage_failed": "the storage of files failed; call again later",
 }
-"""What a caller is told of errors whose own words may name our machines."""
+"""Messages for errors whose own text may name internal machines."""
 
 FAILED = "the gateway failed; its log says why, under the X-Request-Id of this answer"
 
 
 def api_error(error: Exception) -> ApiError:
-    """Return the error under which a caller gets one of ours, of Redis or of the framework."""
+    """Return the HTTP error for an exception of Gristmill, Redis, FastAPI or Starlette."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -134,13 +134,13 @@ def api_error(error: Exception) -> ApiError:
 def _known(error: Exception, status: int, code: str) -> ApiError:
     if isinstance(error, InvalidRequest) and error.code == "file_too_large":
         status = 413
-    message = _PUBLIC.get(code, str(error))
+    message = _SAFE_MESSAGES.get(code, str(error))
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in {429, 503} else {}
     return ApiError(status, message, code=code or getattr(error, "code", None), headers=headers)
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Name the first field that is wrong; its value is not repeated."""
+    """Return an error that names the first wrong field, without its value."""
     first = error.errors()[0]
     where, *path = (str(step) for step in first["loc"])
     name = ".".join(path) or where
@@ -148,7 +148,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Have every error answered in this form."""
+    """Answer every error of an application in this form."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         found = api_error(error)

@@ -1,39 +1,41 @@
-"""How much of the queue and of the gateway one tenant may use.
+"""The limits of one tenant: calls per minute, requests in the queue and their bytes.
 
-Calls a minute are counted in Redis, so they hold for all gateways of a queue together. Requests and bytes
-are compared before a submit, not within it: calls that come at the same moment may overshoot by what they
-bring, which a tenant cannot use to grow.
+Redis counts the calls per minute, so all gateways of a queue share one count. The gateway compares requests and
+bytes before a submit, not within it. Calls of the same moment may overshoot by the requests that they bring.
 """
 
 import math
 import time
-from functools import partial
 from typing import Any
 
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import MovingWindowSupport, Storage
 from limits.aio.storage.redis.bridge import RedisBridge
 from limits.aio.strategies import MovingWindowRateLimiter
+from prometheus_client import Counter
 
-from gristmill.producer.gateway import metrics
-from gristmill.producer.gateway.errors import ApiError
-from gristmill.producer.gateway.patience import patiently
+from gristmill.producer.gateway.http_errors import ApiError
+from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import LimitReached
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue import Queue
 
+_refused_calls = Counter(
+    "gristmill_gateway_refused_calls", "Calls over a tenant's limit", ["limit"]
+)
 
-class Windows(Storage, MovingWindowSupport):
-    """Moving windows of the library `limits` in our own Redis, through our own client.
 
-    Its Redis storages take other URLs than ours (no sentinel or cluster beside one server), keep connections
-    of their own and write keys outside ours, which a user with least rights may not.
+class MovingWindows(Storage, MovingWindowSupport):
+    """Moving windows of the library `limits`, in the queue's Redis and through the queue's client.
+
+    The library's own Redis storages do not accept every form of REDIS_URL. They also open more connections, and
+    write keys that a Redis user with few rights may not write.
 
     Args:
         redis: A client of `connection.connect`.
-        keys: Of the queue; an identifier is a tenant's name.
+        keys: The queue's keys; the library passes a tenant's name as the identifier.
     """
 
     STORAGE_SCHEME = None
@@ -46,7 +48,7 @@ class Windows(Storage, MovingWindowSupport):
 
     @property
     def base_exceptions(self) -> type[Exception]:
-        """Nothing is wrapped."""
+        """The errors that `limits` wraps: Redis raises none of them."""
         return ValueError
 
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
@@ -55,7 +57,7 @@ class Windows(Storage, MovingWindowSupport):
         return bool(await self._acquire(keys=[self._key(key)], args=args))
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        """Return when the window began and how many calls are in it."""
+        """Return the start of the window and the number of its calls."""
         now_s = time.time()
         window: Any = await self._window(keys=[self._key(key)], args=[now_s - expiry, limit])
         return (float(window[0]), window[1]) if window else (now_s, 0)
@@ -64,52 +66,52 @@ class Windows(Storage, MovingWindowSupport):
         return self._keys.rate(identifier.split("/")[1])
 
     async def clear(self, key: str) -> None:
-        """Forget a window."""
+        """Delete a window."""
         await self._redis.delete(self._key(key))
 
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Refuse: of another strategy, as the four below."""
+        """Raise: another strategy of `limits` needs this and the four methods below."""
         raise NotImplementedError
 
     async def get(self, key: str) -> int:
-        """Refuse."""
+        """Raise."""
         raise NotImplementedError
 
     async def get_expiry(self, key: str) -> float:
-        """Refuse."""
+        """Raise."""
         raise NotImplementedError
 
     async def check(self) -> bool:
-        """Refuse."""
+        """Raise."""
         raise NotImplementedError
 
     async def reset(self) -> int | None:
-        """Refuse."""
+        """Raise."""
         raise NotImplementedError
 
 
 class TenantLimits:
-    """What bounds the tenants of one queue.
+    """Enforces the limits of the tenants of one queue.
 
     Args:
-        queue: Which queue.
+        queue: The queue whose requests are counted.
     """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._limiter = MovingWindowRateLimiter(Windows(queue.redis, queue.keys))
+        self._limiter = MovingWindowRateLimiter(MovingWindows(queue.redis, queue.keys))
 
     async def count_call(self, tenant: Tenant) -> None:
-        """Count a call.
+        """Count a call of a tenant.
 
         Raises:
-            ApiError: 429, with the second at which the next one is let in.
+            ApiError: 429 over the tenant's calls per minute; Retry-After has the seconds to wait.
         """
         item = RateLimitItemPerMinute(tenant.requests_per_minute)
-        if await patiently(partial(self._limiter.hit, item, tenant.name)):
+        if await retry_redis(self._limiter.hit, item, tenant.name):
             return
-        metrics.refused.labels("requests_per_minute").inc()
-        window = await patiently(partial(self._limiter.get_window_stats, item, tenant.name))
+        _refused_calls.labels("requests_per_minute").inc()
+        window = await retry_redis(self._limiter.get_window_stats, item, tenant.name)
         wait_s = max(1, math.ceil(window.reset_time - time.time()))
         message = (
             f"tenant {tenant.name} made {tenant.requests_per_minute:,} calls within a minute, its limit"
@@ -119,19 +121,19 @@ class TenantLimits:
         raise ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 
     async def check_load(self, tenant: Tenant, num_bytes: int) -> None:
-        """See whether one more request fits.
+        """Check that one more request stays within the tenant's limits.
 
         Args:
-            tenant: Whose.
-            num_bytes: Of the request.
+            tenant: The calling tenant.
+            num_bytes: Bytes of the request.
 
         Raises:
-            LimitReached: It has as many requests, or bytes of them, as it may.
+            LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
         """
-        depth, queued_bytes = await patiently(partial(self._queue.tenant_load, tenant.name))
+        depth, queued_bytes = await retry_redis(self._queue.tenant_load, tenant.name)
         if depth < tenant.max_depth and queued_bytes + num_bytes <= tenant.max_bytes:
             return
-        metrics.refused.labels("load").inc()
+        _refused_calls.labels("load").inc()
         raise LimitReached(
             f"tenant {tenant.name} has {depth:,} of {tenant.max_depth:,} requests (max_depth) and"
             f" {queued_bytes:,} of {tenant.max_bytes:,} bytes (max_bytes) in the queue; wait until some have finished"

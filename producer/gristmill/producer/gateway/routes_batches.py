@@ -1,7 +1,6 @@
-"""The routes of `/v1/batches`: OpenAI's Batch API (https://platform.openai.com/docs/api-reference/batch), and two of ours."""
+"""Routes of `/v1/batches`: OpenAI's Batch API (https://platform.openai.com/docs/api-reference/batch), retry and results."""
 
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -9,10 +8,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from gristmill.producer.batches.objects import BatchObject, Mode, Order
-from gristmill.producer.gateway.callers import Caller
-from gristmill.producer.gateway.form import MAX_EXPIRY_S, MIN_EXPIRY_S
-from gristmill.producer.gateway.patience import patiently
-from gristmill.producer.gateway.service import GatewayOf
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
+from gristmill.producer.gateway.redis_retry import retry_redis
+from gristmill.producer.gateway.upload_form import MAX_EXPIRY_S, MIN_EXPIRY_S
 from gristmill.shared.records import Priority
 
 router = APIRouter(tags=["batches"])
@@ -22,7 +20,7 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class ExpiresAfter(BaseModel):
-    """When the files of a batch's results are deleted."""
+    """The time after which a batch's output files are deleted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,7 +29,7 @@ class ExpiresAfter(BaseModel):
 
 
 class NewBatch(BaseModel):
-    """What a batch is made of; `mode`, `order` and `priority` are ours."""
+    """The fields of a new batch. OpenAI's API does not have `mode`, `order` and `priority`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,8 +56,10 @@ class BatchPage(BaseModel):
 
 
 @router.post("/v1/batches", response_model=BatchObject)
-async def create(new: NewBatch, request: Request, gateway: GatewayOf, tenant: Caller) -> object:
-    """Run every line of a file. Not repeated when Redis fails: sent again, it would run twice."""
+async def create(
+    new: NewBatch, request: Request, gateway: CurrentGateway, tenant: CallingTenant
+) -> object:
+    """Run every line of a file as one request. The gateway does not retry: a repeat would make a second batch."""
     expires = new.output_expires_after
     made = await gateway.batches.create(
         tenant.name,
@@ -73,30 +73,31 @@ async def create(new: NewBatch, request: Request, gateway: GatewayOf, tenant: Ca
 
 @router.get("/v1/batches", response_model=BatchPage)
 async def batches(
-    gateway: GatewayOf,
-    tenant: Caller,
+    gateway: CurrentGateway,
+    tenant: CallingTenant,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> object:
     """List batches, newest first."""
-    found = partial(gateway.batches.batches, tenant.name, after=after, limit=limit)
-    return await patiently(found)
+    return await retry_redis(gateway.batches.batches, tenant.name, after=after, limit=limit)
 
 
 @router.get("/v1/batches/{batch_id}", response_model=BatchObject)
-async def batch(batch_id: str, gateway: GatewayOf, tenant: Caller) -> object:
+async def batch(batch_id: str, gateway: CurrentGateway, tenant: CallingTenant) -> object:
     """Return a batch."""
-    return await patiently(partial(gateway.batches.batch, tenant.name, batch_id))
+    return await retry_redis(gateway.batches.batch, tenant.name, batch_id)
 
 
 @router.post("/v1/batches/{batch_id}/cancel", response_model=BatchObject)
-async def cancel(batch_id: str, gateway: GatewayOf, tenant: Caller) -> object:
-    """Cancel a batch; what has its row keeps it."""
+async def cancel(batch_id: str, gateway: CurrentGateway, tenant: CallingTenant) -> object:
+    """Cancel a batch. Rows that are written stay."""
     return await gateway.batches.cancel(tenant.name, batch_id)
 
 
 @router.post("/v1/batches/{batch_id}/retry", response_model=BatchObject)
-async def retry(batch_id: str, request: Request, gateway: GatewayOf, tenant: Caller) -> object:
+async def retry(
+    batch_id: str, request: Request, gateway: CurrentGateway, tenant: CallingTenant
+) -> object:
     """Run the failed lines of a batch that has ended, as a new batch."""
     limit = tenant.max_batches
     made = await gateway.batches.retry_failed(tenant.name, batch_id, max_active=limit)
@@ -110,11 +111,11 @@ async def retry(batch_id: str, request: Request, gateway: GatewayOf, tenant: Cal
     responses={200: {"content": {"application/x-ndjson": {}}, "description": "Rows as JSON lines"}},
 )
 async def results(
-    batch_id: str, gateway: GatewayOf, tenant: Caller, follow: bool = False
+    batch_id: str, gateway: CurrentGateway, tenant: CallingTenant, follow: bool = False
 ) -> StreamingResponse:
-    """Stream the rows that are there, in the form of the output file; with `follow` until the batch has ended.
+    """Stream the rows written so far, as in the output file; with `follow`, until the batch has ended.
 
-    A stream that the gateway's own end cuts short ends as a broken connection, never as a whole answer.
+    A gateway that stops in the middle breaks the connection, so a cut stream never looks complete.
     """
     rows: AsyncIterator[bytes] = await gateway.batches.results(tenant.name, batch_id, follow=follow)
     return StreamingResponse(rows, media_type="application/x-ndjson")

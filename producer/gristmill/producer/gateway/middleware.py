@@ -1,6 +1,6 @@
-"""Around every call: its id, its one canonical log line, its metrics, and an answer to what nobody expected.
+"""The middleware around every HTTP call: its id, log line and metrics, a bound on its body, errors without a handler.
 
-Bodies, keys and query strings are never logged.
+It never logs bodies, keys or query strings.
 """
 
 import re
@@ -9,36 +9,52 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
+from prometheus_client import Counter, Gauge, Histogram
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ulid import ULID
 
-from gristmill.producer.gateway import metrics
-from gristmill.producer.gateway.errors import ApiError, api_error
+from gristmill.producer.gateway.http_errors import ApiError, api_error
 
 log = structlog.get_logger()
 
 QUIET = ("/healthz", "/readyz", "/metrics")
-"""Asked every few seconds; no news."""
+"""Paths that probes call every few seconds; these calls are not logged."""
 
 MAX_PATH_CHARS = 200
 MAX_SMALL_BODY_BYTES = 2**20
 STREAMED = ("/v1/files", "/v1/requests")
-"""Routes that read their bodies themselves and bound them."""
+"""Routes that read and bound their bodies themselves."""
 
-CLIENT_LEFT = 499  # nginx's status for it; nobody sees it but the log
+CLIENT_LEFT = 499
+"""Status in the log of a call whose client closed the connection (nginx's number)."""
+
+DURATION_BUCKETS_S = (0.002, 0.005, 0.02, 0.1, 0.5, 1, 5, 30, 60, 300, 1800)
+
+_calls = Counter("gristmill_gateway_calls", "HTTP calls", ["method", "route", "status"])
+_call_seconds = Histogram(
+    "gristmill_gateway_call_seconds", "From a call to the end of its answer", ["route"],
+    buckets=DURATION_BUCKETS_S,
+)  # fmt: skip
+_open_calls = Gauge("gristmill_gateway_open_calls", "Calls that are being answered")
+_received_bytes = Counter("gristmill_gateway_received_bytes", "Bytes of bodies that came")
+_sent_bytes = Counter("gristmill_gateway_sent_bytes", "Bytes of bodies that went")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
 
 
 @dataclass
-class Call:
-    """What is known of one HTTP call; `request.state.call` while it runs.
+class HttpCall:
+    """The facts of one HTTP call. A route finds them in `request.state.call`.
 
     Attributes:
-        request_id: The caller's X-Request-Id, or one of ours.
-        tenant: Who calls, once he is known.
-        facts: What a route adds to the log line.
+        request_id: The caller's X-Request-Id, or a new id.
+        tenant: Name of the calling tenant; empty before authentication.
+        facts: Fields that the route adds to the log line.
+        started_s: Monotonic clock at the start of the call.
+        status: HTTP status of the answer; 0 before it.
+        num_received: Bytes of the call's body.
+        num_sent: Bytes of the answer's body.
     """
 
     request_id: str
@@ -50,8 +66,8 @@ class Call:
     num_sent: int = 0
 
 
-class Access:
-    """ASGI middleware; the outermost of ours."""
+class CallMiddleware:
+    """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,7 +77,7 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = Call(_request_id(scope))
+        call = HttpCall(_request_id(scope))
         scope.setdefault("state", {})["call"] = call
 
         async def counted_receive() -> Message:
@@ -79,14 +95,14 @@ class Access:
             call.num_sent += len(message.get("body", b""))
             await send(message)
 
-        metrics.open_calls.inc()
+        _open_calls.inc()
         try:
             await self._answer(call, scope, counted_receive, counted_send)
         finally:
-            metrics.open_calls.dec()
+            _open_calls.dec()
             _report(call, scope)
 
-    async def _answer(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, call: HttpCall, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if (refusal := _body_refusal(scope)) is not None:
                 await refusal.response()(scope, receive, send)
@@ -96,15 +112,14 @@ class Access:
             call.status = CLIENT_LEFT
         except Exception as error:
             log.exception("call.failed", request_id=call.request_id)
-            if (
-                call.status
-            ):  # the answer has begun: only a cut connection tells that it is not whole
+            # Once the answer has begun, only a cut connection shows that it is incomplete.
+            if call.status:
                 raise
             await api_error(error).response()(scope, receive, send)
 
 
 def _body_refusal(scope: Scope) -> ApiError | None:
-    """Bound the bodies that the framework reads whole before any route sees them."""
+    """Return an error for a body that is too large or has no length. FastAPI reads such bodies whole."""
     request = Request(scope)
     length = request.headers.get("content-length")
     if scope["path"] in STREAMED:
@@ -121,13 +136,13 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else f"req-{ULID()}"
 
 
-def _report(call: Call, scope: Scope) -> None:
+def _report(call: HttpCall, scope: Scope) -> None:
     route = getattr(scope.get("route"), "path", "none")
     duration_s = time.monotonic() - call.started_s
-    metrics.calls.labels(scope["method"], route, call.status).inc()
-    metrics.call_seconds.labels(route).observe(duration_s)
-    metrics.received_bytes.inc(call.num_received)
-    metrics.sent_bytes.inc(call.num_sent)
+    _calls.labels(scope["method"], route, call.status).inc()
+    _call_seconds.labels(route).observe(duration_s)
+    _received_bytes.inc(call.num_received)
+    _sent_bytes.inc(call.num_sent)
     if scope["path"] in QUIET:
         return
     log.info(

@@ -1,7 +1,6 @@
-"""The routes of `/v1/files`: OpenAI's Files API (https://platform.openai.com/docs/api-reference/files)."""
+"""Routes of `/v1/files`: OpenAI's Files API (https://platform.openai.com/docs/api-reference/files)."""
 
 import asyncio
-from functools import partial
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -10,19 +9,18 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from gristmill.producer.batches.objects import FileObject, Purpose
-from gristmill.producer.gateway.callers import Caller
-from gristmill.producer.gateway.errors import too_large
-from gristmill.producer.gateway.form import SCHEMA, UploadForm
-from gristmill.producer.gateway.patience import patiently
-from gristmill.producer.gateway.service import GatewayOf
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
+from gristmill.producer.gateway.http_errors import too_large
+from gristmill.producer.gateway.redis_retry import retry_redis
+from gristmill.producer.gateway.upload_form import FORM_SCHEMA, UploadForm
 
 router = APIRouter(tags=["files"])
 
 CHUNK_BYTES = 2**20
-"""What is written at a time; a thread a packet would cost more than the write."""
+"""Bytes of one write; a thread for each packet would cost more than the write itself."""
 
 FORM_BYTES = 2**16
-"""What a form may have beside its file."""
+"""Largest form without its file."""
 
 
 class FilePage(BaseModel):
@@ -36,44 +34,46 @@ class FilePage(BaseModel):
 
 
 class DeletedFile(BaseModel):
-    """What the end of a file looks like."""
+    """The answer to the deletion of a file."""
 
     id: str
     object: Literal["file"] = "file"
     deleted: bool = True
 
 
-@router.post("/v1/files", response_model=FileObject, openapi_extra={"requestBody": dict(SCHEMA)})
-async def upload(request: Request, gateway: GatewayOf, tenant: Caller) -> FileObject:
+@router.post(
+    "/v1/files", response_model=FileObject, openapi_extra={"requestBody": dict(FORM_SCHEMA)}
+)
+async def upload(request: Request, gateway: CurrentGateway, tenant: CallingTenant) -> FileObject:
     """Upload a JSONL file of requests. Its fields may come before the file or after it."""
     max_bytes = gateway.settings.max_file_bytes + FORM_BYTES
     if int(request.headers.get("content-length", 0)) > max_bytes:
         raise too_large("the file", gateway.settings.max_file_bytes, "GRISTMILL_MAX_FILE_BYTES")
     async with gateway.batches.files.upload(tenant.name) as upload:
         form = UploadForm(request.headers.get("content-type", ""), upload.write)
-        await _feed(form, request, max_bytes)
+        await _receive(form, request, max_bytes)
         file = await upload.finish(*form.finished())
     request.state.call.facts["file"] = file.id
     return file
 
 
-async def _feed(form: UploadForm, request: Request, max_bytes: int) -> None:
-    num_bytes, gathered = 0, bytearray()
+async def _receive(form: UploadForm, request: Request, max_bytes: int) -> None:
+    num_bytes, unwritten = 0, bytearray()
     async for chunk in request.stream():
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
             raise too_large("the body", max_bytes, "GRISTMILL_MAX_FILE_BYTES")
-        gathered += chunk
-        if len(gathered) >= CHUNK_BYTES:
-            await asyncio.to_thread(form.feed, bytes(gathered))
-            gathered.clear()
-    await asyncio.to_thread(form.feed, bytes(gathered))
+        unwritten += chunk
+        if len(unwritten) >= CHUNK_BYTES:
+            await asyncio.to_thread(form.receive, bytes(unwritten))
+            unwritten.clear()
+    await asyncio.to_thread(form.receive, bytes(unwritten))
 
 
 @router.get("/v1/files", response_model=FilePage)
 async def files(
-    gateway: GatewayOf,
-    tenant: Caller,
+    gateway: CurrentGateway,
+    tenant: CallingTenant,
     *,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
@@ -81,24 +81,30 @@ async def files(
     purpose: Purpose | None = None,
 ) -> object:
     """List files."""
-    found = partial(gateway.batches.files.page, tenant.name, after=after, limit=limit, order=order)
-    return await patiently(partial(found, purpose=purpose))
+    page = gateway.batches.files.page
+    return await retry_redis(
+        page, tenant.name, after=after, limit=limit, order=order, purpose=purpose
+    )
 
 
 @router.get("/v1/files/{file_id}", response_model=FileObject)
-async def file(file_id: str, gateway: GatewayOf, tenant: Caller) -> object:
-    """Return a file's facts."""
-    return await patiently(partial(gateway.batches.files.get, tenant.name, file_id))
+async def file(file_id: str, gateway: CurrentGateway, tenant: CallingTenant) -> object:
+    """Return the description of a file."""
+    return await retry_redis(gateway.batches.files.get, tenant.name, file_id)
 
 
 @router.get(
     "/v1/files/{file_id}/content",
     response_class=StreamingResponse,
-    responses={200: {"content": {"application/octet-stream": {}}, "description": "Its bytes"}},
+    responses={
+        200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file"}
+    },
 )
-async def content(file_id: str, gateway: GatewayOf, tenant: Caller) -> StreamingResponse:
+async def content(
+    file_id: str, gateway: CurrentGateway, tenant: CallingTenant
+) -> StreamingResponse:
     """Download a file."""
-    found = await patiently(partial(gateway.batches.files.get, tenant.name, file_id))
+    found = await retry_redis(gateway.batches.files.get, tenant.name, file_id)
     return StreamingResponse(
         gateway.batches.files.content(found),
         media_type="application/octet-stream",
@@ -110,7 +116,7 @@ async def content(file_id: str, gateway: GatewayOf, tenant: Caller) -> Streaming
 
 
 @router.delete("/v1/files/{file_id}", response_model=DeletedFile)
-async def delete(file_id: str, gateway: GatewayOf, tenant: Caller) -> DeletedFile:
-    """Delete a file; not one that a batch still reads."""
+async def delete(file_id: str, gateway: CurrentGateway, tenant: CallingTenant) -> DeletedFile:
+    """Delete a file, unless a batch still reads it."""
     await gateway.batches.files.delete(tenant.name, file_id)
     return DeletedFile(id=file_id)

@@ -1,0 +1,119 @@
+"""The context of every route: the gateway's shared objects, and the tenant of the call.
+
+A route declares the arguments `gateway: CurrentGateway` and `tenant: CallingTenant`; FastAPI fills them in.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.storage import Storage
+from gristmill.producer.client import Client
+from gristmill.producer.gateway.authentication import ANONYMOUS, Authenticator
+from gristmill.producer.gateway.http_errors import ApiError
+from gristmill.producer.gateway.request_body import BodyMemory, MediaGuard
+from gristmill.producer.gateway.settings import GatewaySettings
+from gristmill.producer.gateway.tenant_limits import TenantLimits
+from gristmill.producer.tenants import Tenant, Tenants
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Queue
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The objects that all routes share. A process opens one and closes it at its end.
+
+    Attributes:
+        settings: The gateway's settings.
+        queue: The queue that takes the requests.
+        client: Submits requests and waits for their results.
+        batches: The files and batches of the queue.
+        authenticator: Finds the tenant of an API key.
+        tenant_limits: The limits of each tenant.
+        media: Checks the media URLs of requests.
+        body_memory: Counts the bytes of the bodies that are being read.
+        stopping: Set when the process is stopping; calls then stop waiting for a result.
+    """
+
+    settings: GatewaySettings
+    queue: Queue
+    client: Client
+    batches: Batches
+    authenticator: Authenticator
+    tenant_limits: TenantLimits
+    media: MediaGuard
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
+    """Open a gateway. It connects at its first call, so Redis may start later.
+
+    Raises:
+        SettingsError: A URL cannot be used.
+    """
+    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+    queue = Queue(redis, settings.queue, settings.limits)
+    media = MediaGuard(settings.allowed_media_domains)
+    async with Client(
+        queue, max_request_bytes=settings.max_request_bytes, check_models=settings.check_models
+    ) as client:
+        yield Gateway(
+            settings=settings,
+            queue=queue,
+            client=client,
+            batches=Batches(queue, Storage(settings.storage_url), settings),
+            authenticator=Authenticator(Tenants(queue), is_open=settings.is_open),
+            tenant_limits=TenantLimits(queue),
+            media=media,
+        )
+    media.close()
+
+
+async def current_gateway(request: Request) -> Gateway:
+    """Return the gateway of a call. It is a coroutine because FastAPI runs plain functions in a thread."""
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+CurrentGateway = Annotated[Gateway, Depends(current_gateway)]
+"""The gateway, as an argument of a route."""
+
+_bearer = HTTPBearer(auto_error=False, description="An API key of `gristmill tenant create`.")
+
+
+async def calling_tenant(
+    request: Request,
+    gateway: CurrentGateway,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+) -> Tenant:
+    """Return the tenant of a call, and count the call against its limit.
+
+    Raises:
+        ApiError: 401 for an unknown key; 403 for a page of another site without a key; 429 over the
+            tenant's calls per minute.
+    """
+    tenant = await gateway.authenticator.tenant_of(credentials.credentials if credentials else "")
+    if tenant is ANONYMOUS and _is_from_another_site(request):
+        message = "a web page of another site may not call a gateway that asks for no key"
+        raise ApiError(403, message, code="cross_site")
+    request.state.call.tenant = tenant.name
+    await gateway.tenant_limits.count_call(tenant)
+    return tenant
+
+
+def _is_from_another_site(request: Request) -> bool:
+    """Tell whether a browser calls for a page of another site; it can reach loopback, but names the page."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+
+
+CallingTenant = Annotated[Tenant, Depends(calling_tenant)]
+"""The tenant of the call, as an argument of a route. A route with this argument needs an API key."""

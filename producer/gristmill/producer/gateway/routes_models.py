@@ -1,0 +1,83 @@
+"""Routes of `/v1/models`, and a 404 with a remedy for the engine's own paths such as `/v1/chat/completions`."""
+
+import time
+from typing import Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
+from gristmill.producer.gateway.http_errors import ApiError
+from gristmill.producer.gateway.redis_retry import retry_redis
+from gristmill.shared.errors import NotFound
+from gristmill.shared.fleet import look
+from gristmill.shared.queue import Queue
+from gristmill.shared.records import ENDPOINTS
+
+router = APIRouter(tags=["models"])
+unsupported_router = APIRouter(include_in_schema=False)
+
+
+class Model(BaseModel):
+    """One model or adapter.
+
+    Attributes:
+        max_model_len: Prompt and output tokens of one request; None if no worker reports it.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "gristmill"
+    max_model_len: int | None = None
+
+
+class ModelList(BaseModel):
+    """All models and adapters."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+@router.get("/v1/models", response_model=ModelList)
+async def models(gateway: CurrentGateway, tenant: CallingTenant) -> ModelList:
+    """List the models of all workers whose lease is live."""
+    return ModelList(data=await retry_redis(_served, gateway.queue))
+
+
+@router.get("/v1/models/{model_id:path}", response_model=Model)
+async def model(model_id: str, gateway: CurrentGateway, tenant: CallingTenant) -> Model:
+    """Return one model."""
+    for each in await retry_redis(_served, gateway.queue):
+        if each.id == model_id:
+            return each
+    raise NotFound(
+        f"no worker serves model {model_id[:200]!r}; GET /v1/models lists what is served"
+    )
+
+
+async def _served(queue: Queue) -> list[Model]:
+    fleet = await look(queue)
+    now_s = int(time.time())  # as vLLM reports it; no worker knows when its model was made
+    return [
+        Model(id=name, created=now_s, max_model_len=length or None)
+        for name, length in sorted(fleet.max_model_len.items())
+    ]
+
+
+async def unsupported(request: Request) -> None:
+    """Refuse a call of an engine's path, where OpenAI's client looks first, and name the route to use.
+
+    A gateway queues requests; it does not hold a connection open to an engine.
+    """
+    path = request.url.path
+    raise ApiError(
+        404,
+        f"POST {path} is not answered here, requests are queued: POST /v1/requests with"
+        f' {{"endpoint": "{path}", "body": ...}} and the header Prefer: wait=60 to wait for the answer,'
+        " or POST /v1/batches for a file of them",
+    )
+
+
+for endpoint in ENDPOINTS:
+    unsupported_router.add_api_route(endpoint, unsupported, methods=["POST"])

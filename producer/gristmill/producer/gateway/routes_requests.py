@@ -1,0 +1,201 @@
+"""Routes of `/v1/requests`: submit one request, return its status and result, cancel it.
+
+A request's id is `<tenant>.<rest>`; the rest is the caller's Idempotency-Key, or a new ULID. A caller that asks
+for the id of another tenant gets a 404, without a look at the queue.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from prometheus_client import Counter
+from pydantic import BaseModel
+
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway
+from gristmill.producer.gateway.redis_retry import REDIS_RETRY_S, retry_redis
+from gristmill.producer.gateway.request_body import BODY_SCHEMA, queued_request, read_body
+from gristmill.producer.tenants import Tenant
+from gristmill.shared.errors import NotFound
+from gristmill.shared.media import names_media
+from gristmill.shared.records import Request as QueuedRequest
+from gristmill.shared.results import Result
+from gristmill.shared.tasks import end
+
+router = APIRouter(tags=["requests"])
+
+RequestStatus = Literal[
+    "queued", "delayed", "running", "succeeded", "failed", "cancelled", "expired"
+]
+
+_submitted_requests = Counter("gristmill_gateway_submitted_requests", "Requests that were queued")
+
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,9})\"?(?=$|[,;\s])", re.I)
+
+
+class EngineAnswer(BaseModel):
+    """The answer that `vllm serve` would have given."""
+
+    status_code: int
+    body: Any
+
+
+class RequestError(BaseModel):
+    """The reason why a request has no answer."""
+
+    code: str
+    message: str
+
+
+class RequestObject(BaseModel):
+    """One request, as callers see it.
+
+    Attributes:
+        response: The engine's answer, also if it is an error of the request; None before the end.
+        error: The reason of an end without an answer: cancelled, expired or failed.
+        metadata: The request's metadata, and `request_id`: the X-Request-Id of the call.
+    """
+
+    id: str
+    object: Literal["request"] = "request"
+    status: RequestStatus
+    created_at: float | None = None
+    finished_at: float | None = None
+    response: EngineAnswer | None = None
+    error: RequestError | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@router.post(
+    "/v1/requests",
+    response_model=RequestObject,
+    status_code=202,
+    responses={200: {"model": RequestObject, "description": "Its result, within the wait asked for"}},
+    openapi_extra={"requestBody": dict(BODY_SCHEMA)},
+)  # fmt: skip
+async def submit(
+    request: Request,
+    response: Response,
+    *,
+    gateway: CurrentGateway,
+    tenant: CallingTenant,
+    idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
+    prefer: Annotated[str | None, Header(description="wait=SECONDS")] = None,
+) -> RequestObject:
+    """Queue a request. Repeated calls with the same Idempotency-Key run it once."""
+    max_bytes = gateway.settings.max_request_bytes
+    body = await read_body(request, gateway.body_memory, max_bytes)
+    call = request.state.call
+    queued = queued_request(body, tenant, idempotency_key, call.request_id, max_bytes)
+    call.facts["id"] = queued.id
+    if names_media(queued):
+        await gateway.media.check(queued)
+    await gateway.tenant_limits.check_load(tenant, queued.num_bytes)
+    await _submit(gateway, queued)
+    response.headers["Location"] = f"/v1/requests/{queued.id}"
+    wait_s = _preferred_wait_s(prefer)
+    if wait_s is None and idempotency_key is None:
+        return RequestObject(id=queued.id, status="delayed" if queued.delay_s else "queued")
+    found = await _find(gateway, queued.id, wait_s or 0)
+    if wait_s is not None:
+        response.headers["Preference-Applied"] = f"wait={wait_s}"
+    if found.finished_at is not None:
+        response.status_code = 200
+    return found
+
+
+@router.get("/v1/requests/{request_id:path}", response_model=RequestObject)
+async def get(
+    request_id: str,
+    gateway: CurrentGateway,
+    tenant: CallingTenant,
+    wait: Annotated[float, Query(ge=0, description="seconds to wait for its end, up to the gateway's cap")] = 0,
+) -> RequestObject:  # fmt: skip
+    """Return the status of a request, and its result once it has ended."""
+    _check_owner(tenant, request_id)
+    return await _find(gateway, request_id, wait)
+
+
+@router.delete("/v1/requests/{request_id:path}", response_model=RequestObject)
+async def cancel(request_id: str, gateway: CurrentGateway, tenant: CallingTenant) -> RequestObject:
+    """Cancel a request that waits or runs. A request that has ended stays as it is."""
+    _check_owner(tenant, request_id)
+    await retry_redis(gateway.queue.cancel, [request_id])
+    return await _find(gateway, request_id, 0)
+
+
+async def _submit(gateway: Gateway, queued: QueuedRequest) -> None:
+    """Submit a request, for `REDIS_RETRY_S` at most; `Client` alone would wait for Redis without a limit."""
+    try:
+        async with asyncio.timeout(REDIS_RETRY_S):
+            await gateway.client.submit(queued, wait=False)
+    except TimeoutError:
+        raise ConnectionError(f"no answer to a submit within {REDIS_RETRY_S:g} s") from None
+    _submitted_requests.inc()
+
+
+async def _find(gateway: Gateway, request_id: str, wait_s: float) -> RequestObject:
+    """Return a request, after waiting up to `wait_s` for its result.
+
+    Raises:
+        NotFound: The queue has no such request, or its result has expired.
+    """
+    result = await _result_now(gateway, request_id)
+    if result is None and wait_s > 0:
+        result = await _result_within(
+            gateway, request_id, min(wait_s, gateway.settings.gateway_max_wait_s)
+        )
+    if result is not None:
+        return _finished(result)
+    ((state, _),) = await retry_redis(gateway.queue.status, [request_id])
+    if state == "done":  # it ended after the look for its result
+        state = "running"
+    if state == "unknown":
+        raise NotFound(f"there is no request {request_id[:200]!r}, or its result has expired")
+    return RequestObject(id=request_id, status=state)
+
+
+async def _result_now(gateway: Gateway, request_id: str) -> Result | None:
+    return (await retry_redis(gateway.queue.results, [request_id]))[0]
+
+
+async def _result_within(gateway: Gateway, request_id: str, wait_s: float) -> Result | None:
+    """Wait for a result, until `wait_s` have passed or the gateway stops."""
+    waiting = asyncio.create_task(gateway.client.wait(request_id))
+    stopping = asyncio.create_task(gateway.stopping.wait())
+    try:
+        await asyncio.wait((waiting, stopping), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        return waiting.result() if waiting.done() else None
+    finally:
+        await end(waiting, stopping)
+
+
+def _finished(result: Result) -> RequestObject:
+    answer = None
+    if result.status_code is not None:
+        answer = EngineAnswer(status_code=result.status_code, body=result.body)
+    return RequestObject(
+        id=result.id,
+        status=result.status,
+        created_at=result.enqueued_ms / 1000,
+        finished_at=result.finished_ms / 1000,
+        response=answer,
+        error=_request_error(result.error) if result.error else None,
+        metadata=result.metadata,
+    )
+
+
+def _request_error(error: Mapping[str, Any]) -> RequestError:
+    return RequestError(code=str(error.get("code", "")), message=str(error.get("message", "")))
+
+
+def _check_owner(tenant: Tenant, request_id: str) -> None:
+    if not request_id.startswith(f"{tenant.name}."):
+        raise NotFound(f"there is no request {request_id[:200]!r}, or its result has expired")
+
+
+def _preferred_wait_s(prefer: str | None) -> int | None:
+    """Return the seconds of `Prefer: wait=10`; other preferences are ignored, as RFC 7240 says."""
+    found = _WAIT.search(prefer or "")
+    return int(found[1]) if found else None
