@@ -3,49 +3,46 @@
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
 
 import orjson
 
 from gristmill.producer.batches.service import Batches
-from gristmill.producer.steward.allowed import Call
+from gristmill.producer.steward.job_registry import JobCall, JobRegistry
 from gristmill.producer.steward.process import run_steward
-from gristmill.producer.steward.runner import Function
 from gristmill.producer.steward.settings import StewardSettings
-from gristmill.producer.steward.turn import Turn
+from gristmill.producer.steward.time_slice import TimeSlice
 from gristmill.shared.settings import read_settings
 
 
-def functions(settings: StewardSettings, turn: Turn) -> Mapping[str, Function]:
-    async def note(call: Call) -> None:
+def stub_jobs(settings: StewardSettings) -> JobRegistry:
+    time_slice = TimeSlice()
+
+    async def note(call: JobCall) -> None:
         async with Batches.from_settings(settings) as batches:
             line = orjson.dumps({"job": call.job, "batch": call.batch, "pid": os.getpid()})
             await batches.queue.redis.rpush(f"{batches.queue.keys.prefix}notes", line)
             await batches.registry.settle(call.batch)
 
-    async def hold(call: Call) -> None:
-        while turn.may_go_on():
+    async def hold(call: JobCall) -> None:
+        while time_slice.may_go_on():
             await asyncio.sleep(0.02)
         await note(call)
 
-    async def nap(call: Call) -> None:
+    async def nap(call: JobCall) -> None:
         await asyncio.sleep(2)
         await note(call)
 
-    async def stubborn(_: Call) -> None:
+    async def stubborn(_: JobCall) -> None:
         await asyncio.Event().wait()
 
-    async def sweep(_: Call) -> None:
+    async def sweep(_: JobCall) -> None:
         pass
 
-    return {
-        "note": note,
-        "hold": hold,
-        "nap": nap,
-        "stubborn": stubborn,
-        "sweep": sweep,
-    } | dict.fromkeys(("validate", "feed", "finalize", "announce"), note)
+    functions = {"note": note, "hold": hold, "nap": nap, "stubborn": stubborn, "sweep": sweep}
+    phases = dict.fromkeys(("validate", "feed", "finalize", "announce"), note)
+    return JobRegistry(time_slice, functions | phases)
 
 
 if __name__ == "__main__":
-    sys.exit(run_steward(read_settings(StewardSettings), functions))
+    settings = read_settings(StewardSettings)
+    sys.exit(run_steward(settings, stub_jobs(settings)))

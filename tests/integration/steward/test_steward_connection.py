@@ -10,8 +10,9 @@ from rq.job import JobStatus
 from servers import kill, running_sentinels
 from stewards import STUB, steward_process
 
-from gristmill.producer.steward.allowed import AllowedJob, queue_of
-from gristmill.producer.steward.connection import check_access, hurry, rq_connect
+from gristmill.producer.steward.job_registry import AllowedJob
+from gristmill.producer.steward.rq_connection import check_access, rq_connect, shorten_timeouts
+from gristmill.producer.steward.rq_queue import rq_queue_of
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.server import running_server
 
@@ -21,8 +22,8 @@ def test_a_socket(tmp_path: Path) -> None:
     with running_server(options=("--unixsocket", str(path))):
         redis = rq_connect(f"unix://{path}?db=3")
         check_access(redis)
-        hurry(redis)
-        job = queue_of(redis, "test", AllowedJob).enqueue("note", "batch_x")
+        shorten_timeouts(redis)
+        job = rq_queue_of(redis, "test", AllowedJob).enqueue("note", "batch_x")
         assert job.get_status() == JobStatus.QUEUED
         redis.close()
 
@@ -32,7 +33,7 @@ async def test_sentinels(tmp_path: Path) -> None:
     with running_sentinels() as servers:
         async with steward_process(STUB, servers.url, "test", tmp_path) as steward:
             redis = rq_connect(servers.url)
-            job = queue_of(redis, "test", AllowedJob).enqueue("note", "batch_x")
+            job = rq_queue_of(redis, "test", AllowedJob).enqueue("note", "batch_x")
             await steward.until("job.finished", job=job.id)
             redis.close()
             code, seconds = await steward.terminate()
@@ -61,7 +62,7 @@ async def _enqueued(url: str) -> str:
     while True:
         redis = rq_connect(url)
         try:
-            return str(queue_of(redis, "test", AllowedJob).enqueue("note", "batch_x").id)
+            return str(rq_queue_of(redis, "test", AllowedJob).enqueue("note", "batch_x").id)
         except (ConnectionError, ReadOnlyError):
             await asyncio.sleep(0.1)
         finally:

@@ -1,7 +1,7 @@
-"""The thread that makes RQ jobs of batches that are due; every steward has one, and none leads.
+"""The thread that enqueues an RQ job for each batch that is due. Every steward has one, and none leads.
 
-What is due stands in the queue's Redis. A job only says whom to look at, so an extra one does no harm
-(the batch's lease admits one steward), and a lost one is made again.
+The queue's Redis records which batches are due. A job only names a batch. An extra job does no harm, because the
+batch's lease goes to one steward. A lost job is enqueued again.
 """
 
 import asyncio
@@ -13,56 +13,58 @@ import structlog
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.service import Batches
-from gristmill.producer.steward.schedule import Schedule, batch_of, is_webhook
+from gristmill.producer.steward.rq_queue import JobQueue, batch_of, is_webhook
 from gristmill.producer.steward.settings import StewardSettings
-from gristmill.producer.steward.turn import Turn
+from gristmill.producer.steward.time_slice import TimeSlice
 
 log = structlog.get_logger()
 
 BELL_S = 1.0
-"""Longest wait for the bell before a look without it."""
+"""Longest wait for the bell, the list that wakes a dispatcher; then it looks anyway."""
 
 ANNOUNCE_LOOK_S = 60.0
-"""How often a batch whose webhook is not delivered is looked at; RQ does the retries in between."""
-
+"""Seconds between two looks at a batch whose webhook is not delivered; RQ repeats the webhook in between."""
 
 WEBHOOK_WAIT_S = 1.0
-"""One webhook waits at a time, or slow receivers would hold up everybody's batches; the others come later."""
+"""Delay of a webhook while another waits in RQ: slow receivers must not hold up the batches of other tenants."""
 
 MAX_WAITING = 32
-"""Jobs that wait in RQ; what is due beyond them is not looked at, so a thousand batches cost no more."""
+"""Most jobs that wait in RQ. The dispatcher looks at no further batches, so a thousand cost as little as 32."""
 
 
 class Dispatcher:
-    """Enqueues what is due until the process stops.
+    """Enqueues the jobs that are due until the process stops.
 
     Args:
-        settings: Of this steward.
-        schedule: Where to, over a connection of its own.
-        turn: When to stop; is told how many jobs wait.
-        tell_wait: Is told why Redis is waited for.
+        settings: The steward's settings.
+        jobs: The RQ queue, over a connection that only this thread uses.
+        time_slice: Ends the thread; receives the number of jobs that wait.
+        on_wait: Called with the error while Redis does not answer.
+
+    Attributes:
+        last_look_s: Monotonic clock at the last look for due batches.
     """
 
     def __init__(
         self,
         settings: StewardSettings,
-        schedule: Schedule,
-        turn: Turn,
-        tell_wait: Callable[[Exception], None],
+        jobs: JobQueue,
+        time_slice: TimeSlice,
+        on_wait: Callable[[Exception], None],
     ) -> None:
         self._settings = settings
-        self._schedule = schedule
-        self._turn = turn
-        self._tell_wait = tell_wait
+        self._jobs = jobs
+        self._time_slice = time_slice
+        self._on_wait = on_wait
         self._thread = threading.Thread(target=self._run, name="gristmill-dispatcher", daemon=True)
         self.last_look_s = time.monotonic()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end, which follows `turn.stop()`; there is nothing to wait for if it never began."""
+        """Wait until the thread ends, which follows `time_slice.stop()`. Return at once if it never started."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
@@ -71,26 +73,26 @@ class Dispatcher:
 
     async def _dispatch(self) -> None:
         async with Batches.from_settings(self._settings) as batches:
-            while not self._turn.is_stopping:
+            while not self._time_slice.is_stopping:
                 self.last_look_s = time.monotonic()
                 try:
                     await self._look(batches)
                     await self._wait_for_bell(batches)
                 except (RedisError, OSError) as error:
-                    self._tell_wait(error)
+                    self._on_wait(error)
                     await asyncio.sleep(BELL_S)
-                except Exception:  # whatever it is: no batch goes on without this thread
+                except Exception:  # without this thread, no batch goes on
                     log.exception("dispatch.failed")
                     await asyncio.sleep(BELL_S)
-            self._schedule.close()
+            self._jobs.close()
 
     async def _look(self, batches: Batches) -> None:
-        """Enqueue once; RQ's calls block the loop, on which nothing else runs."""
-        self._schedule.sweep(self._settings.sweep_interval_s)
-        waiting = self._schedule.waiting()
+        """Enqueue the jobs that are due now. RQ's calls block the event loop, which runs nothing else."""
+        self._jobs.sweep(self._settings.sweep_interval_s)
+        waiting = self._jobs.waiting()
         if not any(map(is_webhook, waiting)):
-            self._schedule.enqueue_retry()
-        self._turn.num_waiting = len(waiting)
+            self._jobs.enqueue_retry()
+        self._time_slice.num_waiting = len(waiting)
         if len(waiting) < MAX_WAITING:
             await self._enqueue_due(batches, waiting)
 
@@ -100,13 +102,13 @@ class Dispatcher:
         for work in await batches.registry.due(2 * MAX_WAITING):
             if work.phase != "announce":
                 if work.batch not in has_job:
-                    self._schedule.work_on(work.batch, work.phase, work.runs)
+                    self._jobs.work_on(work.batch, work.phase, work.runs)
             elif has_webhook:
                 await batches.registry.wake(work.batch, WEBHOOK_WAIT_S)
             else:
                 has_webhook = True
                 await batches.registry.wake(work.batch, ANNOUNCE_LOOK_S)
-                self._schedule.announce(work.batch)
+                self._jobs.announce(work.batch)
 
     async def _wait_for_bell(self, batches: Batches) -> None:
         queue = batches.queue

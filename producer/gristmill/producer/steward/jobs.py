@@ -1,6 +1,4 @@
-"""What the steward does, by the short names that stand in Redis: the allow-list."""
-
-from collections.abc import Mapping
+"""The steward's jobs, and the short names by which RQ may call them."""
 
 import structlog
 
@@ -8,10 +6,9 @@ from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.sweep import sweep
-from gristmill.producer.steward.allowed import Call
-from gristmill.producer.steward.runner import Function, TryAgain
+from gristmill.producer.steward.job_registry import JobCall, JobRegistry, TryAgain
 from gristmill.producer.steward.settings import StewardSettings
-from gristmill.producer.steward.turn import Turn
+from gristmill.producer.steward.time_slice import TimeSlice
 from gristmill.producer.steward.webhooks import Event, NotDelivered, NotWanted, Webhooks
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.errors import NotFound
@@ -19,45 +16,49 @@ from gristmill.shared.errors import NotFound
 log = structlog.get_logger()
 
 
+def steward_jobs(settings: StewardSettings) -> JobRegistry:
+    """Return the registry of all jobs. A new job needs a name here and a method in `rq_queue.py` that enqueues it."""
+    time_slice = TimeSlice()
+    jobs = Jobs(settings, time_slice)
+    functions = {
+        # one function under three names, which `rq info` shows
+        "validate": jobs.advance,
+        "feed": jobs.advance,
+        "finalize": jobs.advance,
+        "announce": jobs.announce,
+        "sweep": jobs.sweep,
+    }
+    return JobRegistry(time_slice, functions)
+
+
 class Jobs:
-    """The functions of the steward's jobs.
+    """The functions of the jobs.
 
     Args:
-        settings: Of this steward.
-        turn: How long each may run.
+        settings: The steward's settings.
+        time_slice: Limits the time of each job.
     """
 
-    def __init__(self, settings: StewardSettings, turn: Turn) -> None:
+    def __init__(self, settings: StewardSettings, time_slice: TimeSlice) -> None:
         self._settings = settings
-        self._turn = turn
+        self._time_slice = time_slice
         self._webhooks = Webhooks(settings.webhook_timeout_s, settings.allowed_hosts)
 
-    @property
-    def functions(self) -> Mapping[str, Function]:
-        """The allow-list; validate, feed and finalize differ only in what `rq info` shows."""
-        return {
-            "validate": self.advance,
-            "feed": self.advance,
-            "finalize": self.advance,
-            "announce": self.announce,
-            "sweep": self.sweep,
-        }
-
-    async def advance(self, call: Call) -> None:
-        """Work on a batch for a slice."""
+    async def advance(self, call: JobCall) -> None:
+        """Work on a batch for one time slice."""
         async with Batches.from_settings(self._settings) as batches:
-            await advance(batches, call.batch, self._turn.may_go_on)
+            await advance(batches, call.batch, self._time_slice.may_go_on)
 
-    async def sweep(self, call: Call) -> None:
-        """Delete what has expired."""
+    async def sweep(self, call: JobCall) -> None:
+        """Delete expired files."""
         async with Batches.from_settings(self._settings) as batches:
             await sweep(batches)
 
-    async def announce(self, call: Call) -> None:
-        """Tell a batch's end to its tenant's webhook, if there is one and it was not told.
+    async def announce(self, call: JobCall) -> None:
+        """Call the tenant's webhook for a batch that has ended, unless it has been delivered.
 
         Raises:
-            TryAgain: The receiver did not take it.
+            TryAgain: The receiver did not accept the event.
         """
         async with Batches.from_settings(self._settings) as batches:
             try:
@@ -65,20 +66,20 @@ class Jobs:
             except NotFound:
                 return
             if state.phase == "announce":
-                await self._tell(batches, state.record, call)
+                await self._deliver(batches, state.record, call)
                 await batches.registry.mark_announced(call.batch)
 
-    async def _tell(self, batches: Batches, record: BatchRecord, call: Call) -> None:
+    async def _deliver(self, batches: Batches, record: BatchRecord, call: JobCall) -> None:
         tenant = await Tenants(batches.queue).get(record.tenant)
         if tenant is None or not tenant.webhook_url or not tenant.webhook_secret:
             return
         event = Event.of(record)
-        told = log.bind(batch=record.id, tenant=record.tenant, event_id=event.id)
+        event_log = log.bind(batch=record.id, tenant=record.tenant, event_id=event.id)
         try:
             await self._webhooks.send(tenant.webhook_url, tenant.webhook_secret, event)
         except (NotDelivered, NotWanted) as error:
             if isinstance(error, NotDelivered) and not call.is_last_try:
                 raise TryAgain(str(error)) from None
-            told.error("webhook.given_up", reason=str(error))
+            event_log.error("webhook.given_up", reason=str(error))
         else:
-            told.info("webhook.delivered")
+            event_log.info("webhook.delivered")

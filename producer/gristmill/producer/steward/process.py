@@ -1,11 +1,10 @@
-"""A steward from start to exit: a dispatcher in a thread, RQ's worker in the main one, signals, probes."""
+"""A steward process from start to exit: the dispatcher's thread, RQ's worker in the main thread, signals, probes."""
 
 import asyncio
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
@@ -15,15 +14,14 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
 from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.storage import Storage
-from gristmill.producer.steward.allowed import allow, queue_of
-from gristmill.producer.steward.connection import check_access, rq_connect
 from gristmill.producer.steward.dispatcher import Dispatcher
-from gristmill.producer.steward.log import NOTICE_S, Notice, route_rq_logs
-from gristmill.producer.steward.runner import Function, Runner
-from gristmill.producer.steward.schedule import Schedule
+from gristmill.producer.steward.job_registry import JobRegistry
+from gristmill.producer.steward.rq_connection import check_access, rq_connect
+from gristmill.producer.steward.rq_log import NOTICE_S, RedisWaitNotice, route_rq_logs
+from gristmill.producer.steward.rq_queue import JobQueue, rq_queue_of
+from gristmill.producer.steward.rq_worker import StewardWorker
 from gristmill.producer.steward.settings import StewardSettings
-from gristmill.producer.steward.turn import STOP_GRACE_S, Stopped, Turn
-from gristmill.producer.steward.worker import StewardWorker
+from gristmill.producer.steward.time_slice import STOP_GRACE_S, Stopped
 from gristmill.shared.connection import notice_waits
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
@@ -33,45 +31,44 @@ from gristmill.shared.redis_url import redacted
 log = structlog.get_logger()
 
 RESTART_S = 1.0
-"""Wait before RQ's worker is started again; it ended because Redis did not answer."""
+"""Pause before RQ's worker starts again after it lost Redis."""
 
 STALL_S = 120.0
-"""Time without a sign of life, above any wait for Redis, after which the liveness probe fails."""
+"""Time without progress after which the liveness probe fails; it exceeds any wait for Redis."""
 
 EXIT_S = 3.0
-"""Longest wait for the dispatcher at the end."""
+"""Longest wait for the dispatcher when the process ends."""
 
 LEAVE_S = STOP_GRACE_S + 5.0
-"""Time from the signal on after which the process ends whatever it waits for: several calls of RQ's
-bookkeeping may hang, one after the other, and a process that is gone loses nothing."""
-
-Functions = Callable[[StewardSettings, Turn], Mapping[str, Function]]
+"""Time from the signal until the process ends by force. Several of RQ's calls may hang, one after the other;
+a process that ends in the middle of them loses nothing."""
 
 
 class Steward:
     """One steward.
 
     Args:
-        settings: Of this steward.
-        functions: What its jobs may be.
+        settings: The steward's settings.
+        registry: The jobs that it may run.
     """
 
-    def __init__(self, settings: StewardSettings, functions: Functions) -> None:
+    def __init__(self, settings: StewardSettings, registry: JobRegistry) -> None:
         self._settings = settings
-        self._turn = Turn()
-        self._tell_wait = Notice(redacted(settings.rq_url))
+        self._time_slice = registry.time_slice
+        self._notice_wait = RedisWaitNotice(redacted(settings.rq_url))
         self._redis = rq_connect(settings.rq_url)
-        job_class = allow(Runner(self._turn).functions(functions(settings, self._turn)))
-        self._queue = queue_of(self._redis, settings.queue, job_class)
-        apart = queue_of(rq_connect(settings.rq_url), settings.queue, job_class)
-        self._dispatcher = Dispatcher(settings, Schedule(apart), self._turn, self._tell_wait)
+        self._queue = rq_queue_of(self._redis, settings.queue, registry.job_class)
+        separate = rq_queue_of(rq_connect(settings.rq_url), settings.queue, registry.job_class)
+        self._dispatcher = Dispatcher(
+            settings, JobQueue(separate), self._time_slice, self._notice_wait
+        )
 
     def run(self) -> int:
-        """Work until told to stop; returns the exit code.
+        """Work until a signal stops the process; returns the exit code.
 
         Raises:
-            SettingsError: Redis does not let RQ do its work, or the port of the probes is taken.
-            redis.exceptions.RedisError: It refuses user or password.
+            SettingsError: Redis does not allow RQ's commands, or the port of the probes is taken.
+            redis.exceptions.RedisError: Redis refuses the user or the password.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -82,7 +79,7 @@ class Steward:
             self._until_redis_answers()
             self._dispatcher.start()
             log.info("steward.started", rq_queue=self._queue.name)
-            while not self._turn.is_stopping:
+            while not self._time_slice.is_stopping:
                 self._work()
         log.info("steward.stopping")
         self._dispatcher.join(EXIT_S)
@@ -90,12 +87,12 @@ class Steward:
         return 0
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
-        """Stop while RQ's worker, which handles signals itself, is not there."""
-        self._turn.stop()
+        """Handle a signal while RQ's worker, which handles signals itself, does not run."""
+        self._time_slice.stop()
         raise Stopped
 
     def _leave_in_time(self) -> None:
-        while not self._turn.is_stopping:
+        while not self._time_slice.is_stopping:
             time.sleep(RESTART_S)
         time.sleep(LEAVE_S)
         log.warning("steward.left", reason="Redis did not answer in time; nothing is lost")
@@ -119,20 +116,20 @@ class Steward:
             await batches.queue.redis.ping()
 
     def _work(self) -> None:
-        """Run RQ's worker until it ends: told to stop, or Redis did not answer."""
+        """Run RQ's worker until a signal stops it or Redis does not answer."""
         try:
-            worker = StewardWorker(self._queue, self._turn)
+            worker = StewardWorker(self._queue, self._time_slice)
             try:
                 worker.work(logging_level="WARNING")
             finally:
-                worker.teardown()  # RQ's own comes only once it has begun in full
+                worker.teardown()  # RQ calls it only after a complete start
         except (RedisError, OSError) as error:
             self._wait(error)
-        if not self._turn.is_stopping:
+        if not self._time_slice.is_stopping:
             time.sleep(RESTART_S)
 
     def _wait(self, error: Exception) -> None:
-        self._tell_wait(error)
+        self._notice_wait(error)
         time.sleep(RESTART_S)
 
     def _open_probes(self) -> ProbeServer:
@@ -150,18 +147,18 @@ class Steward:
     def _stalled_reason(self) -> str | None:
         if time.monotonic() - self._dispatcher.last_look_s > STALL_S:
             return "the dispatcher has not looked for a while"
-        return "the worker is stuck in a job" if self._turn.overdue_s > STALL_S else None
+        return "the worker is stuck in a job" if self._time_slice.overdue_s > STALL_S else None
 
 
-def run_steward(settings: StewardSettings, functions: Functions) -> int:
-    """Run a steward until it is told to stop; returns the exit code.
+def run_steward(settings: StewardSettings, registry: JobRegistry) -> int:
+    """Run a steward until a signal stops it; returns the exit code.
 
     Args:
-        settings: Of this steward.
-        functions: What its jobs may be.
+        settings: The steward's settings.
+        registry: The jobs that it may run.
     """
     configure_logging(settings.log_level)
     Storage(settings.storage_url).check()
     route_rq_logs()
-    notice_waits(Notice(redacted(settings.redis_url.get_secret_value())), NOTICE_S)
-    return Steward(settings, functions).run()
+    notice_waits(RedisWaitNotice(redacted(settings.redis_url.get_secret_value())), NOTICE_S)
+    return Steward(settings, registry).run()

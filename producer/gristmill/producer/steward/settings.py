@@ -1,4 +1,4 @@
-"""The settings of a steward, over those of files and batches; read in the entry point only."""
+"""The settings of a steward, in addition to those of files and batches. Only the entry point reads them."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,13 +10,13 @@ from gristmill.shared.settings import alias
 
 
 class StewardSettings(BatchSettings):
-    """Where RQ keeps its jobs, how webhooks are sent, where the probes listen."""
+    """Settings of the steward: RQ's Redis, webhooks and probes."""
 
     rq_redis_url: Annotated[
         SecretStr | None,
         Field(
             validation_alias=alias("RQ_REDIS_URL"),
-            description="Redis of the steward's jobs, if it is not that of the queue; no cluster",
+            description="Redis of the steward's jobs, if it differs from the queue's; no cluster",
         ),
     ] = None
     sweep_interval_s: Annotated[
@@ -31,12 +31,13 @@ class StewardSettings(BatchSettings):
             description="hosts, separated by commas, that webhooks may reach although their addresses are private"
         ),
     ] = ""
-    health_host: Annotated[str, Field(description="where the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
+    health_host: Annotated[str, Field(description="address on which the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
     health_port: Annotated[
-        int, Field(ge=0, le=65_535, description="of the probes; 0 takes a free one")
+        int, Field(ge=0, le=65_535, description="port of the probes; 0 picks a free port")
     ] = 8081
     log_level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="of the JSON log")
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"],
+        Field(description="lowest level of the JSON log"),
     ] = "INFO"
 
     @model_validator(mode="after")

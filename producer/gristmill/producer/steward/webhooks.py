@@ -1,11 +1,14 @@
-"""Telling a tenant's server how a batch ended: OpenAI's event, signed as Standard Webhooks says.
+"""Webhooks: an event for the tenant's server when a batch has ended.
 
-https://platform.openai.com/docs/api-reference/webhook-events, https://www.standardwebhooks.com
+The event has OpenAI's form (https://platform.openai.com/docs/api-reference/webhook-events). Its signature follows
+Standard Webhooks (https://www.standardwebhooks.com).
 """
 
+import ipaddress
+import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import orjson
@@ -13,30 +16,34 @@ from standardwebhooks import Webhook
 from yarl import URL
 
 from gristmill.producer.batches.objects import BatchRecord
-from gristmill.producer.steward.addresses import public_socket
+from gristmill.shared.addresses import is_public
 from gristmill.shared.errors import GristmillError
 
 GONE = 410
-"""The receiver wants no more of it (Standard Webhooks)."""
+"""Status with which a receiver refuses all further events (Standard Webhooks)."""
 
 
 class NotDelivered(GristmillError):
-    """The receiver did not take the event; it may the next time."""
+    """The receiver did not accept the event; a later try may succeed."""
 
 
 class NotWanted(GristmillError):
-    """The receiver will never take the event."""
+    """The receiver will never accept the event."""
+
+
+class PrivateAddress(OSError):
+    """A webhook's host has an address outside the public network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """How a batch ended.
+    """The end of a batch.
 
     Attributes:
-        id: The same whenever the same end is told, so the receiver can leave out repeats.
+        id: Equal for every delivery of the same end, so that the receiver can skip repeats.
         type: `batch.` and the status.
-        created_at: When it ended, seconds since 1970.
-        batch: Its id.
+        created_at: Time of the end, seconds since 1970.
+        batch: Id of the batch.
     """
 
     id: str
@@ -62,7 +69,7 @@ class Event:
         )  # fmt: skip
 
     def headers(self, secret: str) -> dict[str, str]:
-        """Return the signature and what it covers; good for the receiver's few minutes from now."""
+        """Return the headers with the signature. Receivers accept it for a few minutes."""
         now = datetime.now(UTC)
         return {
             "content-type": "application/json",
@@ -77,7 +84,7 @@ class Webhooks:
     """Sends events.
 
     Attributes:
-        timeout_s: For the whole exchange.
+        timeout_s: Longest time of one delivery.
         allowed_hosts: Hosts, in lower case, whose addresses may be private.
     """
 
@@ -85,11 +92,11 @@ class Webhooks:
     allowed_hosts: frozenset[str] = frozenset()
 
     async def send(self, url: str, secret: str, event: Event) -> None:
-        """Deliver an event; the answer's body is not read.
+        """Deliver an event. The body of the answer is not read.
 
         Raises:
-            NotDelivered: No answer, no 2xx, or no public address; nothing of the URL but its host is told.
-            NotWanted: The receiver said 410, or the URL or the secret is none.
+            NotDelivered: No answer, no 2xx, or no public address. The message names only the URL's host.
+            NotWanted: The receiver answered 410, or the URL or the secret is invalid.
         """
         target, headers = _checked(url), _signed(event, secret)
         try:
@@ -115,6 +122,23 @@ class Webhooks:
             return answer.status
 
 
+def public_socket(found: tuple[Any, ...]) -> socket.socket:
+    """Make a socket for an address, if it is public; aiohttp calls this as its `socket_factory`.
+
+    The check sees the address that is connected to. A name that changes its address (DNS rebinding) does not
+    avoid it, nor does an address in the URL.
+
+    Raises:
+        PrivateAddress: The address is not public.
+    """
+    family, kind, protocol, _, place = found
+    if not is_public(ipaddress.ip_address(str(place[0]).partition("%")[0])):
+        raise PrivateAddress(
+            f"{place[0]} is not a public address; name the host in GRISTMILL_WEBHOOK_ALLOWED_HOSTS to allow it"
+        )
+    return socket.socket(family, kind, protocol)
+
+
 def _checked(url: str) -> URL:
     try:
         target = URL(url)
@@ -128,7 +152,7 @@ def _checked(url: str) -> URL:
 def _signed(event: Event, secret: str) -> dict[str, str]:
     try:
         return event.headers(secret)
-    except Exception:  # noqa: BLE001  # of several libraries, and their words may quote the secret
+    except Exception:  # noqa: BLE001  # of several libraries; their messages may quote the secret
         raise NotWanted(
             "the webhook's secret is not one of Standard Webhooks (whsec_...)"
         ) from None

@@ -1,7 +1,7 @@
-"""RQ's worker, made to outlive its Redis and to stop when it is told.
+"""RQ's worker, changed to survive the loss of Redis and to stop at a signal.
 
-RQ 3.0.0's `work` returns when a command times out or fails while no job is being waited for, so the
-process calls it again; docs/decisions/0010-rq.md lists what is overridden here and why.
+`work` of RQ 3.0.0 returns when a Redis command fails outside its wait for a job; `process.py` then calls it again.
+docs/decisions/0010-rq.md lists each method that is overridden here, and the reason.
 """
 
 from contextlib import suppress
@@ -15,30 +15,30 @@ from rq.queue import Queue
 from rq.serializers import JSONSerializer
 from rq.worker.base import WorkerStatus
 
-from gristmill.producer.steward.connection import hurry
-from gristmill.producer.steward.turn import Stopped, Turn
+from gristmill.producer.steward.rq_connection import shorten_timeouts
+from gristmill.producer.steward.time_slice import Stopped, TimeSlice
 
 log = structlog.get_logger()
 
 WORKER_TTL_S = 20
-"""RQ then blocks for 5 s at a time, and a worker that died leaves `rq info` after 80 s."""
+"""This value makes RQ block for 5 s at a time; a dead worker leaves `rq info` after 80 s."""
 
 MAINTENANCE_INTERVAL_S = 60
-"""How often RQ looks for jobs whose worker died."""
+"""Seconds between two looks of RQ for jobs whose worker died."""
 
 
 class StewardWorker(SimpleWorker):
     """Runs jobs in this process, one at a time.
 
     Args:
-        queue: From which RQ queue.
-        turn: Is told when the process has to stop.
+        queue: The RQ queue of the jobs.
+        time_slice: The clock of the running job; a signal stops it.
     """
 
     log_result_lifespan = False
     max_connection_wait_time = 2.0
 
-    def __init__(self, queue: Queue, turn: Turn) -> None:
+    def __init__(self, queue: Queue, time_slice: TimeSlice) -> None:
         super().__init__(
             [queue],
             connection=queue.connection,
@@ -48,25 +48,25 @@ class StewardWorker(SimpleWorker):
             maintenance_interval=MAINTENANCE_INTERVAL_S,
             log_job_description=False,
         )
-        self._turn = turn
+        self._time_slice = time_slice
         self._has_left = False
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Stop after the running job, or now if there is none; asks nothing of Redis, unlike RQ's own.
+        """Stop after the running job, or at once if no job runs. It does not use Redis, unlike RQ's method.
 
         Raises:
-            Stopped: No job runs; it ends `work`.
+            Stopped: No job runs. It ends `work`.
         """
-        self._turn.stop()
+        self._time_slice.stop()
         self._stop_requested = True
         if self.get_state() != WorkerStatus.BUSY:
             raise Stopped
 
     def subscribe(self) -> None:
-        """Listen to no commands: RQ's thread for them ends at the first time-out, with a traceback."""
+        """Do nothing: RQ's thread for commands ends at the first timeout, with a traceback."""
 
     def run_maintenance_tasks(self) -> None:
-        """Clean up as RQ does; what fails there, for a job that is none, must not end the worker."""
+        """Clean up as RQ does. A malformed job may make that fail, which must not end the worker."""
         try:
             super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # rq's
         except RedisError:
@@ -75,19 +75,19 @@ class StewardWorker(SimpleWorker):
             log.exception("maintenance.failed")
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Run a job in its turn."""
-        self._turn.begin(job.timeout or 0)
+        """Run a job within its time slice."""
+        self._time_slice.begin(job.timeout or 0)
         try:
             super().execute_job(job, queue)
         finally:
-            self._turn.end()
+            self._time_slice.end()
 
     def teardown(self) -> None:
-        """Leave RQ's lists, once, if Redis is there to tell it."""
+        """Leave RQ's lists, once, if Redis answers."""
         if self._has_left:
             return
         self._has_left = True
-        if self._turn.is_stopping:
-            hurry(self.connection)
+        if self._time_slice.is_stopping:
+            shorten_timeouts(self.connection)
         with suppress(RedisError, OSError):
             super().teardown()  # type: ignore[no-untyped-call]  # rq's

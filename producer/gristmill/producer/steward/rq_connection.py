@@ -1,4 +1,7 @@
-"""RQ's own connections: synchronous, undecoded, never shared with the queue's, since RQ changes their pool."""
+"""RQ's connections to Redis: synchronous and undecoded.
+
+RQ changes the pool of its connections, so they are never shared with the queue's.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,17 +18,17 @@ from gristmill.shared.errors import SettingsError
 from gristmill.shared.redis_url import RedisUrl, parse
 
 SOCKET_TIMEOUT_S = 15.0
-"""Longest wait for an answer; above the time for which RQ's worker blocks."""
+"""Longest wait for an answer; it exceeds the time for which RQ's worker blocks."""
 
 EXIT_TIMEOUT_S = 2.0
-"""Longest wait once the process ends."""
+"""Longest wait for an answer once the process ends."""
 
 
 def rq_connect(url: str) -> Redis:
     """Return a client for RQ; connects at the first use.
 
     Args:
-        url: A form of `redis_url.parse` other than a cluster.
+        url: Any form of `redis_url.parse`, except a cluster.
     """
     target = parse(url)
     options = {**_socket_options(SOCKET_TIMEOUT_S), **target.login, "db": target.db}
@@ -46,7 +49,7 @@ def _socket_options(timeout_s: float) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(5.0, timeout_s),
-        # redis-py's handshake for them catches every exception, also the one that ends the worker
+        # redis-py's handshake for maintenance events catches all exceptions, even the one that ends the worker
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
 
@@ -60,11 +63,11 @@ def _through_sentinels(target: RedisUrl, options: Mapping[str, Any]) -> Redis:
 
 
 def check_access(redis: Redis) -> None:
-    """Make sure that Redis answers and lets RQ in.
+    """Check that Redis answers and allows RQ's commands.
 
     Raises:
-        SettingsError: Our user may not do what RQ does.
-        redis.exceptions.RedisError: It does not answer, or refuses user or password.
+        SettingsError: The Redis user may not run the commands of RQ.
+        redis.exceptions.RedisError: Redis does not answer, or refuses the user or the password.
     """
     try:
         redis.info("server")
@@ -76,11 +79,11 @@ def check_access(redis: Redis) -> None:
         ) from None
 
 
-def hurry(redis: Redis) -> None:
-    """Let what is still asked at the end of the process wait no longer than `EXIT_TIMEOUT_S`."""
+def shorten_timeouts(redis: Redis) -> None:
+    """Limit every further wait for an answer to `EXIT_TIMEOUT_S`; called when the process ends."""
     pool = redis.connection_pool
     pool.connection_kwargs.update(
         socket_timeout=EXIT_TIMEOUT_S, socket_connect_timeout=EXIT_TIMEOUT_S
     )
     pool.disconnect()
-    pool.reset()  # a connection keeps the times that it was made with
+    pool.reset()  # open connections keep their old timeouts

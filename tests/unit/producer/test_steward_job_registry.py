@@ -5,7 +5,8 @@ import inspect
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from gristmill.producer.steward.allowed import AllowedJob, queue_of
+from gristmill.producer.steward.job_registry import AllowedJob
+from gristmill.producer.steward.rq_queue import rq_queue_of
 
 
 def test_every_way_in_which_rq_imports_by_name_is_closed() -> None:
@@ -27,5 +28,5 @@ def test_nothing_is_resolved_from_a_name() -> None:
 
 
 def test_the_queue_is_named_after_ours_and_speaks_json() -> None:
-    queue = queue_of(object(), "default", AllowedJob)
+    queue = rq_queue_of(object(), "default", AllowedJob)
     assert (queue.name, queue.serializer) == ("gristmill-default", JSONSerializer)

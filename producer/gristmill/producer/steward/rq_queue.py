@@ -1,4 +1,7 @@
-"""Who puts jobs into RQ: one call a kind of job, each made once however many stewards make it."""
+"""The steward's queue in RQ. Each kind of job has one method that enqueues it.
+
+A job exists once, even if several stewards enqueue it at the same time.
+"""
 
 import time
 from functools import partial
@@ -9,12 +12,14 @@ from rq.exceptions import DuplicateJobError
 from rq.job import Retry
 from rq.queue import Queue
 from rq.scheduler import RQScheduler
+from rq.serializers import JSONSerializer
 
-from gristmill.producer.steward.turn import ALARM_MARGIN_S, MAX_RUN_S
+from gristmill.producer.steward.job_registry import AllowedJob
+from gristmill.producer.steward.time_slice import ALARM_MARGIN_S, MAX_RUN_S
 
 JOB_TIMEOUT_S = int(MAX_RUN_S + ALARM_MARGIN_S) + 30
 LONG_JOB_TIMEOUT_S = 6 * 3600
-"""For the phases that cannot pause: they read or write a whole file, and cut short they begin anew."""
+"""Timeout of the phases in `LONG_PHASES`: they read or write a whole file, cannot pause, and restart when cut short."""
 
 LONG_PHASES = ("validate", "finalize")
 
@@ -23,27 +28,37 @@ FAILURE_TTL_S = 3 * 24 * 3600
 
 ANNOUNCE_TIMEOUT_S = 90
 ANNOUNCE_FAILURE_TTL_S = 24 * 3600
-"""A job for a webhook is unique while its hash lives; one that RQ gave up is made anew after a day."""
+"""Lifetime of a failed webhook job. Its id is unique while its hash lives, so a new job follows after a day."""
 
 RETRY_INTERVALS_S = (30, 120, 600, 1800, 3600, 2 * 3600, 6 * 3600)
 """Waits between the 8 tries of a webhook: 10 hours in all."""
 
 
 def is_webhook(job_id: str) -> bool:
-    """Whether a job calls somebody's server, and so may take as long as that likes."""
+    """Return True if a job calls a tenant's server, which may answer slowly."""
     return job_id.startswith("announce-")
 
 
 def batch_of(job_id: str) -> str:
-    """Return the batch in the id of a job; empty for one that has none, or is none of ours."""
+    """Return the batch in a job's id; empty for a job without a batch and for a foreign id."""
     return job_id.split("-", 2)[1] if "-" in job_id else ""
 
 
-class Schedule:
-    """What is in the steward's RQ queue.
+def rq_queue_of(connection: Any, gristmill_queue: str, job_class: type[AllowedJob]) -> Queue:
+    """Return the RQ queue of one Gristmill queue; its name keeps it apart from other users of RQ."""
+    return Queue(
+        f"gristmill-{gristmill_queue}",
+        connection=connection,
+        job_class=job_class,
+        serializer=JSONSerializer,
+    )
+
+
+class JobQueue:
+    """Enqueues the steward's jobs.
 
     Args:
-        queue: The RQ queue.
+        queue: The RQ queue; only one thread may use its connection.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -55,21 +70,20 @@ class Schedule:
         return self._queue.get_job_ids()
 
     def work_on(self, batch: str, phase: str, runs: int) -> None:
-        """Enqueue the next slice of a batch, unless it was.
+        """Enqueue the next time slice of a batch, unless it is enqueued.
 
         Args:
-            batch: Its id.
+            batch: Id of the batch.
             phase: validate, feed or finalize.
-            runs: How often somebody took the batch up: the slice's number.
+            runs: Number of the slice: how often a steward has taken the batch up.
         """
-        minute = int(
-            time.time() // 60
-        )  # a job that RQ lost before it took the batch up is made anew
+        # The minute makes a new id: RQ may lose a job before a steward takes the batch up.
+        minute = int(time.time() // 60)
         timeout_s = LONG_JOB_TIMEOUT_S if phase in LONG_PHASES else JOB_TIMEOUT_S
         self._enqueue(phase, f"{phase}-{batch}-{runs}-{minute}", batch, job_timeout=timeout_s)
 
     def announce(self, batch: str) -> None:
-        """Enqueue the webhook of a batch, unless it was; RQ repeats it by itself."""
+        """Enqueue the webhook of a batch, unless it is enqueued. RQ repeats it."""
         self._enqueue(
             "announce", f"announce-{batch}", batch,
             job_timeout=ANNOUNCE_TIMEOUT_S, failure_ttl=ANNOUNCE_FAILURE_TTL_S,
@@ -77,16 +91,16 @@ class Schedule:
         )  # fmt: skip
 
     def sweep(self, interval_s: int) -> None:
-        """Enqueue the sweep of this interval, unless it was."""
+        """Enqueue the sweep of this interval, unless it is enqueued."""
         number = int(time.time() // interval_s)
         self._enqueue("sweep", f"sweep-{number}", ttl=2 * interval_s, result_ttl=2 * interval_s)
 
     def enqueue_retry(self) -> None:
-        """Enqueue a job whose wait is over, as RQ's scheduler process would."""
+        """Enqueue one job whose retry is due, as RQ's scheduler process would."""
         self._scheduler.tick()
 
     def close(self) -> None:
-        """Let another steward's scheduler take over."""
+        """Release the scheduler's lock for another steward."""
         self._scheduler.release_locks()  # type: ignore[no-untyped-call]  # rq's
 
     def _enqueue(self, name: str, job_id: str, *arguments: str, **options: Any) -> None:
@@ -103,7 +117,7 @@ class Schedule:
 
 
 class _Scheduler(RQScheduler):
-    """RQ's scheduler without its process, which would be a fork of ours with threads, and ends with Redis."""
+    """RQ's scheduler without a process: RQ would fork this one with its threads, and its fork would end with Redis."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(
@@ -116,16 +130,16 @@ class _Scheduler(RQScheduler):
 
     @property
     def connection(self) -> Redis:
-        """The queue's: RQ would build one that knows no sentinels."""
+        """The queue's connection: RQ would make one without support for Sentinel."""
         return self._queue_connection
 
     def tick(self) -> None:
-        """Enqueue the job that has been due for longest, if one is."""
+        """Enqueue the job that has been due for the longest time, if any."""
         self.acquire_locks()  # type: ignore[no-untyped-call]  # rq's, all of these
         self.enqueue_scheduled_jobs()  # type: ignore[no-untyped-call]
 
     def prepare_registries(self, queue_names: Any = None) -> None:
-        """Take one job at a time out of each registry, where RQ takes a thousand."""
+        """Make each registry return one job at a time; RQ takes a thousand."""
         super().prepare_registries(queue_names)
         for registry in self._scheduled_job_registries:
             one = partial(registry.get_jobs_to_schedule, chunk_size=1)

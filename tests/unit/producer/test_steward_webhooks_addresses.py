@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from gristmill.producer.steward.addresses import PrivateAddress, public_socket
+from gristmill.producer.steward.webhooks import PrivateAddress, public_socket
 from gristmill.shared.addresses import is_public
 
 
