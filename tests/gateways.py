@@ -23,8 +23,8 @@ class RunningGateway:
 
     Attributes:
         url: Its root.
-        gateway: What its routes share.
-        server: To stop it.
+        gateway: The objects that its routes share.
+        server: The HTTP server.
     """
 
     url: str

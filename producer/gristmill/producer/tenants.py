@@ -1,6 +1,6 @@
-"""Tenants: who may use a queue from outside, under which key and how much of it.
+"""Tenants: the users of a queue over HTTP, with their API keys, limits and webhooks.
 
-The gateway asks for each call, the steward for a batch's webhook, `gristmill tenant` writes.
+The gateway reads a tenant for each call, the steward for each webhook. `gristmill tenant` writes them.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ class Tenant(BaseModel):
 
     Attributes:
         name: 1 to 64 of `a-z`, `0-9` and `-`; no dot, since ids are `<tenant>.<rest>`.
-        max_depth: Its requests in the queue, waiting or in flight.
-        max_bytes: Bytes of their records.
-        max_batches: Its batches that have not ended.
-        requests_per_minute: Calls of the gateway.
-        webhook_url: Told when a batch ends; None for nobody.
-        webhook_secret: Signs what the webhook gets, `whsec_` and 24 to 64 bytes in base64
+        max_depth: Most requests in the queue, waiting or in flight.
+        max_bytes: Most bytes of those requests.
+        max_batches: Most batches that have not ended.
+        requests_per_minute: Most calls of the gateway per minute.
+        webhook_url: Receives an event when a batch ends; None for no webhook.
+        webhook_secret: Signs the events: `whsec_` and 24 to 64 bytes in base64
             (https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md).
     """
 
@@ -63,10 +63,10 @@ class Tenant(BaseModel):
 
 
 def tenant_from(**fields: Any) -> Tenant:
-    """Return a tenant; fields that are None get their default.
+    """Return a tenant. A field with the value None gets its default.
 
     Raises:
-        InvalidRequest: Names each field that is wrong and its rule; no secret is repeated.
+        InvalidRequest: The message names each wrong field and its rule, but no secret.
     """
     try:
         return Tenant(**{name: value for name, value in fields.items() if value is not None})
@@ -91,11 +91,11 @@ def _is_secret(text: str) -> bool:
 class Tenants:
     """The tenants of one queue.
 
-    Args:
-        queue: Which queue.
+    An API key is 256 random bits, of which Redis stores the SHA-256. Such a key cannot be guessed. The slow hash
+    that a password needs would protect nothing, and every call would pay for it.
 
-    An API key is 256 random bits and stored as its SHA-256: nobody can guess it, so a slow hash with a
-    salt, which passwords need, would protect nothing and cost each call its time.
+    Args:
+        queue: The queue that the tenants use.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -103,10 +103,10 @@ class Tenants:
         self._keys = queue.keys
 
     async def create(self, tenant: Tenant) -> str:
-        """Add a tenant; returns its API key, which is kept nowhere.
+        """Add a tenant; returns its API key, which is not stored.
 
         Raises:
-            InvalidRequest: The name is taken.
+            InvalidRequest: A tenant has this name.
         """
         record = tenant.model_dump_json()
         if not await self._redis.set(self._keys.tenant(tenant.name), record, nx=True):
@@ -115,20 +115,20 @@ class Tenants:
         return await self.add_key(tenant.name)
 
     async def change(self, tenant: Tenant) -> None:
-        """Give a tenant other limits or another webhook; running gateways see it within seconds.
+        """Replace a tenant's limits and webhook; running gateways notice it within seconds.
 
         Raises:
-            NotFound: There is no such tenant.
+            NotFound: The queue has no such tenant.
         """
         record = tenant.model_dump_json()
         if not await self._redis.set(self._keys.tenant(tenant.name), record, xx=True):
             raise _unknown(tenant.name)
 
     async def add_key(self, name: str) -> str:
-        """Return one more API key of a tenant; those it has stay good.
+        """Add an API key to a tenant and return it; the existing keys stay valid.
 
         Raises:
-            NotFound: There is no such tenant.
+            NotFound: The queue has no such tenant.
         """
         await self.require(name)
         key = KEY_PREFIX + secrets.token_urlsafe(32)
@@ -136,7 +136,7 @@ class Tenants:
         return key
 
     async def revoke_keys(self, name: str) -> int:
-        """End every API key of a tenant; returns how many there were."""
+        """Revoke all API keys of a tenant; returns their number."""
         found = [
             digest
             async for digest, owner in self._redis.hscan_iter(self._keys.api_keys, count=500)
@@ -153,7 +153,7 @@ class Tenants:
         """Return a tenant.
 
         Raises:
-            NotFound: There is no such tenant.
+            NotFound: The queue has no such tenant.
         """
         tenant = await self.get(name)
         if tenant is None:
@@ -172,14 +172,14 @@ class Tenants:
         return [tenant for tenant in found if tenant]
 
     async def exist(self) -> bool:
-        """Whether there is any tenant."""
+        """Return True if the queue has any tenant."""
         return bool(await self._redis.scard(self._keys.tenants))
 
     async def delete(self, name: str) -> None:
-        """End a tenant, its keys and its weight; its files, batches and requests stay until they expire.
+        """Delete a tenant, its keys and its weight. Its files, batches and requests stay until they expire.
 
         Raises:
-            NotFound: There is no such tenant.
+            NotFound: The queue has no such tenant.
         """
         await self.revoke_keys(name)
         await self._redis.hdel(self._keys.weights, name)
