@@ -22,7 +22,7 @@ from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request
 from gristmill.shared.server import running_server
-from gristmill.worker.admission import Capacity
+from gristmill.worker.admission.room import Capacity
 from gristmill.worker.engine.stub_batch import StubBatch
 
 

@@ -32,10 +32,10 @@ from gristmill.shared.log import configure_logging
 from gristmill.shared.server import die_with_parent, running_server
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import InProcessEngine
-from gristmill.worker.progress import Progress
+from gristmill.worker.liveness import Progress
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.shift import work
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.wiring import work
 
 ENDPOINT = "/v1/chat/completions"
 QUEUE = "bench"

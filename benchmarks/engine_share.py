@@ -27,10 +27,10 @@ from gristmill.shared.server import running_server
 from gristmill.worker.bench.loads import LoadRequest, named
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo, InProcessEngine
-from gristmill.worker.progress import Progress
+from gristmill.worker.liveness import Progress
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.shift import work
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.wiring import work
 
 
 async def bare(engine: InProcessEngine, load: Sequence[LoadRequest]) -> float:

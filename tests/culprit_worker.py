@@ -10,7 +10,7 @@ import sys
 import threading
 
 from gristmill.worker.__main__ import main
-from gristmill.worker.engine.arguments import prepare_environment
+from gristmill.worker.engine.vllm.arguments import prepare_environment
 
 CULPRIT = [66, 6, 66, 6, 66]
 FUSE_S = 0.2

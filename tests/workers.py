@@ -20,10 +20,10 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.server import die_with_parent, free_port
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine
-from gristmill.worker.progress import Progress
+from gristmill.worker.liveness import Progress
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.shift import work
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.wiring import work
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
 TRUE = (sys.executable, "-m", "gristmill.worker")

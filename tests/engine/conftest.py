@@ -19,7 +19,7 @@ from models import tiny_model
 
 from gristmill.shared.server import running_server
 from gristmill.worker.engine import EngineInfo, InProcessEngine, RemoteEngine
-from gristmill.worker.engine.arguments import CPU_WORKER
+from gristmill.worker.engine.vllm.arguments import CPU_WORKER
 
 # One compute thread: two of them on two busy cores spin for each other and take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

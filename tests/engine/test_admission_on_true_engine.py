@@ -16,9 +16,9 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request, request_from_body
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo, InProcessEngine
-from gristmill.worker.progress import Progress
-from gristmill.worker.shift import work
+from gristmill.worker.liveness import Progress
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.wiring import work
 
 NUM_REQUESTS, MAX_TOKENS = 120, 120
 

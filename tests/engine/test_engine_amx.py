@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from gristmill.shared.errors import EngineDied
-from gristmill.worker.engine import InProcessEngine, compat
-from gristmill.worker.engine.amx import prepare_amx
-from gristmill.worker.engine.arguments import CPU_WORKER
+from gristmill.worker.engine import InProcessEngine
+from gristmill.worker.engine.vllm import compat
+from gristmill.worker.engine.vllm.amx import prepare_amx
+from gristmill.worker.engine.vllm.arguments import CPU_WORKER
 
 pytestmark = pytest.mark.asyncio(loop_scope="function")
 
@@ -47,7 +48,7 @@ class Processor:
 async def test_worker_asks_for_amx_before_vllm_sets_its_device_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gristmill.worker.engine.cpu_worker import AmxWorker
+    from gristmill.worker.engine.vllm.cpu_worker import AmxWorker
 
     processor = Processor(monkeypatch, has_amx=True, grants=True)
     worker = object.__new__(AmxWorker)  # without weights and configuration

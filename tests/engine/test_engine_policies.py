@@ -20,12 +20,12 @@ from gristmill.worker.engine import (
     engine_from,
     remote,
 )
-from gristmill.worker.engine.arguments import without_secrets
-from gristmill.worker.engine.asgi import Application
 from gristmill.worker.engine.bodies import response_of, with_priority
-from gristmill.worker.engine.progress import Progress
 from gristmill.worker.engine.refusals import refusal
-from gristmill.worker.engine.runaway import is_repetition
+from gristmill.worker.engine.vllm.arguments import without_secrets
+from gristmill.worker.engine.vllm.asgi import Application
+from gristmill.worker.engine.vllm.runaway import is_repetition
+from gristmill.worker.engine.vllm.token_progress import Progress
 from gristmill.worker.settings import WorkerSettings
 
 CHAT = "/v1/chat/completions"

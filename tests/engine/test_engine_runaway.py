@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gristmill.worker.engine import InProcessEngine, Response, RunLimits, runaway
+from gristmill.worker.engine import InProcessEngine, Response, RunLimits
+from gristmill.worker.engine.vllm import runaway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

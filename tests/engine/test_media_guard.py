@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.worker.engine import arguments
+from gristmill.worker.engine.vllm import arguments
 from gristmill.worker.settings import WorkerSettings
 
 pytest.importorskip("vllm")

@@ -57,7 +57,7 @@ def refuse_amx() -> None:
 
 async def main(argv: Sequence[str]) -> None:
     from gristmill.worker.engine import InProcessEngine
-    from gristmill.worker.engine.amx import prepare_amx
+    from gristmill.worker.engine.vllm.amx import prepare_amx
 
     engine = InProcessEngine(argv)
     await engine.start()

@@ -17,7 +17,7 @@ from gristmill.shared.operations import Limits, Settlement, Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.server import running_server
 from gristmill.worker.engine import StubEngine
-from gristmill.worker.memory import should_pause_claims
+from gristmill.worker.redis_memory import should_pause_claims
 
 
 @pytest.fixture

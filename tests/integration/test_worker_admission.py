@@ -13,7 +13,7 @@ from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request
-from gristmill.worker.admission import Capacity
+from gristmill.worker.admission.room import Capacity
 from gristmill.worker.engine.stub_batch import StubBatch
 
 NUM_SEQS = 16

@@ -408,7 +408,7 @@ async def test_settler_that_fails_at_a_death_ends_the_worker_at_once(
 
     await queue.submit([a_prompt("short", 1), a_prompt("long", 100)])
     monkeypatch.setattr(Queue, "ack", refuse)
-    monkeypatch.setattr("gristmill.worker.feed.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gristmill.worker.queue_source.STOP_TIMEOUT_S", 0.2)
     async with local_worker(settings_for(redis_url, queue), engine) as worker:
         with pytest.raises(NoPermissionError):
             await worker.task

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.shared.records import Record, request_from_body
-from gristmill.worker.admission import (
+from gristmill.worker.admission.room import (
     NO_ROOM,
     UNBOUNDED,
     Admission,

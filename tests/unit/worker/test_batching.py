@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.shared.records import Claimed, Record
-from gristmill.worker.admission import Demand, Room
-from gristmill.worker.batching import (
+from gristmill.worker.admission.room import Demand, Room
+from gristmill.worker.batch_policy import (
     MAX_CLAIM,
     BatchPolicy,
     PolicyKind,

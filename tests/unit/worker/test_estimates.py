@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.worker.estimates import Seen, Tokens
+from gristmill.worker.admission.token_estimates import Seen, Tokens
 
 NUMBERS = st.integers(0, 10**6)
 TOKENS = st.builds(Tokens, NUMBERS, NUMBERS)

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from gristmill.worker.engine.compat import exit_codes_of_failed_start
-from gristmill.worker.engine.core_process import _dead_worker
-from gristmill.worker.engine.exits import describe_exit, describe_exits
+from gristmill.worker.engine.vllm.compat import exit_codes_of_failed_start
+from gristmill.worker.engine.vllm.core_process import _dead_worker
+from gristmill.worker.engine.vllm.exits import describe_exit, describe_exits
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.worker.overcommit import (
+from gristmill.worker.admission.overcommit import (
     CUT,
     LARGE_RAISE,
     MAX_FACTOR,

@@ -3,7 +3,7 @@
 import pytest
 
 from gristmill.worker.engine import Response
-from gristmill.worker.pace import STEP, Pace
+from gristmill.worker.token_rate import STEP, Pace
 
 
 def answer(output_tokens: int, ttft_s: float | None) -> Response:

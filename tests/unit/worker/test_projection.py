@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.worker.projection import Course, num_fitting
+from gristmill.worker.admission.projection import Course, num_fitting
 
 COURSES = st.lists(st.builds(Course, st.integers(0, 50), st.integers(0, 50)), max_size=20)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gristmill.worker.shares import Shares
+from gristmill.worker.queue_turns import Shares
 
 
 def served(weights: list[int], costs: list[int], rounds: int) -> list[int]:

@@ -22,10 +22,10 @@ from gristmill.shared.tasks import end
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine, engine_from
 from gristmill.worker.health import HealthServer
-from gristmill.worker.progress import Progress
+from gristmill.worker.liveness import Progress
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.shift import greet_redis, work
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.wiring import greet_redis, work
 
 log = structlog.get_logger()
 

@@ -15,11 +15,11 @@ from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.operations import Claim
 from gristmill.shared.queue import Queue
-from gristmill.worker import batching
-from gristmill.worker.admission import Demand
-from gristmill.worker.held import Held
-from gristmill.worker.pace import Pace
+from gristmill.worker import batch_policy
+from gristmill.worker.admission.room import Demand
+from gristmill.worker.in_flight import Held
 from gristmill.worker.settings import WorkerSettings
+from gristmill.worker.token_rate import Pace
 
 log = structlog.get_logger()
 
@@ -99,8 +99,8 @@ class Claimer:
         in_flight = await retrying(lambda: self._queue.in_flight(worker))
         known = {(run.claimed.id, run.claimed.delivery) for run in self._held.runs}
         unknown = [delivery for delivery in in_flight if delivery not in known]
-        for start in range(0, len(unknown), batching.MAX_CLAIM):
-            chunk = unknown[start : start + batching.MAX_CLAIM]
+        for start in range(0, len(unknown), batch_policy.MAX_CLAIM):
+            chunk = unknown[start : start + batch_policy.MAX_CLAIM]
             await retrying(lambda c=chunk: self._queue.release(worker, c))  # type: ignore[misc]  # bound now
         if unknown:
             queue = self._queue.keys.queue

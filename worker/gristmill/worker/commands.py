@@ -30,7 +30,7 @@ class EngineCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from gristmill.worker.engine.arguments import without_secrets
+            from gristmill.worker.engine.vllm.arguments import without_secrets
 
             ours, flags = self._parted(given)
             raise click.UsageError(

@@ -7,7 +7,7 @@ starting, draining, or while Redis is away. /metrics carries Gristmill's series 
 from prometheus_client import REGISTRY, make_wsgi_app
 
 from gristmill.shared.probes import ProbeServer
-from gristmill.worker.progress import Progress
+from gristmill.worker.liveness import Progress
 
 
 class HealthServer(ProbeServer):

@@ -13,13 +13,13 @@ from typing import Any
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.tasks import end
-from gristmill.worker import batching
-from gristmill.worker.admission import Admission
+from gristmill.worker import batch_policy
+from gristmill.worker.admission.room import Admission
+from gristmill.worker.batcher import Gatherer
 from gristmill.worker.drain import Drain
-from gristmill.worker.feed import Feed
-from gristmill.worker.gathering import Gatherer
-from gristmill.worker.held import Running
-from gristmill.worker.progress import Progress
+from gristmill.worker.in_flight import Running
+from gristmill.worker.liveness import Progress
+from gristmill.worker.queue_source import Feed
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 
@@ -50,7 +50,7 @@ class Worker:
         self,
         sources: Sequence[tuple[OpenQueue, int]],
         supervisor: Supervisor,
-        policy: batching.BatchPolicy,
+        policy: batch_policy.BatchPolicy,
         settings: WorkerSettings,
         drain: Drain,
         *,
@@ -148,7 +148,7 @@ class Worker:
     async def _feed(self) -> None:
         while not self._is_stopping():
             batch = await self._gatherer.gather()
-            for group in batching.groups(self._policy, batch):
+            for group in batch_policy.groups(self._policy, batch):
                 for item in group:
                     if not self._is_stopping():
                         item.feed.runner.admit(item.claimed)

@@ -7,7 +7,7 @@ import structlog
 from gristmill.shared.operations import Stats
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
-from gristmill.worker.held import Run
+from gristmill.worker.in_flight import Run
 
 log = structlog.get_logger()
 

@@ -17,16 +17,16 @@ from gristmill.shared.operations import Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.results import response_outcome
-from gristmill.worker import batching, metrics
-from gristmill.worker.admission import Admission
+from gristmill.worker import batch_policy, metrics
+from gristmill.worker.ack_writer import Settler
+from gristmill.worker.admission.room import Admission
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine, Response
 from gristmill.worker.engine.refusals import bounded
-from gristmill.worker.held import Held, Run
-from gristmill.worker.pace import Pace
+from gristmill.worker.in_flight import Held, Run
 from gristmill.worker.reports import report_request
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.settler import Settler
+from gristmill.worker.token_rate import Pace
 from gristmill.worker.verdicts import Nack, backoff_s, verdict
 
 log = structlog.get_logger()
@@ -167,9 +167,9 @@ class Runner:
 
     async def release(self, runs: Sequence[Run]) -> None:
         """Hand requests back to the front of their lanes, uncounted; the last chunk first."""
-        starts = range(0, len(runs), batching.MAX_CLAIM)
+        starts = range(0, len(runs), batch_policy.MAX_CLAIM)
         for start in reversed(starts):
-            chunk = runs[start : start + batching.MAX_CLAIM]
+            chunk = runs[start : start + batch_policy.MAX_CLAIM]
             await self._release_chunk(chunk[0].worker, [run.claimed for run in chunk])
 
     async def _release_chunk(self, worker: str, items: Sequence[Claimed]) -> None:

@@ -12,7 +12,7 @@ from gristmill.shared.errors import EngineDied
 from gristmill.worker import metrics
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine, EngineInfo
-from gristmill.worker.progress import Progress
+from gristmill.worker.liveness import Progress
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.verdicts import backoff_s
 

@@ -171,7 +171,7 @@ def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
 
 def _command(context: click.Context) -> str:
     """Return the command line to repeat this, without URLs and keys, which may be secret."""
-    from gristmill.worker.engine.arguments import without_secrets
+    from gristmill.worker.engine.vllm.arguments import without_secrets
 
     words = ["gristmill", "bench"]
     for parameter in context.command.params:

@@ -24,10 +24,10 @@ from gristmill.worker.bench.sampler import Sampler
 from gristmill.worker.bench.setups import ALONE, Setup, worker_fields
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo
-from gristmill.worker.progress import Progress
+from gristmill.worker.liveness import Progress
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.shift import work
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.wiring import work
 
 POLL_S = 0.02
 """Pause between two looks at the queue's counters; a run is timed no finer than this."""

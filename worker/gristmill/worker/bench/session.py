@@ -26,7 +26,7 @@ from gristmill.worker.bench.runs import Stage
 from gristmill.worker.bench.setups import POLICIES, setups
 from gristmill.worker.engine import Engine, EngineInfo, engine_from
 from gristmill.worker.engine.demo_model import demo_model
-from gristmill.worker.engine.gpu_use import gpu_meter
+from gristmill.worker.engine.vllm.gpu_use import gpu_meter
 from gristmill.worker.settings import WorkerSettings
 
 DEFAULT_REQUESTS = 256

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gristmill.shared.cli import say
-from gristmill.worker.engine.arguments import without_secrets
+from gristmill.worker.engine.vllm.arguments import without_secrets
 from gristmill.worker.tune.points import Goal, Point
 from gristmill.worker.tune.rig import SEQUENCES, TOKENS, Start, without_flags
 from gristmill.worker.tune.sample import Sample

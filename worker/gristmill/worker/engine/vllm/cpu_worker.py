@@ -6,7 +6,7 @@ tensor parallelism included. `arguments.py` names it unless the operator has nam
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from gristmill.worker.engine.amx import prepare_amx
+from gristmill.worker.engine.vllm.amx import prepare_amx
 
 
 class AmxWorker(CPUWorker):  # type: ignore[misc]  # vLLM has no types here

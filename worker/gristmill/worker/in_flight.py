@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gristmill.shared.operations import Claim, Settlement
 from gristmill.shared.records import Claimed
-from gristmill.worker import batching, metrics
-from gristmill.worker.pace import Pace
+from gristmill.worker import batch_policy, metrics
+from gristmill.worker.token_rate import Pace
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class Running:
 
     def widen(self) -> None:
         """Let more suspects run beside normal work: one has ended well."""
-        self.suspect_width = batching.widened(self.suspect_width)
+        self.suspect_width = batch_policy.widened(self.suspect_width)
 
     def narrow(self) -> None:
         """Let one suspect run beside normal work: the engine has died."""

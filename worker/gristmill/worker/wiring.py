@@ -16,12 +16,12 @@ from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import redacted
 from gristmill.worker import metrics
-from gristmill.worker.admission import Admission, Capacity
-from gristmill.worker.batching import BatchPolicy
+from gristmill.worker.admission.room import Admission, Capacity
+from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine, EngineInfo
+from gristmill.worker.liveness import Progress
 from gristmill.worker.loop import Worker
-from gristmill.worker.progress import Progress
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 

@@ -18,17 +18,18 @@ import structlog
 
 from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.shared.tasks import end
-from gristmill.worker.engine import arguments, building, compat, endpoints
-from gristmill.worker.engine.asgi import Application
+from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED
-from gristmill.worker.engine.building import Core
-from gristmill.worker.engine.core_process import CoreReports
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
-from gristmill.worker.engine.progress import Progress
 from gristmill.worker.engine.refusals import refusal, too_long
-from gristmill.worker.engine.runaway import guard
-from gristmill.worker.engine.serving import ServingObjects
-from gristmill.worker.engine.trace import Trace, traced
+from gristmill.worker.engine.vllm import arguments, building, compat
+from gristmill.worker.engine.vllm.asgi import Application
+from gristmill.worker.engine.vllm.building import Core
+from gristmill.worker.engine.vllm.core_process import CoreReports
+from gristmill.worker.engine.vllm.runaway import guard
+from gristmill.worker.engine.vllm.serving import ServingObjects
+from gristmill.worker.engine.vllm.token_progress import Progress
+from gristmill.worker.engine.vllm.trace import Trace, traced
 
 log = structlog.get_logger(__name__)
 
@@ -146,7 +147,7 @@ class InProcessEngine:
         """Return the counters since the last start; zeros before it."""
         if self._core is None:
             return EngineStats()
-        from gristmill.worker.engine.statistics import summed
+        from gristmill.worker.engine.vllm.statistics import summed
 
         return summed(self._core.counters)
 

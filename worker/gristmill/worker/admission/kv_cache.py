@@ -11,10 +11,10 @@ from operator import add
 
 from gristmill.shared.records import Record
 from gristmill.worker import metrics
+from gristmill.worker.admission.overcommit import Look, Overcommit
+from gristmill.worker.admission.projection import Course, num_fitting
+from gristmill.worker.admission.token_estimates import Seen, Tokens
 from gristmill.worker.engine.interface import EngineStats, Response
-from gristmill.worker.estimates import Seen, Tokens
-from gristmill.worker.overcommit import Look, Overcommit
-from gristmill.worker.projection import Course, num_fitting
 
 OVERDUE_SHARE = 0.5
 """A request that has outlived its estimate is expected to go on for half as long again: lengths have long tails."""

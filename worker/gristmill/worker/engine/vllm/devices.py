@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import structlog
 
-from gristmill.worker.engine import compat
+from gristmill.worker.engine.vllm import compat
 
 log = structlog.get_logger(__name__)
 

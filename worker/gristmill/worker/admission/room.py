@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gristmill.shared.records import Record
-from gristmill.worker.cache_account import CacheAccount
+from gristmill.worker.admission.kv_cache import CacheAccount
 from gristmill.worker.engine.interface import EngineStats, Response
 
 UNBOUNDED = 2**53

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from gristmill.shared.operations import Claim
 from gristmill.shared.records import Claimed, Record
 from gristmill.shared.tasks import end
-from gristmill.worker import batching, metrics
-from gristmill.worker.admission import Admission, Room
-from gristmill.worker.feed import Feed
-from gristmill.worker.held import Running
+from gristmill.worker import batch_policy, metrics
+from gristmill.worker.admission.room import Admission, Room
+from gristmill.worker.in_flight import Running
+from gristmill.worker.queue_source import Feed
+from gristmill.worker.queue_turns import Shares
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.shares import Shares
 
 LOOK_AGAIN_S = 0.05
 """Wait for room: the engine moves between two ends of requests, and its counters lag a step behind them."""
@@ -51,7 +51,7 @@ class Gatherer:
     def __init__(
         self,
         feeds: Sequence[Feed],
-        policy: batching.BatchPolicy,
+        policy: batch_policy.BatchPolicy,
         settings: WorkerSettings,
         *,
         running: Running,
@@ -78,7 +78,7 @@ class Gatherer:
                 continue
             if not num_before:
                 opened_at = time.monotonic()
-            reason = batching.close_reason(
+            reason = batch_policy.close_reason(
                 self._policy,
                 running=self._running.num_requests,
                 gathered=len(gathered),
@@ -133,7 +133,7 @@ class Gatherer:
 
     async def _claim_from(self, feed: Feed, gathered: Sequence[Item]) -> Claim | None:
         room = self._room(feed, gathered)
-        size = batching.claim_size(
+        size = batch_policy.claim_size(
             self._policy,
             running=self._running.num_requests,
             gathered=len(gathered),
@@ -143,7 +143,7 @@ class Gatherer:
         size = feed.claimer.granted(size)
         if size == 0:
             return None
-        max_tokens = batching.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
+        max_tokens = batch_policy.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
         return await feed.claim(size, max_tokens, self._suspect_width_of(feed))
 
     def _room(self, feed: Feed, gathered: Sequence[Item]) -> Room:

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from gristmill.worker.engine.interface import RunLimits
-from gristmill.worker.engine.trace import Generation
+from gristmill.worker.engine.vllm.trace import Generation
 
 log = structlog.get_logger(__name__)
 

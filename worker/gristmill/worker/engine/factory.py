@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from gristmill.shared.errors import SettingsError
-from gristmill.worker.engine.arguments import without_secrets
-from gristmill.worker.engine.in_process import InProcessEngine
 from gristmill.worker.engine.interface import Engine, RunLimits
 from gristmill.worker.engine.remote import RemoteEngine
+from gristmill.worker.engine.vllm.arguments import without_secrets
+from gristmill.worker.engine.vllm.in_process import InProcessEngine
 from gristmill.worker.settings import WorkerSettings
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.shared.errors import EngineDied
-from gristmill.worker.engine import arguments, compat, core_process, trace
-from gristmill.worker.engine.amx import request_amx
-from gristmill.worker.engine.core_process import CoreReports
-from gristmill.worker.engine.devices import Devices, find_devices
-from gristmill.worker.engine.exits import describe_exits
 from gristmill.worker.engine.interface import EngineInfo
-from gristmill.worker.engine.trace import Generation
+from gristmill.worker.engine.vllm import arguments, compat, core_process, trace
+from gristmill.worker.engine.vllm.amx import request_amx
+from gristmill.worker.engine.vllm.core_process import CoreReports
+from gristmill.worker.engine.vllm.devices import Devices, find_devices
+from gristmill.worker.engine.vllm.exits import describe_exits
+from gristmill.worker.engine.vllm.trace import Generation
 
 SHUTDOWN_S = 10.0
 """How long EngineCore may take to end once told; then it and its workers are killed."""
@@ -122,7 +122,7 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from gristmill.worker.engine.statistics import StepCounter, counting
+    from gristmill.worker.engine.vllm.statistics import StepCounter, counting
 
     engine_args, config = arguments.engine_config(args)
     counters: list[StepCounter] = []

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
-from gristmill.worker.progress import Progress
+from gristmill.worker.liveness import Progress
 
 log = structlog.get_logger()
 

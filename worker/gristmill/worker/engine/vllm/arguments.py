@@ -13,8 +13,8 @@ from typing import Any
 
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.media import NO_DOMAIN
-from gristmill.worker.engine import compat
-from gristmill.worker.engine.devices import Devices, available_memory_bytes, compute_threads
+from gristmill.worker.engine.vllm import compat
+from gristmill.worker.engine.vllm.devices import Devices, available_memory_bytes, compute_threads
 
 MAX_CPU_KV_CACHE_BYTES = 4 * 2**30
 """KV cache on a CPU unless set: this, or a quarter of the free memory if that is less.
@@ -22,7 +22,7 @@ MAX_CPU_KV_CACHE_BYTES = 4 * 2**30
 vLLM's own default there is a share of NUMA node 0, whose size says little about the machine.
 """
 
-CPU_WORKER = "gristmill.worker.engine.cpu_worker.AmxWorker"
+CPU_WORKER = "gristmill.worker.engine.vllm.cpu_worker.AmxWorker"
 """What computes on a CPU unless `--worker-cls` names another class; vLLM imports it by this name."""
 
 HIDDEN = "***"

@@ -13,7 +13,7 @@ from typing import Literal
 
 import structlog
 
-from gristmill.worker.engine import compat
+from gristmill.worker.engine.vllm import compat
 
 log = structlog.get_logger(__name__)
 

@@ -19,14 +19,14 @@ from gristmill.shared.operations import Claim, Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
-from gristmill.worker.admission import Admission
+from gristmill.worker.admission.room import Admission
 from gristmill.worker.claiming import Claimer
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine
-from gristmill.worker.held import Held, Running
-from gristmill.worker.leases import LeaseEvents, LeaseKeeper
-from gristmill.worker.memory import should_pause_claims
-from gristmill.worker.progress import Progress
+from gristmill.worker.in_flight import Held, Running
+from gristmill.worker.lease import LeaseEvents, LeaseKeeper
+from gristmill.worker.liveness import Progress
+from gristmill.worker.redis_memory import should_pause_claims
 from gristmill.worker.reports import report_queue
 from gristmill.worker.runner import Runner
 from gristmill.worker.settings import WorkerSettings

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from gristmill.shared.errors import EngineDied
-from gristmill.worker.engine import compat
 from gristmill.worker.engine.bodies import described, response_of
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import stream_refusal
+from gristmill.worker.engine.vllm import compat
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from gristmill.worker.engine.exits import describe_exit
+from gristmill.worker.engine.vllm.exits import describe_exit
 
 LOG_TAIL_LINES = 40
 _LOG_BYTES = 64 * 2**10

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from gristmill.shared.records import Record
-from gristmill.worker.admission import Demand, Room
+from gristmill.worker.admission.room import Demand, Room
 
 MAX_CLAIM = 128
 """Requests in one claim call: keeps its script short."""

@@ -1,0 +1,1 @@
+"""How much of the queue the engine has room for. `room.py` is the public module; the others are its parts."""
