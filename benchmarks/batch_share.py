@@ -32,7 +32,7 @@ from gristmill.shared.log import configure_logging
 from gristmill.shared.server import die_with_parent, running_server
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import InProcessEngine
-from gristmill.worker.liveness import Progress
+from gristmill.worker.liveness import Liveness
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import work
@@ -128,14 +128,14 @@ async def measure(options: argparse.Namespace, url: str, folder: Path) -> None:
     engine = InProcessEngine(options.engine_argv)
     info = await engine.start()
     print(f"{info.device}, vLLM {info.vllm_version}, {info.models[0]}, max_num_seqs {info.max_num_seqs}")  # fmt: skip
-    drain, progress = Drain(60), Progress(600, 60, 60)
+    drain, liveness = Drain(60), Liveness(600, 60, 60)
     of_worker = WorkerSettings(redis_url=SecretStr(url), queue=QUEUE)
-    supervisor = Supervisor(engine, of_worker, drain, progress)
+    supervisor = Supervisor(engine, of_worker, drain, liveness)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         batches = await stack.enter_async_context(Batches.from_settings(settings))
         stack.callback(start_steward(settings).terminate)
-        working = asyncio.create_task(work(of_worker, supervisor, info, drain, progress))
+        working = asyncio.create_task(work(of_worker, supervisor, info, drain, liveness))
         await rounds(options, engine, info.models[0], batches, folder)
         drain.start("benchmark")
         await working

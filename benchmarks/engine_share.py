@@ -27,7 +27,7 @@ from gristmill.shared.server import running_server
 from gristmill.worker.bench.loads import LoadRequest, named
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo, InProcessEngine
-from gristmill.worker.liveness import Progress
+from gristmill.worker.liveness import Liveness
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import work
@@ -74,9 +74,9 @@ async def queued(
     settings = WorkerSettings(redis_url=SecretStr(url), queue=name)
     drain = Drain(60)
     started_s = time.perf_counter()
-    progress = Progress(600, 60, 60)
-    supervisor = Supervisor(engine, settings, drain, progress)
-    working = asyncio.create_task(work(settings, supervisor, info, drain, progress))
+    liveness = Liveness(600, 60, 60)
+    supervisor = Supervisor(engine, settings, drain, liveness)
+    working = asyncio.create_task(work(settings, supervisor, info, drain, liveness))
     running: dict[int, int] = {}  # by step
     while (counters := (await queue.stats()).counters).get("succeeded", 0) < len(requests):
         if working.done():

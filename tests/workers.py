@@ -20,7 +20,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.server import die_with_parent, free_port
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine
-from gristmill.worker.liveness import Progress
+from gristmill.worker.liveness import Liveness
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import work
@@ -46,7 +46,7 @@ class LocalWorker:
 
     task: "asyncio.Task[EngineDied | None]"
     drain: Drain
-    progress: Progress
+    liveness: Liveness
 
     async def stop(self) -> EngineDied | None:
         """Drain; returns the death for which it gave up, if it did."""
@@ -58,12 +58,12 @@ class LocalWorker:
 async def local_worker(settings: WorkerSettings, engine: Engine) -> AsyncIterator[LocalWorker]:
     """Run a worker in this process for the length of a block; drained at its end."""
     drain = Drain(settings.drain_timeout_s)
-    progress = Progress(settings.stall_timeout_s, 60, 60)
-    supervisor = Supervisor(engine, settings, drain, progress)
+    liveness = Liveness(settings.stall_timeout_s, 60, 60)
+    supervisor = Supervisor(engine, settings, drain, liveness)
     task = asyncio.create_task(
-        work(settings, supervisor, await supervisor.start(), drain, progress)
+        work(settings, supervisor, await supervisor.start(), drain, liveness)
     )
-    worker = LocalWorker(task, drain, progress)
+    worker = LocalWorker(task, drain, liveness)
     try:
         yield worker
     finally:

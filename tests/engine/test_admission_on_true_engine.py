@@ -16,7 +16,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request, request_from_body
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo, InProcessEngine
-from gristmill.worker.liveness import Progress
+from gristmill.worker.liveness import Liveness
 from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import work
 
@@ -72,9 +72,9 @@ async def preemptions(
     await queue.submit(requests())
     goal = (await queue.stats()).counters.get("succeeded", 0) + NUM_REQUESTS
     settings = settings_for(redis_url, queue)
-    drain, progress = Drain(60), Progress(600, 60, 60)
-    supervisor = Supervisor(engine, settings, drain, progress)
-    working = asyncio.create_task(work(settings, supervisor, info, drain, progress))
+    drain, liveness = Drain(60), Liveness(600, 60, 60)
+    supervisor = Supervisor(engine, settings, drain, liveness)
+    working = asyncio.create_task(work(settings, supervisor, info, drain, liveness))
     while (await queue.stats()).counters.get("succeeded", 0) < goal:
         await asyncio.sleep(0.02)
     drain.start("end of test")

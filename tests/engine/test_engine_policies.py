@@ -25,7 +25,7 @@ from gristmill.worker.engine.refusals import refusal
 from gristmill.worker.engine.vllm.arguments import without_secrets
 from gristmill.worker.engine.vllm.asgi import Application
 from gristmill.worker.engine.vllm.runaway import is_repetition
-from gristmill.worker.engine.vllm.token_progress import Progress
+from gristmill.worker.engine.vllm.token_progress import TokenProgress
 from gristmill.worker.settings import WorkerSettings
 
 CHAT = "/v1/chat/completions"
@@ -73,7 +73,7 @@ def test_one_aborted_choice_counts_for_all() -> None:
 
 
 def test_progress_stalls_only_when_something_is_held_and_no_token_comes() -> None:
-    progress = Progress()
+    progress = TokenProgress()
     busy = EngineStats(waiting=1, output_tokens=5)
     assert not progress.is_stalled(busy, 10, now=100)
     assert not progress.is_stalled(busy, 10, now=110)

@@ -357,7 +357,7 @@ async def test_drain_finishes_what_fits(queue: Queue, client: Client, redis_url:
         await until_running(engine, 8)
         assert await worker.stop() is None
     assert (await queue.stats()).counters["succeeded"] == 8
-    assert not worker.progress.is_claiming
+    assert not worker.liveness.is_claiming
 
 
 async def test_engine_death_makes_suspects_not_losses(
@@ -390,8 +390,8 @@ async def test_engine_that_comes_back_slowly_holds_up_nobody_elses_requests(
         engine.die()
         async with local_worker(settings_for(redis_url, queue), StubEngine()):
             results = await collect(client, [request.id for request in requests])
-        assert slow.progress.unready_reason() == "waiting for the engine to start anew"
-        assert slow.progress.is_alive()
+        assert slow.liveness.unready_reason() == "waiting for the engine to start anew"
+        assert slow.liveness.is_alive()
         assert await slow.stop() is None
     assert {result.status for result in results.values()} == {"succeeded"}
     assert (await queue.stats()).workers == {}

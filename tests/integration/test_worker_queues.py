@@ -147,7 +147,7 @@ async def test_idle_worker_hears_the_doorbell_of_each_queue(
 ) -> None:
     settings = settings_for(redis_url, queues[0], poll_interval_s=20.0, **shared_by(queues, (1, 1)))
     async with local_worker(settings, StubEngine()) as worker:
-        while not worker.progress.is_claiming:
+        while not worker.liveness.is_claiming:
             await asyncio.sleep(0.005)
         for queue in (*queues, *queues):
             done = (await queue.stats()).counters.get("succeeded", 0)

@@ -20,9 +20,10 @@ from gristmill.shared.redis_url import redacted
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
 from gristmill.worker.drain import Drain
-from gristmill.worker.engine import Engine, engine_from
+from gristmill.worker.engine.factory import engine_from
+from gristmill.worker.engine.interface import Engine
 from gristmill.worker.health import HealthServer
-from gristmill.worker.liveness import Progress
+from gristmill.worker.liveness import Liveness
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import greet_redis, work
@@ -78,22 +79,22 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
     """
     drain = Drain(settings.drain_timeout_s)
     drain.install()
-    progress = Progress(
+    liveness = Liveness(
         settings.stall_timeout_s, settings.beat_interval_s * REDIS_SILENCE_BEATS, ENGINE_SILENCE_S
     )
-    supervisor = Supervisor(engine, settings, drain, progress)
-    health = _open_health(settings, progress)
-    ticking = asyncio.create_task(_tick(progress))
+    supervisor = Supervisor(engine, settings, drain, liveness)
+    health = _open_health(settings, liveness)
+    ticking = asyncio.create_task(_tick(liveness))
     log.info("worker.starting", version=version("gristmill"), health_port=health.port)
     try:
-        progress.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
+        liveness.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
         if not await drain.unless_started(greet_redis(settings)):
             return EXIT_OK
-        progress.wait_for("the engine to start")
+        liveness.wait_for("the engine to start")
         info = await drain.unless_started(supervisor.start())
         if info is None:
             return EXIT_OK
-        death = await work(settings, supervisor, info, drain, progress)
+        death = await work(settings, supervisor, info, drain, liveness)
     except EngineDied as error:
         log.error("engine.not_started", error=str(error))  # noqa: TRY400  # its message carries the reason
         return EXIT_ENGINE
@@ -110,9 +111,9 @@ def _tell_wait(url: str, error: Exception) -> None:
     log.warning("redis.waited_for", url=url, error=str(error), remedy=remedy)
 
 
-def _open_health(settings: WorkerSettings, progress: Progress) -> HealthServer:
+def _open_health(settings: WorkerSettings, liveness: Liveness) -> HealthServer:
     try:
-        health = HealthServer(progress, settings.health_host, settings.health_port)
+        health = HealthServer(liveness, settings.health_host, settings.health_port)
     except OSError as error:
         message = f"the probes cannot listen on port {settings.health_port} ({error}); set GRISTMILL_HEALTH_PORT"
         raise SettingsError(message) from error
@@ -120,10 +121,10 @@ def _open_health(settings: WorkerSettings, progress: Progress) -> HealthServer:
     return health
 
 
-async def _tick(progress: Progress) -> None:
+async def _tick(liveness: Liveness) -> None:
     """Note that the loop runs."""
     while True:
-        progress.loop_ran()
+        liveness.loop_ran()
         await asyncio.sleep(LOOP_TICK_S)
 
 

@@ -136,8 +136,3 @@ def groups(policy: BatchPolicy, claimed: Sequence[T]) -> list[Sequence[T]]:
     return [
         by_length[start : start + policy.size] for start in range(0, len(by_length), policy.size)
     ]
-
-
-def widened(suspect_width: int) -> int:
-    """Return how many suspects may run beside normal work after one of them ended well."""
-    return min(suspect_width * 2, MAX_CLAIM)

@@ -1,78 +1,79 @@
-"""What starts next: rounds of claims over the queues of a worker, until the policy closes the batch.
+"""Gather what starts next: rounds of claims over a worker's queues, until the batch policy closes the batch.
 
-The loop calls `gather` again and again. There is one room, the engine's (`admission.py`); in a round the
-queue that is owed most is asked first (`shares.py`), and what it leaves goes to the next.
+The loop calls `next_batch` again and again. All queues share the engine's room (`admission/room.py`). In each
+round the queue that is owed most is asked first (`queue_shares.py`), and what it leaves goes to the next.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Protocol
 
-from gristmill.shared.operations import Claim
-from gristmill.shared.records import Claimed, Record
 from gristmill.shared.tasks import end
 from gristmill.worker import batch_policy, metrics
-from gristmill.worker.admission.room import Admission, Room
-from gristmill.worker.in_flight import Running
-from gristmill.worker.queue_source import Feed
-from gristmill.worker.queue_turns import Shares
-from gristmill.worker.settings import WorkerSettings
+from gristmill.worker.admission.room import Demand, Room
+from gristmill.worker.batch_policy import BatchPolicy
+from gristmill.worker.context import WorkerContext
+from gristmill.worker.in_flight import ClaimedRequest, ClaimResult
+from gristmill.worker.queue_shares import QueueShares
 
 LOOK_AGAIN_S = 0.05
 """Wait for room: the engine moves between two ends of requests, and its counters lag a step behind them."""
 
 
-class Item(NamedTuple):
-    """A claimed request and the queue that it came from."""
+class Source(Protocol):
+    """What a batcher needs of a `QueueSource`."""
 
-    feed: Feed
-    claimed: Claimed
+    weight: int
+    demand: Demand
 
     @property
-    def record(self) -> Record:
-        """What was submitted."""
-        return self.claimed.record
+    def has_suspects(self) -> bool:
+        """Whether it holds suspects."""
+
+    async def claim(self, size: int, max_tokens: int, suspect_width: int) -> ClaimResult | None:
+        """Claim once; None in a pause."""
+
+    async def hand_back_unknown(self) -> None:
+        """Hand back what only the queue believes to be held."""
+
+    async def hear_doorbell(self, timeout_s: float) -> None:
+        """Wait for the doorbell."""
 
 
-class Gatherer:
+class Batcher:
     """Gathers batches for one engine.
 
     Args:
-        feeds: The queues.
+        sources: The queues.
         policy: When to claim and how much.
-        settings: Limits of a claim, and how long to wait.
-        running: What the engine runs.
-        admission: What it has room for.
-        is_stopping: Whether to claim nothing more.
+        context: The worker.
+        is_stopping: Returns whether to claim nothing more.
     """
 
     def __init__(
         self,
-        feeds: Sequence[Feed],
-        policy: batch_policy.BatchPolicy,
-        settings: WorkerSettings,
-        *,
-        running: Running,
-        admission: Admission,
+        sources: Sequence[Source],
+        policy: BatchPolicy,
+        context: WorkerContext,
         is_stopping: Callable[[], bool],
     ) -> None:
-        self._feeds = feeds
+        self._sources = sources
         self._policy = policy
-        self._settings = settings
-        self._running = running
-        self._admission = admission
+        self._settings = context.settings
+        self._load = context.load
+        self._admission = context.admission
         self._is_stopping = is_stopping
-        self._shares = Shares([feed.weight for feed in feeds])
+        self._shares = QueueShares([source.weight for source in sources])
 
-    async def gather(self) -> list[Item]:
+    async def next_batch(self) -> list[ClaimedRequest]:
         """Claim until the policy closes the batch; empty when stopping."""
-        gathered: list[Item] = []
+        batch: list[ClaimedRequest] = []
         opened_at = time.monotonic()
         while not self._is_stopping():
-            num_before = len(gathered)
-            claims = await self._claim(gathered)
+            num_before = len(batch)
+            claims = await self._claim_round(batch)
             if not claims:
                 await self._wait_for_room()
                 continue
@@ -80,102 +81,106 @@ class Gatherer:
                 opened_at = time.monotonic()
             reason = batch_policy.close_reason(
                 self._policy,
-                running=self._running.num_requests,
-                gathered=len(gathered),
-                got=len(gathered) - num_before,
+                running=self._load.num_running,
+                gathered=len(batch),
+                got=len(batch) - num_before,
                 waited_s=time.monotonic() - opened_at,
-                has_room=any(self._room(feed, gathered).num_requests for feed in self._feeds),
+                has_room=any(self._room(source, batch).num_requests for source in self._sources),
             )
             if reason:
                 metrics.claims.labels(reason).inc()
-                return gathered
-            if len(gathered) == num_before:
-                await self._wait_for_work(claims, opened_at if gathered else None)
-        if gathered:  # it is held, and released by the drain
+                return batch
+            if len(batch) == num_before:
+                await self._wait_for_work(claims, opened_at if batch else None)
+        if batch:  # it is in flight, and released by the drain
             metrics.claims.labels("stopping").inc()
         return []
 
     async def wait_for_change(
-        self, doorbells: Sequence[Feed] = (), doorbell_s: float = 0.0
+        self, doorbells: Sequence[Source] = (), doorbell_s: float = 0.0
     ) -> None:
-        """Wait until a request ends or one of the doorbells rings, which are heard for a time.
+        """Wait until a request ends or one of the doorbells rings, which are heard for `doorbell_s` seconds.
 
         What has changed since the last wait ends this one at once: it may have been too late for the look
         that came before it.
         """
         if self._is_stopping():
             return
-        waits: set[asyncio.Task[object]] = {asyncio.create_task(self._running.changed.wait())}
-        waits |= {asyncio.create_task(feed.claimer.hear_doorbell(doorbell_s)) for feed in doorbells}
+        waits: set[asyncio.Task[object]] = {asyncio.create_task(self._load.changed.wait())}
+        waits |= {asyncio.create_task(source.hear_doorbell(doorbell_s)) for source in doorbells}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            self._running.changed.clear()
+            self._load.changed.clear()
         finally:
             await end(*waits)
 
-    async def _claim(self, gathered: list[Item]) -> dict[Feed, Claim]:
-        """Ask the queues in turn until one has something, and gather; returns the answers of those asked.
+    async def _claim_round(self, batch: list[ClaimedRequest]) -> dict[Source, ClaimResult]:
+        """Ask the queues in turn until one has something, and add it to the batch.
 
-        Whose turn it is next depends on what that one got. For want of room, or in a pause, a queue is not asked.
+        Which queue comes first next depends on what this one brought. A queue is not asked for want of
+        room, or in a pause.
+
+        Returns:
+            The results of the queues that were asked.
         """
         claims = {}
         for place in self._shares.order():
-            feed = self._feeds[place]
-            await feed.settle_doubt()
-            if claim := await self._claim_from(feed, gathered):
-                claims[feed] = claim
-                got = [Item(feed, claimed) for claimed in claim.claimed]
-                gathered.extend(got)
-                self._shares.charge(place, sum(map(_tokens, got)))
-                if got:
+            source = self._sources[place]
+            await source.hand_back_unknown()
+            if claim := await self._claim_from(source, batch):
+                claims[source] = claim
+                batch.extend(claim.requests)
+                self._shares.charge(place, sum(map(_num_tokens, claim.requests)))
+                if claim.requests:
                     break
         return claims
 
-    async def _claim_from(self, feed: Feed, gathered: Sequence[Item]) -> Claim | None:
-        room = self._room(feed, gathered)
+    async def _claim_from(
+        self, source: Source, batch: Sequence[ClaimedRequest]
+    ) -> ClaimResult | None:
+        room = self._room(source, batch)
         size = batch_policy.claim_size(
             self._policy,
-            running=self._running.num_requests,
-            gathered=len(gathered),
+            running=self._load.num_running,
+            gathered=len(batch),
             room=room,
-            demand=feed.claimer.demand,
+            demand=source.demand,
         )
-        size = feed.claimer.granted(size)
         if size == 0:
             return None
         max_tokens = batch_policy.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
-        return await feed.claim(size, max_tokens, self._suspect_width_of(feed))
+        return await source.claim(size, max_tokens, self._suspect_width_of(source))
 
-    def _room(self, feed: Feed, gathered: Sequence[Item]) -> Room:
-        return self._admission.room([item.record for item in gathered], feed.claimer.demand)
+    def _room(self, source: Source, batch: Sequence[ClaimedRequest]) -> Room:
+        return self._admission.room([request.record for request in batch], source.demand)
 
-    def _suspect_width_of(self, feed: Feed) -> int:
-        """Suspects run from one queue at a time.
+    def _suspect_width_of(self, source: Source) -> int:
+        """Return how many suspects of a queue may run. They run from one queue at a time.
 
         The verdict over a death looks at one queue alone, and must know every suspect that ran.
         """
-        others = (other for other in self._feeds if other is not feed)
-        return 0 if any(other.held.suspects for other in others) else self._running.suspect_width
+        others = (other for other in self._sources if other is not source)
+        return 0 if any(other.has_suspects for other in others) else self._load.suspect_width
 
     async def _wait_for_room(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN_S):
                 await self.wait_for_change()
 
-    async def _wait_for_work(self, claims: Mapping[Feed, Claim], opened_at: float | None) -> None:
+    async def _wait_for_work(
+        self, claims: Mapping[Source, ClaimResult], opened_at: float | None
+    ) -> None:
         """Wait for a doorbell, the next delayed request, the batch's timeout or a change here."""
-        if any(claim.inbox for claim in claims.values()):
+        if any(claim.has_inbox for claim in claims.values()):
             return
-        timeout_s = self._settings.poll_interval_s
-        for claim in claims.values():
-            if claim.next_due_ms is not None:
-                timeout_s = min(timeout_s, (claim.next_due_ms - claim.now_ms) / 1000)
+        due = (claim.next_due_s for claim in claims.values() if claim.next_due_s is not None)
+        timeout_s = min((self._settings.poll_interval_s, *due))
         if opened_at is not None:
             timeout_s = min(timeout_s, opened_at + self._policy.timeout_s - time.monotonic())
         if timeout_s > 0:
             await self.wait_for_change(list(claims), timeout_s)
 
 
-def _tokens(item: Item) -> int:
+def _num_tokens(request: ClaimedRequest) -> int:
     """Return the estimated length of a request, prompt and output."""
-    return item.record.prompt_tokens + item.record.max_tokens
+    return request.record.prompt_tokens + request.record.max_tokens

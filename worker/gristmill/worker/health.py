@@ -7,14 +7,14 @@ starting, draining, or while Redis is away. /metrics carries Gristmill's series 
 from prometheus_client import REGISTRY, make_wsgi_app
 
 from gristmill.shared.probes import ProbeServer
-from gristmill.worker.liveness import Progress
+from gristmill.worker.liveness import Liveness
 
 
 class HealthServer(ProbeServer):
     """Serves the probes until closed.
 
     Args:
-        progress: What they tell.
+        liveness: What they tell.
         host: Address to listen on.
         port: 0 takes a free one; `port` then says which.
 
@@ -22,6 +22,6 @@ class HealthServer(ProbeServer):
         OSError: The port is taken.
     """
 
-    def __init__(self, progress: Progress, host: str, port: int) -> None:
-        probes = {"/healthz": progress.stalled_reason, "/readyz": progress.unready_reason}
+    def __init__(self, liveness: Liveness, host: str, port: int) -> None:
+        probes = {"/healthz": liveness.stalled_reason, "/readyz": liveness.unready_reason}
         super().__init__(host, port, probes, {"/metrics": make_wsgi_app(REGISTRY)})

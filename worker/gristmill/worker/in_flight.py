@@ -1,147 +1,220 @@
-"""What one worker process holds: each request from claim to settled record.
+"""What one worker process holds of one queue: each request from its claim until it is settled.
 
-The loop, the claims, the leases and the drain all look here; nobody keeps a list of their own. Each queue
-has a `Held`, since an id belongs to a queue; all of them count in the one `Running` of the engine.
+A claim adds requests (`queue_source.py`), the runner runs them (`runner.py`), and each request settles
+itself: acknowledged, given back for a retry, or released. Nobody keeps another list of them.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+from gristmill.shared.chunking import chunks
+from gristmill.shared.connection import retrying
 from gristmill.shared.operations import Claim, Settlement
-from gristmill.shared.records import Claimed
-from gristmill.worker import batch_policy, metrics
-from gristmill.worker.token_rate import Pace
+from gristmill.shared.queue import Queue
+from gristmill.shared.records import Claimed, Record
+from gristmill.shared.results import response_outcome
+from gristmill.worker import metrics
+from gristmill.worker.engine.interface import Response
+from gristmill.worker.engine_load import EngineLoad
+
+MAX_RELEASE = 128
+"""Requests in one release call; more would hold Redis for too long."""
+
+Finished = tuple[str, Settlement]
+"""A settlement that is to be written, and the worker incarnation that claimed the request."""
 
 
-@dataclass(slots=True, eq=False)
-class Run:
-    """One claimed request in this process.
-
-    Attributes:
-        claimed: What was claimed.
-        worker: The incarnation that claimed it.
-        claimed_at: Monotonic seconds.
-        queue_wait_s: From submit to claim, by Redis's clock.
-        task: What runs it, once it is admitted.
-    """
-
-    claimed: Claimed
-    worker: str
-    claimed_at: float
-    queue_wait_s: float
-    task: "asyncio.Task[None] | None" = None
-
-
-class Running:
-    """What the engine runs, of all queues together.
+class ClaimedRequest:
+    """One claimed request, which can settle itself.
 
     Attributes:
-        num_requests: In the engine.
-        suspect_width: Suspects that may run beside normal work.
-        pace: How fast the engine generates.
-        changed: Set when a request ends, and by whoever wants the loop to look again; who waits clears it.
-        idle: Set while nothing runs.
+        claimed: What the claim returned.
+        worker: The worker incarnation that claimed it.
+        claimed_at: Moment of the claim, in monotonic seconds.
+        queue_wait_s: Seconds from submit to claim, by Redis's clock.
+        task: The task that runs it; None until it has started.
     """
 
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.suspect_width = 1
-        self.pace = Pace()
-        self.changed = asyncio.Event()
-        self.idle = asyncio.Event()
-        self.idle.set()
+    __slots__ = ("_in_flight", "claimed", "claimed_at", "queue_wait_s", "task", "worker")
 
-    def add(self) -> None:
-        """Count one that starts."""
-        self.num_requests += 1
-        self.idle.clear()
-        metrics.running.set(self.num_requests)
+    def __init__(
+        self, claimed: Claimed, worker: str, queue_wait_s: float, in_flight: "InFlight"
+    ) -> None:
+        self.claimed = claimed
+        self.worker = worker
+        self.claimed_at = time.monotonic()
+        self.queue_wait_s = queue_wait_s
+        self.task: asyncio.Task[None] | None = None
+        self._in_flight = in_flight
 
-    def remove(self) -> None:
-        """Count one that has ended."""
-        self.num_requests -= 1
-        metrics.running.set(self.num_requests)
-        self.changed.set()
-        if not self.num_requests:
-            self.idle.set()
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.claimed.id
 
-    def widen(self) -> None:
-        """Let more suspects run beside normal work: one has ended well."""
-        self.suspect_width = batch_policy.widened(self.suspect_width)
+    @property
+    def record(self) -> Record:
+        """What was submitted."""
+        return self.claimed.record
 
-    def narrow(self) -> None:
-        """Let one suspect run beside normal work: the engine has died."""
-        self.suspect_width = 1
+    @property
+    def queue(self) -> str:
+        """Name of the queue that it came from."""
+        return self._in_flight.queue_name
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is still ours: neither settled nor aborted nor given to another worker."""
+        return self._in_flight.holds(self)
+
+    def started(self, task: "asyncio.Task[None]") -> None:
+        """Note the task that runs the request; its end is noted when the task ends."""
+        self.task = task
+        self._in_flight.count_started(task)
+
+    def ack(self, status: Literal["succeeded", "failed"], response: Response) -> None:
+        """End the request with the engine's answer; the record is written within milliseconds."""
+        claimed = self.claimed
+        outcome = response_outcome(claimed.attempt, self.worker, response.status, response.body)
+        settlement = Settlement(
+            claimed.id,
+            claimed.delivery,
+            status,
+            outcome,
+            response.prompt_tokens,
+            response.output_tokens,
+        )
+        metrics.settling.inc()
+        self._in_flight.finished.put_nowait((self.worker, settlement))
+
+    async def nack(self, error: Mapping[str, Any], delay_ms: int) -> str:
+        """Give the request back for a retry, or let it end if it has used up its attempts.
+
+        Args:
+            error: Why; kept with a dead letter.
+            delay_ms: Wait before the retry.
+
+        Returns:
+            `dead_lettered`, or another word of `nack.lua` if it will be tried again.
+        """
+        return await self._in_flight.nack(self, error, delay_ms)
+
+    async def release(self) -> None:
+        """Hand the request back to the front of its lane; this attempt does not count."""
+        await self._in_flight.release([self])
 
 
-class Held:
-    """The requests of one queue.
+class ClaimResult(NamedTuple):
+    """What one claim brought.
+
+    Attributes:
+        requests: The requests, in their order.
+        has_inbox: Whether it found plain JSON in the inbox, which the next claim may bring as requests.
+        next_due_s: Seconds until the next delayed request is due; None if there is none.
+    """
+
+    requests: Sequence[ClaimedRequest]
+    has_inbox: bool
+    next_due_s: float | None
+
+
+class InFlight:
+    """The requests of one queue that this process holds. An id belongs to a queue, so each queue has its own.
 
     Args:
-        running: Counts what runs.
+        queue: Where nacks and releases go.
+        load: Counts what runs.
 
     Attributes:
+        queue_name: Name of the queue.
         num_running: Requests of this queue in the engine.
+        finished: Settlements that the `AckWriter` is to write.
     """
 
-    def __init__(self, running: Running) -> None:
-        self._all = running
-        self._runs: dict[str, Run] = {}
+    def __init__(self, queue: Queue, load: EngineLoad) -> None:
+        self._queue = queue
+        self._load = load
+        self._requests: dict[str, ClaimedRequest] = {}
+        self.queue_name = queue.keys.queue
         self.num_running = 0
+        self.finished: asyncio.Queue[Finished] = asyncio.Queue()
 
     @property
-    def runs(self) -> list[Run]:
-        """All that is held, in the order of the claims."""
-        return list(self._runs.values())
+    def requests(self) -> list[ClaimedRequest]:
+        """All requests, in the order of their claims."""
+        return list(self._requests.values())
 
     @property
-    def suspects(self) -> list[Run]:
-        """Those that saw an engine die."""
-        return [run for run in self._runs.values() if run.claimed.crashes]
+    def suspects(self) -> list[ClaimedRequest]:
+        """The requests that were in flight when an engine or a worker died."""
+        return [request for request in self._requests.values() if request.claimed.crashes]
 
-    def hold(self, claim: Claim, worker: str) -> None:
+    def add(self, claim: Claim, worker: str) -> list[ClaimedRequest]:
         """Take over what a claim returned."""
-        now = time.monotonic()
+        added = []
         for claimed in claim.claimed:
             wait_s = max(0.0, (claim.now_ms - claimed.record.enqueued_ms) / 1000)
-            self._runs[claimed.id] = Run(claimed, worker, now, wait_s)
             metrics.queue_wait.observe(wait_s)
-        metrics.claimed.inc(len(claim.claimed))
+            added.append(ClaimedRequest(claimed, worker, wait_s, self))
+        self._requests |= {request.id: request for request in added}
+        metrics.claimed.inc(len(added))
+        return added
 
-    def find(self, claimed: Claimed) -> Run | None:
-        """Return the run of this very claim, or None if it was aborted or given to others."""
-        run = self._runs.get(claimed.id)
-        return run if run and run.claimed is claimed else None
+    def holds(self, request: ClaimedRequest) -> bool:
+        """Return whether this very claim of the request is held."""
+        return self._requests.get(request.id) is request
 
-    def start(self, run: Run, task: "asyncio.Task[None]") -> None:
-        """Note that a request runs; its end is noted by itself."""
-        run.task = task
+    def count_started(self, task: "asyncio.Task[None]") -> None:
+        """Count a request that runs, until its task ends."""
         self.num_running += 1
-        self._all.add()
+        self._load.add()
         task.add_done_callback(self._ended)
 
     def forget(self, deliveries: Iterable[Claimed | Settlement]) -> None:
-        """Drop what is settled or given back, unless the same id was claimed anew meanwhile."""
+        """Drop what is settled or handed back, unless the same id was claimed anew meanwhile."""
         for done in deliveries:
-            run = self._runs.get(done.id)
-            if run and run.claimed.delivery == done.delivery:
-                del self._runs[done.id]
-                if run.claimed.crashes:  # the next suspect may be claimed
-                    self._all.changed.set()
+            request = self._requests.get(done.id)
+            if request and request.claimed.delivery == done.delivery:
+                del self._requests[done.id]
+                if request.claimed.crashes:  # the next suspect may be claimed
+                    self._load.changed.set()
 
-    def take(self, ids: Iterable[str]) -> list[Run]:
-        """Drop requests that ended elsewhere, whichever delivery is held; returns those that were."""
-        return [run for request_id in ids if (run := self._runs.pop(request_id, None))]
+    def abort(self, ids: Iterable[str]) -> list[str]:
+        """Drop requests that ended elsewhere, whichever delivery is held, and stop what runs of them.
 
-    def cancel(self, runs: Sequence[Run]) -> "list[asyncio.Task[None]]":
-        """Abort what runs; returns the tasks that are about to end."""
-        tasks = [run.task for run in runs if run.task and not run.task.done()]
-        for task in tasks:
-            task.cancel()
-        return tasks
+        Returns:
+            The ids that were held.
+        """
+        aborted = [found for each in ids if (found := self._requests.pop(each, None))]
+        cancel(aborted)
+        return [request.id for request in aborted]
+
+    async def nack(self, request: ClaimedRequest, error: Mapping[str, Any], delay_ms: int) -> str:
+        """Give a request back for a retry; see `ClaimedRequest.nack`."""
+        claimed = request.claimed
+        code = await retrying(lambda: self._queue.nack(request.worker, claimed, delay_ms, error))
+        self.forget([claimed])
+        metrics.retried.inc()
+        return code
+
+    async def release(self, requests: Sequence[ClaimedRequest]) -> None:
+        """Hand requests back to the front of their lanes, uncounted; the last ones first, to keep the order."""
+        for chunk in reversed(list(chunks(requests, MAX_RELEASE))):
+            worker, claimed = chunk[0].worker, [request.claimed for request in chunk]
+            released = await retrying(lambda w=worker, c=claimed: self._queue.release(w, c))  # type: ignore[misc]  # bound now
+            metrics.released.inc(released)
+            self.forget(claimed)
 
     def _ended(self, _: "asyncio.Task[None]") -> None:
         self.num_running -= 1
-        self._all.remove()
+        self._load.remove()
+
+
+def cancel(requests: Iterable[ClaimedRequest]) -> "list[asyncio.Task[None]]":
+    """Abort in the engine what runs of these; return the tasks that are about to end."""
+    tasks = [each.task for each in requests if each.task and not each.task.done()]
+    for task in tasks:
+        task.cancel()
+    return tasks

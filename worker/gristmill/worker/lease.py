@@ -1,125 +1,113 @@
-"""Heartbeats, in a thread with an event loop and a connection of its own.
+"""The lease of one worker on one queue: opened under a new name, and opened anew when it was lost.
 
-A 20 MB prompt can hold the worker's loop for seconds; the lease must not depend on it. The same thread
-reaps dead workers and expires deadlines, so no separate process has to be alive. It stops renewing when
-the worker makes no progress: then its requests go to somebody who does.
+`heartbeat.py` renews it. Each lease belongs to a new worker incarnation, whose name no other ever has.
 """
 
 import asyncio
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import socket
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
-from redis.exceptions import RedisError
+from ulid import ULID
 
-from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import Stats
+from gristmill.shared.connection import retrying
+from gristmill.shared.operations import Policy
 from gristmill.shared.queue import Queue
-from gristmill.worker.liveness import Progress
+from gristmill.shared.tasks import end
+from gristmill.worker import metrics
 
 log = structlog.get_logger()
 
-STOP_S = 1.0
-"""Longest wait for a beat under way; a Redis that does not answer must not hold up the exit."""
+
+def new_worker_name() -> str:
+    """Return the name of a new incarnation; no other ever has it."""
+    return f"{socket.gethostname()[:48]}-{ULID()}"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseEvents:
-    """What the thread tells the worker's loop, each called on that loop.
-
-    Attributes:
-        aborted: Ids to abort: cancelled, expired, or finished by somebody else.
-        lost: The lease is gone.
-        counted: How many requests the queue believes that this worker holds.
-        seen: One view of the queue, after each beat.
-    """
-
-    aborted: Callable[[Sequence[str]], None]
-    lost: Callable[[str], object]
-    counted: Callable[[int], None]
-    seen: Callable[[Stats], None]
-
-
-class LeaseKeeper:
-    """Renews the lease of one worker until stopped.
+class Lease:
+    """Registers a worker with one queue, as often as that is needed.
 
     Args:
-        open_queue: Opens a queue on a connection of its own; called in the thread.
-        beat_s: Seconds between heartbeats.
-        progress: Whether the worker gets on, and where Redis was last heard.
-        events: What to tell the loop that creates this object.
+        queue: The queue.
+        facts: What the worker serves; others see it in `worker:<worker>`.
+        scheduling: Order in which the queue is to be worked on; None leaves the queue's own.
+        opened: Called with the name of each new incarnation once it is registered.
+        lost: Called when a lease was lost; returns how many requests it aborted.
+
+    Attributes:
+        worker: Name of the current incarnation; empty while there is no lease.
     """
 
     def __init__(
         self,
-        open_queue: Callable[[], Queue],
-        beat_s: float,
-        progress: Progress,
-        events: LeaseEvents,
+        queue: Queue,
+        facts: Mapping[str, str | int],
+        scheduling: Policy | None,
+        opened: Callable[[str], None],
+        lost: Callable[[], int],
     ) -> None:
-        self._open_queue = open_queue
-        self._beat_s = beat_s
-        self._progress = progress
-        self._events = events
-        self._loop = asyncio.get_running_loop()
-        self._stop = threading.Event()
-        self._worker = ""
-        self._thread = threading.Thread(target=self._run, name="gristmill-leases", daemon=True)
+        self._queue = queue
+        self._facts = facts
+        self._scheduling = scheduling
+        self._opened = opened
+        self._lost = lost
+        self._changing = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
+        self.worker = ""
 
-    def start(self) -> None:
-        """Begin to beat, once there is a lease to `follow`."""
-        self._thread.start()
+    @property
+    def was_opened(self) -> bool:
+        """Whether `open` was ever called."""
+        return self._opening is not None
 
-    def follow(self, worker: str) -> None:
-        """Renew the lease of this incarnation from now on; it is registered."""
-        self._worker = worker
+    async def open(self) -> None:
+        """Open a lease. Once begun it goes on whoever is cancelled, so that `close` can close it."""
+        self._opening = asyncio.create_task(self._register())
+        await asyncio.shield(self._opening)
 
-    async def stop(self) -> None:
-        """End the thread; the lease runs out by itself unless `bye` closes it."""
-        self._stop.set()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, STOP_S)
+    async def replace(self, worker: str) -> None:
+        """Start over under a new name: what the lost lease held has been given to other workers.
 
-    def _run(self) -> None:
-        asyncio.run(self._beats())
+        Args:
+            worker: The incarnation that lost its lease; nothing happens if it is not the current one.
+        """
+        async with self._changing:
+            if worker != self.worker:
+                return
+            num_aborted = self._lost()
+            queue = self._queue.keys.queue
+            log.error("lease.lost", queue=queue, worker=worker, num_held=num_aborted)
+            metrics.leases_lost.inc()
+            await self.open()
 
-    async def _beats(self) -> None:
-        queue = self._open_queue()
-        try:
-            while not self._stop.is_set():
-                if self._worker:
-                    await self._beat(queue)
-                await asyncio.to_thread(self._stop.wait, self._beat_s)
-        finally:
-            await queue.redis.aclose()
+    async def finish_opening(self) -> None:
+        """Wait for an opening that is under way: a lease that opened later would stay."""
+        if self._opening is not None:
+            await self._opening
 
-    async def _beat(self, queue: Queue) -> None:
-        worker = self._worker
-        if not self._progress.is_alive():
-            log.error("lease.withheld", worker=worker, reason=self._progress.stalled_reason())
-            return
-        try:
-            beat = await queue.beat(worker)
-            while reaped := await queue.reap():
-                log.info("workers.reaped", workers=reaped)
-            await queue.expire()
-            stats = await queue.stats()
-        except LeaseLost:
-            self._tell(self._events.lost, worker)
-        except (RedisError, OSError) as error:
-            log.warning(
-                "beat.failed", worker=worker, error=str(error), error_type=type(error).__name__
-            )
-        else:
-            self._progress.heard_redis()
-            if beat.abort:
-                self._tell(self._events.aborted, beat.abort)
-            self._tell(self._events.counted, beat.num_in_flight)
-            self._tell(self._events.seen, stats)
+    async def close(self, hand_back: Callable[[str], Awaitable[None]]) -> str:
+        """Close the lease.
 
-    def _tell(self, callback: Callable[..., object], value: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, value)
-        except RuntimeError:  # the loop is closed: the worker is gone
-            self._stop.set()
+        Args:
+            hand_back: Hands back what the queue still believes an incarnation to hold; called until
+                nothing is left.
+
+        Returns:
+            The name of the incarnation that ended.
+        """
+        async with self._changing:  # from here on, a beat that finds no lease is no news
+            worker, self.worker = self.worker, ""
+        while not await retrying(lambda: self._queue.bye(worker)):
+            await hand_back(worker)
+        return worker
+
+    async def abandon(self) -> None:
+        """End an opening that is still under way; a lease that is open runs out by itself."""
+        await end(self._opening)
+
+    async def _register(self) -> None:
+        """Open a lease under a new name; nothing is claimed under it before it is open."""
+        worker = new_worker_name()
+        await retrying(lambda: self._queue.register(worker, self._facts, self._scheduling))
+        self.worker = worker
+        self._opened(worker)

@@ -6,7 +6,7 @@ Monotonic seconds throughout; a plain float is written and read whole, so no loc
 import time
 
 
-class Progress:
+class Liveness:
     """The last signs of life of one worker.
 
     Args:

@@ -1,26 +1,23 @@
-"""The worker's loop: claim -> admit -> run -> settle. There is no barrier unless the policy has one.
+"""The worker's loop: claim, admit, start, settle. There is no barrier unless the batch policy has one.
 
-`shift.py` wires it. Requests come in from the queues (`feed.py`), gathered as the policy wants
-(`gathering.py`); what is claimed starts on the engine at once (`runner.py`). The loop outlives the
-engine: at a death each queue is told what was in flight, under the same lease, and the loop goes on when
-the engine is back.
+`wiring.py` makes it. The batcher (`batcher.py`) claims from the queues (`queue_source.py`) what the engine has
+room for. What is claimed starts on the engine at once (`runner.py`) and settles itself when it ends. The loop
+outlives the engine: at a death each queue is told what was in flight, under the same lease, and the loop goes
+on when the engine is back.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gristmill.shared.errors import EngineDied
-from gristmill.shared.queue import Queue
 from gristmill.shared.tasks import end
 from gristmill.worker import batch_policy
-from gristmill.worker.admission.room import Admission
-from gristmill.worker.batcher import Gatherer
-from gristmill.worker.drain import Drain
-from gristmill.worker.in_flight import Running
-from gristmill.worker.liveness import Progress
-from gristmill.worker.queue_source import Feed
-from gristmill.worker.settings import WorkerSettings
+from gristmill.worker.batch_policy import BatchPolicy
+from gristmill.worker.batcher import Batcher
+from gristmill.worker.context import WorkerContext
+from gristmill.worker.queue_source import QueueSource
+from gristmill.worker.runner import Runner
 from gristmill.worker.supervisor import Supervisor
 
 STOP_STEP_S = 0.5
@@ -28,64 +25,30 @@ STOP_STEP_S = 0.5
 
 MAX_REASON_CHARS = 500
 
-OpenQueue = Callable[[], Queue]
-Settling = Sequence["asyncio.Task[None]"]
-
 
 class Worker:
     """Feeds one engine from its queues.
 
     Args:
-        sources: What opens each queue, and the queue's weight.
-        supervisor: Of a started engine.
+        sources: The queues; not started.
+        supervisor: Of the engine, which is started.
         policy: When to claim and how much.
-        settings: Backoff and limits.
-        drain: Tells when to stop.
-        admission: What the engine has room for.
-        progress: Told of Redis, and when claims begin.
-        facts: What the engine serves, for the registration.
+        context: The worker.
     """
 
     def __init__(
         self,
-        sources: Sequence[tuple[OpenQueue, int]],
+        sources: Sequence[QueueSource],
         supervisor: Supervisor,
-        policy: batch_policy.BatchPolicy,
-        settings: WorkerSettings,
-        drain: Drain,
-        *,
-        admission: Admission,
-        progress: Progress,
-        facts: Mapping[str, str | int],
+        policy: BatchPolicy,
+        context: WorkerContext,
     ) -> None:
+        self._sources = sources
         self._supervisor = supervisor
         self._policy = policy
-        self._drain = drain
-        self._progress = progress
-        self._running = Running()
-        self._feeds = [
-            Feed(
-                open_queue,
-                weight,
-                supervisor.engine,
-                self._running,
-                settings,
-                admission=admission,
-                drain=drain,
-                progress=progress,
-                facts=facts,
-                died=self._engine_died,
-            )
-            for open_queue, weight in sources
-        ]
-        self._gatherer = Gatherer(
-            self._feeds,
-            policy,
-            settings,
-            running=self._running,
-            admission=admission,
-            is_stopping=self._is_stopping,
-        )
+        self._context = context
+        self._batcher = Batcher(sources, policy, context, self._is_stopping)
+        self._runner = Runner(context, self._engine_died)
         self._engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> EngineDied | None:
@@ -94,50 +57,91 @@ class Worker:
         Returns:
             The death after which the engine was given up, or None after a drain.
         """
-        settling = [asyncio.create_task(feed.runner.settler.run()) for feed in self._feeds]
-        death = None
+        drain, death = self._context.drain, None
         try:
-            if await self._drain.unless_started(self._open()):
-                death = await self._live(settling)
-            while death and await self._survive(death, settling):
-                death = await self._live(settling)
+            if await drain.unless_started(self._start_sources()):
+                death = await self._run_until_death()
+            while death and await self._revive(death):
+                death = await self._run_until_death()
         finally:
-            await asyncio.gather(*(feed.stop() for feed in self._feeds))
-            await end(*settling)
-            await asyncio.gather(*(feed.close() for feed in self._feeds))
-        return None if self._drain.is_draining else death
+            await asyncio.gather(*(source.stop() for source in self._sources))
+        return None if drain.is_draining else death
 
-    async def _open(self) -> bool:
-        for feed in self._feeds:
-            await feed.open()
-        self._progress.wait_for(None)
+    async def _start_sources(self) -> bool:
+        for source in self._sources:
+            await source.start()
+        self._context.liveness.wait_for(None)
         return True
 
-    async def _live(self, settling: Settling) -> EngineDied | None:
+    async def _feed_engine(self) -> None:
+        """Claim and start, batch after batch; what has started settles itself."""
+        while not self._is_stopping():
+            batch = await self._batcher.next_batch()
+            for group in batch_policy.groups(self._policy, batch):
+                for request in group:
+                    if not self._is_stopping():
+                        self._runner.start(request)
+                await self._wait_at_barrier()
+
+    async def _wait_at_barrier(self) -> None:
+        """Wait until nothing runs, if the policy wants that between two batches."""
+        while self._policy.has_barrier and self._context.load.num_running:
+            if self._is_stopping():
+                return
+            await self._batcher.wait_for_change()
+
+    async def _run_until_death(self) -> EngineDied | None:
         """Feed the engine until the drain begins or the engine dies, and let what can end do so."""
         self._engine_death = asyncio.get_running_loop().create_future()
-        watching = asyncio.create_task(self._watch())
-        feeding = asyncio.create_task(self._feed())
-        draining = asyncio.create_task(self._drain.started.wait())
-        ends: list[asyncio.Future[Any]] = [feeding, *settling, draining, self._engine_death]
+        drain, load = self._context.drain, self._context.load
+        watching = asyncio.create_task(self._watch_engine())
+        feeding = asyncio.create_task(self._feed_engine())
+        draining = asyncio.create_task(drain.started.wait())
+        ends: list[asyncio.Future[Any]] = [feeding, *self._failures, draining, self._engine_death]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            self._running.changed.set()
+            load.changed.set()
             if not self._engine_death.done():
-                await self._drain.until_over(self._running.idle)
+                await drain.until_over(load.idle)
             # A claim under way may still bring requests.
             await asyncio.wait([feeding], timeout=STOP_STEP_S)
         finally:
             await end(feeding, draining, watching)
-        if tasks := [task for feed in self._feeds for task in feed.held.cancel(feed.held.runs)]:
+        if tasks := [task for source in self._sources for task in source.cancel_running()]:
             await asyncio.wait(tasks, timeout=STOP_STEP_S)
-        _raise_failures(feeding, *settling)
+        _raise_failures(feeding, *self._failures)
         return self._engine_death.result() if self._engine_death.done() else None
 
-    def _is_stopping(self) -> bool:
-        return self._drain.is_draining or self._engine_death.done()
+    async def _revive(self, death: EngineDied) -> bool:
+        """Tell the queues of a death while the engine is built anew; return whether it lives again."""
+        load = self._context.load
+        load.narrow_suspects()
+        evidence = {
+            "error": str(death)[:MAX_REASON_CHARS].encode(errors="replace").decode(),
+            "num_in_flight": sum(source.num_started for source in self._sources),
+            **self._context.engine.evidence(),
+        }
+        for source in self._sources:
+            source.note_death(evidence)
+        reporting = asyncio.create_task(self._context.drain.unless_started(self._report_death()))
+        reviving = asyncio.create_task(self._supervisor.revive(death, load.num_settled))
+        both: asyncio.Future[Any] = asyncio.gather(reviving, reporting)
+        try:
+            await asyncio.wait([both, *self._failures], return_when=asyncio.FIRST_COMPLETED)
+            _raise_failures(*self._failures)
+            await both
+            return reviving.result()
+        finally:
+            await end(reviving, reporting)
 
-    async def _watch(self) -> None:
+    async def _report_death(self) -> None:
+        for source in self._sources:
+            await source.report_death()
+
+    def _is_stopping(self) -> bool:
+        return self._context.drain.is_draining or self._engine_death.done()
+
+    async def _watch_engine(self) -> None:
         self._engine_died(await self._supervisor.watch())
 
     def _engine_died(self, death: EngineDied) -> None:
@@ -145,52 +149,12 @@ class Worker:
         if not self._engine_death.done():
             self._engine_death.set_result(death)
 
-    async def _feed(self) -> None:
-        while not self._is_stopping():
-            batch = await self._gatherer.gather()
-            for group in batch_policy.groups(self._policy, batch):
-                for item in group:
-                    if not self._is_stopping():
-                        item.feed.runner.admit(item.claimed)
-                while (
-                    self._policy.has_barrier
-                    and self._running.num_requests
-                    and not self._is_stopping()
-                ):
-                    await self._gatherer.wait_for_change()
-
-    async def _survive(self, death: EngineDied, settling: Settling) -> bool:
-        """Give up what was in flight while the engine is built anew; True if it lives again."""
-        self._running.narrow()
-        evidence = {
-            "error": str(death)[:MAX_REASON_CHARS].encode(errors="replace").decode(),
-            "num_in_flight": sum(
-                run.task is not None for feed in self._feeds for run in feed.held.runs
-            ),
-            **self._supervisor.engine.evidence(),
-        }
-        for feed in self._feeds:
-            feed.note_death(evidence)
-        giving_up = self._drain.unless_started(self._give_up())
-        num_settled = sum(feed.runner.num_settled for feed in self._feeds)
-        reviving = self._supervisor.revive(death, num_settled)
-        steps = asyncio.create_task(reviving), asyncio.create_task(giving_up)
-        both: asyncio.Future[Any] = asyncio.gather(*steps)
-        ends: list[asyncio.Future[Any]] = [both, *settling]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            _raise_failures(*settling)
-            await both
-            return steps[0].result()
-        finally:
-            await end(*steps)
-
-    async def _give_up(self) -> None:
-        for feed in self._feeds:
-            await feed.give_up()
+    @property
+    def _failures(self) -> "list[asyncio.Future[None]]":
+        return [source.failed for source in self._sources]
 
 
-def _raise_failures(*tasks: "asyncio.Task[None]") -> None:
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            task.result()
+def _raise_failures(*futures: "asyncio.Future[None]") -> None:
+    for future in futures:
+        if future.done() and not future.cancelled():
+            future.result()

@@ -1,11 +1,10 @@
-"""One queue's way into the engine: a lease of its own, what is held under it, its claims and its records.
+"""One queue that a worker serves: its lease, its claims, and what is in flight from it.
 
-A worker has one for each of its queues, and one engine for all. The loop (`loop.py`) opens and stops them,
-and tells them of the engine's deaths; the lease's thread tells them what happened in the queue.
+A worker has one source for each of its queues, and one engine for all of them. The batcher claims through it;
+the loop starts and stops it and tells it of the engine's death. `lease.py` and `heartbeat.py` keep the lease.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,23 +12,22 @@ import structlog
 from redis.exceptions import RedisError
 from ulid import ULID
 
+from gristmill.shared.chunking import chunks
 from gristmill.shared.connection import retrying
-from gristmill.shared.errors import EngineDied, LeaseLost
-from gristmill.shared.operations import Claim, Stats
+from gristmill.shared.errors import InvalidRequest, LeaseLost
+from gristmill.shared.intake import request_from_json
+from gristmill.shared.operations import Claim, Settlement, Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
-from gristmill.worker.admission.room import Admission
-from gristmill.worker.claiming import Claimer
-from gristmill.worker.drain import Drain
-from gristmill.worker.engine import Engine
-from gristmill.worker.in_flight import Held, Running
-from gristmill.worker.lease import LeaseEvents, LeaseKeeper
-from gristmill.worker.liveness import Progress
+from gristmill.worker.ack_writer import AckWriter
+from gristmill.worker.admission.room import Demand
+from gristmill.worker.context import WorkerContext
+from gristmill.worker.heartbeat import Heartbeat, HeartbeatEvents
+from gristmill.worker.in_flight import MAX_RELEASE, ClaimResult, InFlight, cancel
+from gristmill.worker.lease import Lease
 from gristmill.worker.redis_memory import should_pause_claims
 from gristmill.worker.reports import report_queue
-from gristmill.worker.runner import Runner
-from gristmill.worker.settings import WorkerSettings
 
 log = structlog.get_logger()
 
@@ -37,219 +35,292 @@ STOP_TIMEOUT_S = 10.0
 """Longest wait for Redis to take back what is left; after it the lease runs out by itself."""
 
 
-def new_worker_name() -> str:
-    """Return the name of a new incarnation; no other ever has it."""
-    return f"{socket.gethostname()[:48]}-{ULID()}"
-
-
-class Feed:
+class QueueSource:
     """Feeds an engine from one queue.
 
     Args:
         open_queue: Opens the queue on connections of its own.
-        weight: The queue's share beside the others.
-        engine: Runs the requests.
-        running: Counts what the engine runs.
-        settings: Backoff and limits.
-        admission: Told what goes into the engine, and what it took.
-        drain: Ends the pauses.
-        progress: Told of each answer of Redis.
-        facts: What the worker serves, for `worker:<worker>`.
-        died: Told that the engine died.
+        weight: The queue's share beside the worker's others.
+        context: The worker.
 
     Attributes:
-        held: The queue's requests in this process.
-        claimer: Claims from the queue.
-        runner: Runs and settles what was claimed.
+        weight: As given.
+        demand: What the queue had left after the last claim.
+        failed: Fails when finished requests can no longer be written; it never has a result.
     """
 
     def __init__(
-        self,
-        open_queue: Callable[[], Queue],
-        weight: int,
-        engine: Engine,
-        running: Running,
-        settings: WorkerSettings,
-        *,
-        admission: Admission,
-        drain: Drain,
-        progress: Progress,
-        facts: Mapping[str, str | int],
-        died: Callable[[EngineDied], None],
+        self, open_queue: Callable[[], Queue], weight: int, context: WorkerContext
     ) -> None:
         self.weight = weight
+        self.demand = Demand()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._context = context
         self._queue = open_queue()
-        self._running = running
-        self._progress = progress
-        self._facts = facts
-        self._policy = settings.policy
-        self._registering = asyncio.Lock()
-        self._opening: asyncio.Task[None] | None = None
-        self._evidence: Mapping[str, Any] | None = None  # of a death that is not reported yet
-        self.held = Held(running)
-        self.claimer = Claimer(self._queue, settings, self.held, running.pace)
-        self.runner = Runner(
+        self._name = self._queue.keys.queue
+        self._in_flight = InFlight(self._queue, context.load)
+        self._acks = AckWriter(
             self._queue,
-            engine,
-            self.held,
-            settings,
-            drain,
-            admission=admission,
-            pace=running.pace,
-            died=died,
-            suspect_ended=running.widen,
+            self._in_flight.finished,
+            written=self._written,
+            may_grow=lambda: self._in_flight.num_running > 1,
         )
-        events = LeaseEvents(
+        events = HeartbeatEvents(
             aborted=self._abort,
-            lost=lambda worker: asyncio.ensure_future(self._lease_lost(worker)),
+            lost=lambda worker: asyncio.ensure_future(self._lease.replace(worker)),
             counted=self._compare,
             seen=self._see,
         )
-        self._leases = LeaseKeeper(open_queue, settings.beat_interval_s, progress, events)
+        beat_s = context.settings.beat_interval_s
+        self._heartbeat = Heartbeat(open_queue, beat_s, context.liveness, events)
+        self._lease = Lease(
+            self._queue,
+            context.facts,
+            context.settings.policy,
+            opened=self._lease_opened,
+            lost=self._abort_all,
+        )
+        self._writing: asyncio.Task[None] | None = None
+        self._is_paused = False
+        self._allowance = 0  # requests that may be claimed in spite of a pause
+        self._is_in_doubt = False  # the queue may believe that this worker holds more than it does
+        self._death: Mapping[str, Any] | None = None  # evidence that is not reported yet
 
-    async def open(self) -> None:
-        """Open the lease, and begin to renew it."""
-        await self._register()
-        self._leases.start()
+    @property
+    def has_suspects(self) -> bool:
+        """Whether a request is held that was in flight when an engine or a worker died."""
+        return bool(self._in_flight.suspects)
 
-    async def claim(self, size: int, max_tokens: int, suspect_width: int) -> Claim:
-        """Claim once, under a new name if the lease is lost; see `Claimer.claim`."""
+    @property
+    def num_started(self) -> int:
+        """Requests that were started on the engine and are not settled yet."""
+        return sum(request.task is not None for request in self._in_flight.requests)
+
+    async def start(self) -> None:
+        """Open the lease, and begin to renew it and to write what ends."""
+        self._writing = asyncio.create_task(self._acks.run())
+        self._writing.add_done_callback(self._writing_ended)
+        await self._lease.open()
+        self._heartbeat.start()
+
+    # -- claims --------------------------------------------------------------------------------------
+
+    async def claim(self, size: int, max_tokens: int, suspect_width: int) -> ClaimResult | None:
+        """Claim once, and admit what the inbox had; under a new name if the lease is lost.
+
+        The claim is repeated under one nonce until Redis answers, so a lost reply loses nothing.
+
+        Args:
+            size: Requests that the claim may take, from 1.
+            max_tokens: Tokens of all of them together, by the headers' estimates.
+            suspect_width: Suspects of this queue that may run at the same time.
+
+        Returns:
+            What the claim brought, or None if claims pause because Redis is nearly full.
+        """
+        if self._is_paused:
+            size, self._allowance = min(size, self._allowance), 0
+        if size == 0:
+            return None
         while True:
+            worker = self._lease.worker
             try:
-                return await self.claimer.claim(size, max_tokens, suspect_width)
+                claim = await self._claim(worker, size, max_tokens, suspect_width)
             except LeaseLost as lost:
-                await self._lease_lost(lost.worker)
+                await self._lease.replace(lost.worker)
+            else:
+                break
+        self.demand = Demand(claim.num_queued, claim.num_workers)
+        requests = self._in_flight.add(claim, worker)
+        for token, element in claim.inbox:
+            await self._admit(worker, token, element)
+        due_ms = claim.next_due_ms
+        return ClaimResult(
+            requests, bool(claim.inbox), None if due_ms is None else (due_ms - claim.now_ms) / 1000
+        )
 
-    async def settle_doubt(self) -> None:
+    async def hand_back_unknown(self) -> None:
         """Hand back what only the queue believes to be held, if it seems to; call it between claims."""
-        if self.claimer.is_in_doubt:
-            await self.claimer.give_back_unknown(self.claimer.worker)
+        if self._is_in_doubt:
+            await self._hand_back_unknown(self._lease.worker)
+
+    async def hear_doorbell(self, timeout_s: float) -> None:
+        """Wait until the doorbell rings, or for the timeout."""
+        try:
+            await self._queue.redis.blpop([self._queue.keys.doorbell], timeout=max(0.01, timeout_s))
+        except (RedisError, OSError):
+            await asyncio.sleep(timeout_s)  # away; the next claim waits for its return
+
+    async def _claim(self, worker: str, size: int, max_tokens: int, suspect_width: int) -> Claim:
+        nonce, suspects = str(ULID()), self._in_flight.suspects
+        runs_alone = any(request.claimed.crashes > 1 for request in suspects)
+        return await retrying(
+            lambda: self._queue.claim(
+                worker,
+                nonce,
+                size,
+                max_tokens=max_tokens,
+                max_suspects=0 if runs_alone else max(0, suspect_width - len(suspects)),
+                has_suspects=bool(suspects),
+                ms_per_token=self._context.load.token_rate.ms_per_token,
+            )
+        )
+
+    async def _admit(self, worker: str, token: str, element: bytes) -> None:
+        """Turn plain JSON from the inbox into a request, or into a dead letter."""
+        default_id = f"inbox-{token}"
+        max_bytes = self._context.settings.max_request_bytes
+        try:
+            request = request_from_json(element, default_id=default_id, max_request_bytes=max_bytes)
+        except InvalidRequest as error:
+            evidence = {"error": str(error)}
+            await retrying(lambda: self._queue.bury(worker, token, default_id, evidence))
+            log.warning(
+                "request.dead_lettered",
+                queue=self._name,
+                id=default_id,
+                reason="unreadable",
+                error=str(error),
+            )
+        else:
+            await retrying(lambda: self._queue.admit(worker, token, request))
+
+    async def _hand_back_unknown(self, worker: str) -> None:
+        """Hand back what the queue believes that this worker holds, and it does not.
+
+        A Redis that lost its last writes (power failure, failover) has forgotten settlements; a claim
+        that was cancelled may have been granted. Call it while no claim is under way.
+        """
+        self._is_in_doubt = False
+        in_flight = await retrying(lambda: self._queue.in_flight(worker))
+        known = {(each.id, each.claimed.delivery) for each in self._in_flight.requests}
+        unknown = [delivery for delivery in in_flight if delivery not in known]
+        for chunk in chunks(unknown, MAX_RELEASE):
+            await retrying(lambda c=chunk: self._queue.release(worker, c))  # type: ignore[misc]  # bound now
+        if unknown:
+            log.warning(
+                "requests.unknown", queue=self._name, worker=worker, num_released=len(unknown)
+            )
 
     # -- the engine's death and the worker's end -----------------------------------------------------
 
-    def note_death(self, evidence: Mapping[str, Any]) -> None:
-        """Take in that the engine died; what is in flight is to be given up."""
-        self._evidence = {**evidence, "worker": self.claimer.worker}
+    def cancel_running(self) -> "list[asyncio.Task[None]]":
+        """Abort in the engine all that runs; return the tasks that are about to end."""
+        return cancel(self._in_flight.requests)
 
-    async def give_up(self) -> None:
-        """Report the engine's death: what was in flight becomes suspect, what waited is handed back."""
-        if self._evidence is None:
+    def note_death(self, evidence: Mapping[str, Any]) -> None:
+        """Take in that the engine died; `report_death` tells the queue."""
+        self._death = {**evidence, "worker": self._lease.worker}
+
+    async def report_death(self) -> None:
+        """Tell the queue of the engine's death: what was in flight becomes suspect, what waited is handed back."""
+        if self._death is None:
             return
-        evidence = self._evidence
-        await self.runner.settler.flushed()
-        runs = self.held.runs
-        await self.runner.release([run for run in runs if run.task is None])
-        worker, moved = self.claimer.worker, -1
-        await self.claimer.give_back_unknown(worker)  # claimed a moment ago, never run
+        evidence = self._death
+        await self._in_flight.finished.join()
+        requests = self._in_flight.requests
+        await self._in_flight.release([request for request in requests if request.task is None])
+        worker, moved = self._lease.worker, -1
+        await self._hand_back_unknown(worker)  # claimed a moment ago, never run
         while moved:
             moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
             for request_id in killed:
-                queue = self._queue.keys.queue
                 log.error(
-                    "request.dead_lettered", queue=queue, id=request_id, reason="engine_killed"
+                    "request.dead_lettered",
+                    queue=self._name,
+                    id=request_id,
+                    reason="engine_killed",
                 )
-        self.held.forget([run.claimed for run in runs])
-        self._evidence = None
+        self._in_flight.forget([request.claimed for request in requests])
+        self._death = None
 
     async def stop(self) -> None:
-        """Hand back what is left and close the lease, or leave it to run out."""
+        """Hand back what is left and close the lease and the connections.
+
+        A Redis that is away for longer than `STOP_TIMEOUT_S` leaves the lease to run out.
+        """
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._let_go()
+                await self._hand_back_all()
         except (TimeoutError, RedisError):
             log.exception(
                 "worker.left_requests",
-                queue=self._queue.keys.queue,
-                num_left=len(self.held.runs),
+                queue=self._name,
+                num_left=len(self._in_flight.requests),
                 remedy="wait for the lease's end",
             )
+        finally:
+            await end(self._writing)
+            await self._lease.abandon()
+            await self._heartbeat.stop()
+            await self._queue.redis.aclose()
 
-    async def close(self) -> None:
-        """Close the connections; nothing is claimed or settled any more."""
-        await end(self._opening)
-        await self._leases.stop()
-        await self._queue.redis.aclose()
-
-    async def _let_go(self) -> None:
-        if self._opening is None:  # told to stop before there was a lease
+    async def _hand_back_all(self) -> None:
+        if not self._lease.was_opened:  # told to stop before there was a lease
             return
-        await self._opening  # a lease that opened after this would stay
-        await self.runner.settler.flushed()
-        await self.give_up()
-        runs = self.held.runs
-        await self.runner.release(runs)
-        async with self._registering:  # from here on, a beat that finds no lease is no news
-            worker, self.claimer.worker = self.claimer.worker, ""
-        while not await retrying(lambda: self._queue.bye(worker)):
-            await self.claimer.give_back_unknown(worker)
-        log.info(
-            "worker.stopped", worker=worker, queue=self._queue.keys.queue, num_released=len(runs)
-        )
+        await self._lease.finish_opening()
+        await self._in_flight.finished.join()
+        await self.report_death()
+        requests = self._in_flight.requests
+        await self._in_flight.release(requests)
+        worker = await self._lease.close(self._hand_back_unknown)
+        log.info("worker.stopped", worker=worker, queue=self._name, num_released=len(requests))
 
-    # -- the lease, and what its thread tells --------------------------------------------------------
+    # -- what other parts tell -----------------------------------------------------------------------
 
-    async def _register(self) -> None:
-        """Open a lease; once begun it goes on, whoever is cancelled, so that `stop` can close it."""
-        self._opening = asyncio.create_task(self._open_lease())
-        await asyncio.shield(self._opening)
-
-    async def _open_lease(self) -> None:
-        """Open a lease under a new name; nothing is claimed under it before it is open."""
-        worker = new_worker_name()
-        await retrying(lambda: self._queue.register(worker, self._facts, self._policy))
-        self.claimer.worker = worker
-        self._leases.follow(worker)
-        self._progress.heard_redis()
+    def _lease_opened(self, worker: str) -> None:
+        self._heartbeat.follow(worker)
+        self._context.liveness.heard_redis()
         log.info(
             "worker.registered",
             worker=worker,
-            queue=self._queue.keys.queue,
+            queue=self._name,
             weight=self.weight,
-            max_in_flight=self._facts["max_in_flight"],
+            max_in_flight=self._context.facts["max_in_flight"],
         )
 
-    async def _lease_lost(self, worker: str) -> None:
-        """Start over under a new name: everything held has been given to others."""
-        async with self._registering:
-            if worker != self.claimer.worker:
-                return
-            runs = self.held.runs
-            queue = self._queue.keys.queue
-            log.error("lease.lost", queue=queue, worker=worker, num_held=len(runs))
-            metrics.leases_lost.inc()
-            self._abort([run.claimed.id for run in runs])
-            await self._register()
+    def _written(self, settlements: Sequence[Settlement]) -> None:
+        self._in_flight.forget(settlements)
+        self._context.load.num_settled += len(settlements)
+        metrics.settling.dec(len(settlements))
+
+    def _writing_ended(self, writing: "asyncio.Task[None]") -> None:
+        if not writing.cancelled() and not self.failed.done():
+            self.failed.set_exception(writing.exception() or RuntimeError("acks ended"))
+
+    def _abort_all(self) -> int:
+        """Abort everything: the lease is lost, and others have it."""
+        requests = self._in_flight.requests
+        self._abort([request.id for request in requests])
+        return len(requests)
 
     def _abort(self, ids: Sequence[str]) -> None:
         """Abort requests that ended elsewhere: cancelled, expired or finished by another worker."""
-        runs = self.held.take(ids)
-        self.held.cancel(runs)
-        metrics.aborted.inc(len(runs))
-        ids = [run.claimed.id for run in runs]
-        log.info("requests.aborted", queue=self._queue.keys.queue, ids=ids)
+        aborted = self._in_flight.abort(ids)
+        metrics.aborted.inc(len(aborted))
+        log.info("requests.aborted", queue=self._name, ids=aborted)
 
     def _compare(self, num_in_flight: int) -> None:
         """Look into it if the queue believes that this worker holds more than it does."""
-        if num_in_flight > len(self.held.runs):
-            self.claimer.is_in_doubt = True
-            self._running.changed.set()
+        if num_in_flight > len(self._in_flight.requests):
+            self._is_in_doubt = True
+            self._context.load.changed.set()
 
     def _see(self, stats: Stats) -> None:
         """Take in one view of the queue."""
-        queue = self._queue.keys.queue
-        report_queue(queue, stats)
+        report_queue(self._name, stats)
         is_paused = should_pause_claims(stats)
-        if is_paused != self.claimer.is_paused:
+        if is_paused != self._is_paused:
             log.warning(
                 "claims.paused" if is_paused else "claims.resumed",
-                queue=queue,
+                queue=self._name,
                 used_memory=stats.used_memory,
                 max_memory=stats.max_memory,
                 remedy="read results and let them expire sooner, or raise maxmemory",
             )
-            metrics.claims_paused.labels(queue).set(is_paused)
-            self.claimer.is_paused = is_paused
-            self._running.changed.set()
+            metrics.claims_paused.labels(self._name).set(is_paused)
+            self._is_paused = is_paused
+            self._context.load.changed.set()
         if is_paused:  # one a beat, so that no pause lasts for ever
-            self.claimer.allowance = 1
-            self._running.changed.set()
+            self._allowance = 1
+            self._context.load.changed.set()

@@ -1,26 +1,34 @@
-"""The one canonical log line of a request, and its metrics."""
-
-import time
+"""Report to people and to Prometheus: the one log line of a request at its end, and a view of the queue."""
 
 import structlog
 
 from gristmill.shared.operations import Stats
+from gristmill.shared.records import Claimed
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
-from gristmill.worker.in_flight import Run
 
 log = structlog.get_logger()
 
 
-def report_request(run: Run, response: Response, status: str) -> None:
+def report_request(
+    claimed: Claimed,
+    response: Response,
+    status: str,
+    *,
+    worker: str,
+    queue_wait_s: float,
+    e2e_s: float,
+) -> None:
     """Log and count a request at its end. Prompts and outputs are never logged.
 
     Args:
-        run: What ended.
+        claimed: The request that ended.
         response: The engine's answer.
         status: succeeded or failed.
+        worker: The worker incarnation that claimed it.
+        queue_wait_s: Seconds from submit to claim.
+        e2e_s: Seconds from submit to the engine's answer.
     """
-    e2e_s = run.queue_wait_s + time.monotonic() - run.claimed_at
     metrics.finished.labels(status).inc()
     metrics.prompt_tokens.inc(response.prompt_tokens)
     metrics.output_tokens.inc(response.output_tokens)
@@ -29,16 +37,16 @@ def report_request(run: Run, response: Response, status: str) -> None:
         metrics.ttft.observe(response.ttft_s)
     if response.cut:
         metrics.cut.labels(response.cut).inc()
-    record = run.claimed.record
+    record = claimed.record
     log.info(
         "request.completed",
-        id=run.claimed.id,
+        id=claimed.id,
         status=status,
         status_code=response.status,
         endpoint=record.endpoint,
         tenant=record.tenant,
         priority=record.priority,
-        queue_wait_s=round(run.queue_wait_s, 3),
+        queue_wait_s=round(queue_wait_s, 3),
         ttft_s=None if response.ttft_s is None else round(response.ttft_s, 4),
         e2e_s=round(e2e_s, 3),
         prompt_tokens=response.prompt_tokens,
@@ -46,8 +54,8 @@ def report_request(run: Run, response: Response, status: str) -> None:
         cached_tokens=response.cached_tokens,
         finish_reason=response.finish_reason,
         cut=response.cut,
-        attempt=run.claimed.attempt,
-        worker=run.worker,
+        attempt=claimed.attempt,
+        worker=worker,
     )
 
 

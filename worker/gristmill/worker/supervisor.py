@@ -11,8 +11,8 @@ import structlog
 from gristmill.shared.errors import EngineDied
 from gristmill.worker import metrics
 from gristmill.worker.drain import Drain
-from gristmill.worker.engine import Engine, EngineInfo
-from gristmill.worker.liveness import Progress
+from gristmill.worker.engine.interface import Engine, EngineInfo
+from gristmill.worker.liveness import Liveness
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.verdicts import backoff_s
 
@@ -32,16 +32,16 @@ class Supervisor:
         engine: Not started.
         settings: Timeouts and backoff.
         drain: Ends every wait.
-        progress: Told what the worker waits for, and of the engine's signs of life.
+        liveness: Told what the worker waits for, and of the engine's signs of life.
     """
 
     def __init__(
-        self, engine: Engine, settings: WorkerSettings, drain: Drain, progress: Progress
+        self, engine: Engine, settings: WorkerSettings, drain: Drain, liveness: Liveness
     ) -> None:
         self.engine = engine
         self._settings = settings
         self._drain = drain
-        self._progress = progress
+        self._liveness = liveness
         self._num_deaths = 0
         self._num_settled = 0
 
@@ -64,7 +64,7 @@ class Supervisor:
                 "raise it if the model takes longer to load"
             )
             raise EngineDied(message) from error
-        self._progress.heard_engine()
+        self._liveness.heard_engine()
         return info
 
     async def watch(self) -> EngineDied:
@@ -78,21 +78,21 @@ class Supervisor:
                 await self.engine.check(self._settings.stall_timeout_s)
             except EngineDied as death:
                 return death
-            self._progress.heard_engine()
+            self._liveness.heard_engine()
 
     async def revive(self, death: EngineDied, num_settled: int) -> bool:
         """Build the engine anew, with growing pauses.
 
         Args:
             death: What happened.
-            num_settled: Requests settled so far; more than at the last death is progress.
+            num_settled: Requests settled so far; more than at the last death is liveness.
 
         Returns:
             Whether it lives; False once draining, or when it died `MAX_DEATHS` times for nothing.
         """
         if num_settled > self._num_settled:
             self._num_deaths, self._num_settled = 0, num_settled
-        self._progress.wait_for("the engine to start anew")
+        self._liveness.wait_for("the engine to start anew")
         while not self._drain.is_draining:
             self._num_deaths += 1
             metrics.engine_deaths.inc()
@@ -109,7 +109,7 @@ class Supervisor:
                 return False
             try:
                 if await self._drain.unless_started(self._restart(pause_s)):
-                    self._progress.wait_for(None)
+                    self._liveness.wait_for(None)
                     return True
             except EngineDied as error:
                 death = error

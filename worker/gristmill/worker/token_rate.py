@@ -6,7 +6,7 @@ STEP = 1 / 16
 """Weight of the newest request."""
 
 
-class Pace:
+class TokenRate:
     """Follows what the engine's requests take.
 
     Attributes:
@@ -16,7 +16,7 @@ class Pace:
     def __init__(self) -> None:
         self.ms_per_token = 0.0
 
-    def saw(self, response: Response, duration_s: float) -> None:
+    def learn(self, response: Response, duration_s: float) -> None:
         """Take in one answer.
 
         Args:

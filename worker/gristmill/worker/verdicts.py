@@ -1,4 +1,4 @@
-"""What becomes of a request once the engine has answered: the one place that decides ack or nack."""
+"""What becomes of a request once the engine has answered or failed: the one place that decides ack or nack."""
 
 import random
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from gristmill.worker.engine.interface import Response
 
 MAX_SERVER_ERROR_ATTEMPTS = 2
 """A 500 while the engine lives is nearly always the request's own; one more try tells."""
+
+MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,16 @@ def verdict(claimed: Claimed, response: Response) -> Ack | Nack:
     if response.status >= 500 and may_retry:
         return Nack({"code": "engine_error", "message": f"the engine answered {response.status}"})
     return Ack("failed")
+
+
+def verdict_on_broken_connection(error: Exception) -> Nack:
+    """Decide about a request on which a living server hung up: it is tried again, and that counts."""
+    return Nack({"code": "connection_broken", "message": str(error)[:MAX_REASON_CHARS]})
+
+
+def verdict_on_worker_error(error: Exception) -> Nack:
+    """Decide about a request that an error in the worker itself stopped: it is tried again, and that counts."""
+    return Nack({"code": "worker_error", "message": repr(error)[:MAX_REASON_CHARS]})
 
 
 def backoff_s(attempt: int, base_s: float, max_s: float) -> float:

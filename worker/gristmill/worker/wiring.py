@@ -1,6 +1,6 @@
-"""One shift: what a worker does from the start of its engine to the last request handed back.
+"""Put one worker together: its context, its queues and its loop.
 
-`__main__.py` opens it. Here queues, loop and supervision are put together; each has a file of its own.
+`__main__.py` calls it once the engine is started.
 """
 
 import os
@@ -18,10 +18,13 @@ from gristmill.shared.redis_url import redacted
 from gristmill.worker import metrics
 from gristmill.worker.admission.room import Admission, Capacity
 from gristmill.worker.batch_policy import BatchPolicy
+from gristmill.worker.context import WorkerContext
 from gristmill.worker.drain import Drain
-from gristmill.worker.engine import Engine, EngineInfo
-from gristmill.worker.liveness import Progress
+from gristmill.worker.engine.interface import Engine, EngineInfo
+from gristmill.worker.engine_load import EngineLoad
+from gristmill.worker.liveness import Liveness
 from gristmill.worker.loop import Worker
+from gristmill.worker.queue_source import QueueSource
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 
@@ -33,7 +36,7 @@ async def work(
     supervisor: Supervisor,
     info: EngineInfo,
     drain: Drain,
-    progress: Progress,
+    liveness: Liveness,
 ) -> EngineDied | None:
     """Claim and run on a started engine until drained; everything of `serve` but signals and probes.
 
@@ -42,7 +45,7 @@ async def work(
         supervisor: Of the engine, which is started.
         info: What its start returned.
         drain: Tells when to stop.
-        progress: Written here, read by the probes.
+        liveness: Written here, read by the probes.
 
     Returns:
         The death after which the engine was given up, or None after a drain; everything is handed back.
@@ -56,26 +59,27 @@ async def work(
         settings.in_flight_limit(info.max_num_seqs), info.max_num_seqs, info.kv_cache_tokens
     )
     _report_engine(info, capacity)
-    facts = _worker_facts(info, capacity) | {"engine_args": _engine_args(supervisor.engine)}
-    sources = [
-        (partial(open_queue, settings, name), weight) for name, weight in settings.queues.items()
-    ]
-    worker = Worker(
-        sources,
-        supervisor,
-        policy,
-        settings,
-        drain,
-        admission=Admission(capacity, supervisor.engine.stats),
-        progress=progress,
-        facts=facts,
+    engine = supervisor.engine
+    context = WorkerContext(
+        settings=settings,
+        engine=engine,
+        admission=Admission(capacity, engine.stats),
+        load=EngineLoad(),
+        drain=drain,
+        liveness=liveness,
+        facts=_worker_facts(info, capacity) | {"engine_args": _engine_args(engine)},
     )
-    drain.on_start = lambda: progress.wait_for("what runs to end, then stopping")
-    progress.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
+    sources = [
+        QueueSource(partial(open_queue, settings, name), weight, context)
+        for name, weight in settings.queues.items()
+    ]
+    worker = Worker(sources, supervisor, policy, context)
+    drain.on_start = lambda: liveness.wait_for("what runs to end, then stopping")
+    liveness.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
     try:
         return await worker.run()
     finally:
-        progress.wait_for("the end")
+        liveness.wait_for("the end")
 
 
 async def greet_redis(settings: WorkerSettings) -> bool:

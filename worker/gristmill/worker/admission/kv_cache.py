@@ -13,7 +13,7 @@ from gristmill.shared.records import Record
 from gristmill.worker import metrics
 from gristmill.worker.admission.overcommit import Look, Overcommit
 from gristmill.worker.admission.projection import Course, num_fitting
-from gristmill.worker.admission.token_estimates import Seen, Tokens
+from gristmill.worker.admission.token_estimates import SeenTokens, Tokens
 from gristmill.worker.engine.interface import EngineStats, Response
 
 OVERDUE_SHARE = 0.5
@@ -47,7 +47,7 @@ class CacheAccount:
         self._size = size
         self._promises: set[Promise] = set()
         self._held = Tokens()
-        self._seen = Seen()
+        self._seen = SeenTokens()
         self._overcommit = Overcommit()
         self._last = EngineStats()
         self._num_ended = 0

@@ -42,7 +42,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenTokens:
     """What headers said of the requests that ended, and what those really took; moving averages.
 
     Attributes:
@@ -77,16 +77,16 @@ class Seen:
         share = _share(self.counted.total, self.estimated.total)
         return num_tokens / share if share else num_tokens
 
-    def after(self, estimated: Tokens, counted: Tokens) -> "Seen":
+    def after(self, estimated: Tokens, counted: Tokens) -> "SeenTokens":
         """Return this with one more request.
 
         The first sets the scale only, as if it had used its estimate up; so a worker begins with the
         headers' word and leaves it one request at a time.
         """
         if self.estimated is None:
-            return Seen(estimated, estimated).after(estimated, counted)
+            return SeenTokens(estimated, estimated).after(estimated, counted)
         weight = max(MIN_WEIGHT, 1 / (NUM_BELIEVED + self.number + 1))
-        return Seen(
+        return SeenTokens(
             _moved(self.estimated, estimated, weight),
             _moved(self.counted, counted, weight),
             self.number + 1,

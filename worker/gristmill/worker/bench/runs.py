@@ -24,7 +24,7 @@ from gristmill.worker.bench.sampler import Sampler
 from gristmill.worker.bench.setups import ALONE, Setup, worker_fields
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo
-from gristmill.worker.liveness import Progress
+from gristmill.worker.liveness import Liveness
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import work
@@ -146,9 +146,9 @@ async def _queued(
             before, started_at = Claims.so_far(), time.monotonic()
             async with (
                 Sampler(stage.engine, started_at, stage.gpu) as sampler,
-                _worker(settings, stage) as (working, progress),
+                _worker(settings, stage) as (working, liveness),
             ):
-                await _until_terminal(queue, len(requests), progress, working, submitting)
+                await _until_terminal(queue, len(requests), liveness, working, submitting)
                 seconds = time.monotonic() - started_at
         finally:
             await end(submitting)
@@ -176,14 +176,14 @@ async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
 @contextlib.asynccontextmanager
 async def _worker(
     settings: WorkerSettings, stage: Stage
-) -> AsyncIterator[tuple[Working, Progress]]:
+) -> AsyncIterator[tuple[Working, Liveness]]:
     """Run a worker on the started engine for the length of a block; what it still holds goes back at once."""
     drain = Drain(0)
-    progress = Progress(settings.stall_timeout_s, settings.lease_s, settings.stall_timeout_s)
-    supervisor = Supervisor(stage.engine, settings, drain, progress)
-    working = asyncio.create_task(work(settings, supervisor, stage.info, drain, progress))
+    liveness = Liveness(settings.stall_timeout_s, settings.lease_s, settings.stall_timeout_s)
+    supervisor = Supervisor(stage.engine, settings, drain, liveness)
+    working = asyncio.create_task(work(settings, supervisor, stage.info, drain, liveness))
     try:
-        yield working, progress
+        yield working, liveness
     finally:
         drain.start("the run is over")
         await asyncio.wait([working])
@@ -192,7 +192,7 @@ async def _worker(
 async def _until_terminal(
     queue: Queue,
     number: int,
-    progress: Progress,
+    liveness: Liveness,
     working: Working,
     submitting: "asyncio.Task[None]",
 ) -> None:
@@ -200,7 +200,7 @@ async def _until_terminal(
     num_ended = 0
     while num_ended < number:
         await asyncio.sleep(POLL_S)
-        progress.loop_ran()
+        liveness.loop_ran()
         if submitting.done():
             submitting.result()
         if working.done():

@@ -28,7 +28,7 @@ from gristmill.worker.engine.vllm.building import Core
 from gristmill.worker.engine.vllm.core_process import CoreReports
 from gristmill.worker.engine.vllm.runaway import guard
 from gristmill.worker.engine.vllm.serving import ServingObjects
-from gristmill.worker.engine.vllm.token_progress import Progress
+from gristmill.worker.engine.vllm.token_progress import TokenProgress
 from gristmill.worker.engine.vllm.trace import Trace, traced
 
 log = structlog.get_logger(__name__)
@@ -246,7 +246,7 @@ class _Running:
     ) -> None:
         self.core, self.info = core, info
         self.guarding = guarding
-        self.progress = Progress()
+        self.progress = TokenProgress()
         self._serving, self._application = serving, application
 
     async def post(self, endpoint: str, body: bytes, priority: int) -> Response:

@@ -5,7 +5,7 @@ import time
 from gristmill.worker.engine.interface import EngineStats
 
 
-class Progress:
+class TokenProgress:
     """Remembers when the token counters were last seen to move; asked by each health check."""
 
     def __init__(self) -> None:

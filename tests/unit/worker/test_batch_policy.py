@@ -16,7 +16,6 @@ from gristmill.worker.batch_policy import (
     claim_tokens,
     close_reason,
     groups,
-    widened,
 )
 
 CONTINUOUS = BatchPolicy("continuous", size=64, timeout_s=0)
@@ -146,7 +145,3 @@ def test_bucketed_batches_run_like_lengths_together() -> None:
 def test_other_policies_keep_the_order_of_the_claims() -> None:
     batch = [claimed("b", 9), claimed("a", 1)]
     assert groups(CONTINUOUS, batch) == [batch]
-
-
-def test_suspects_double_up_to_one_claim() -> None:
-    assert [widened(1), widened(2), widened(100)] == [2, 4, 128]

@@ -4,23 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.worker.admission.token_estimates import Seen, Tokens
+from gristmill.worker.admission.token_estimates import SeenTokens, Tokens
 
 NUMBERS = st.integers(0, 10**6)
 TOKENS = st.builds(Tokens, NUMBERS, NUMBERS)
 PAIRS = st.lists(st.tuples(TOKENS, TOKENS), max_size=50)
 
 
-def seen_of(pairs: list[tuple[Tokens, Tokens]]) -> Seen:
-    seen = Seen()
+def seen_of(pairs: list[tuple[Tokens, Tokens]]) -> SeenTokens:
+    seen = SeenTokens()
     for estimated, counted in pairs:
         seen = seen.after(estimated, counted)
     return seen
 
 
 def test_headers_are_believed_before_anything_was_seen() -> None:
-    assert Seen().corrected(Tokens(10, 20)) == Tokens(10, 20)
-    assert Seen().uncorrected(30) == 30
+    assert SeenTokens().corrected(Tokens(10, 20)) == Tokens(10, 20)
+    assert SeenTokens().uncorrected(30) == 30
 
 
 def test_estimates_come_to_what_requests_really_take() -> None:

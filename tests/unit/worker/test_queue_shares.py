@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from gristmill.worker.queue_turns import Shares
+from gristmill.worker.queue_shares import QueueShares
 
 
 def served(weights: list[int], costs: list[int], rounds: int) -> list[int]:
     """Serve whoever is owed most, all of them backlogged; returns the tokens of each."""
-    shares, tokens, chance = Shares(weights), [0] * len(weights), random.Random(7)
+    shares, tokens, chance = QueueShares(weights), [0] * len(weights), random.Random(7)
     for _ in range(rounds):
         first = shares.order()[0]
         cost = chance.randint(1, costs[first])
@@ -28,11 +28,11 @@ def test_backlogged_queues_differ_from_their_shares_by_one_claim(costs: list[int
 
 
 def test_of_equals_the_heavier_is_first() -> None:
-    assert Shares([1, 3, 2]).order() == [1, 2, 0]
+    assert QueueShares([1, 3, 2]).order() == [1, 2, 0]
 
 
 def test_time_without_work_saves_nothing_up() -> None:
-    shares = Shares([1, 1])
+    shares = QueueShares([1, 1])
     for _ in range(100):
         shares.charge(0, 50)  # the other is empty
     assert shares.order() == [1, 0]
@@ -42,6 +42,6 @@ def test_time_without_work_saves_nothing_up() -> None:
 
 
 def test_an_empty_answer_costs_nothing() -> None:
-    shares = Shares([1, 1])
+    shares = QueueShares([1, 1])
     shares.charge(0, 0)
     assert shares.order() == [0, 1]

@@ -1,4 +1,4 @@
-"""Whose turn it is among the queues of one worker: pure, told what each claim took.
+"""Which queue a worker asks first, so that each gets its share: pure, told what each claim took.
 
 Start-time fair queueing (Goyal, Vin and Cheng 1996), as `claim.lua` has it over tenants: a queue pays for
 what it gets in estimated tokens over its weight, and the one that has paid least is asked first.
@@ -7,7 +7,7 @@ what it gets in estimated tokens over its weight, and the one that has paid leas
 from collections.abc import Sequence
 
 
-class Shares:
+class QueueShares:
     """Divides what is claimed by weight.
 
     Two queues that always have work differ from their shares by one claim at most. One that is empty

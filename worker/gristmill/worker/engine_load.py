@@ -1,0 +1,53 @@
+"""What the engine runs at this moment, of all queues of its worker together."""
+
+import asyncio
+
+from gristmill.worker import metrics
+from gristmill.worker.token_rate import TokenRate
+
+MAX_SUSPECT_WIDTH = 128
+"""Suspects that may run at the same time at most: as many as one claim brings."""
+
+
+class EngineLoad:
+    """Counts what one engine runs.
+
+    Attributes:
+        num_running: Requests in the engine.
+        num_settled: Requests whose records were written since the worker started.
+        suspect_width: Suspects that may run beside normal work.
+        token_rate: How fast the engine generates.
+        changed: Set when a request ends, and by whoever wants the batcher to look again. Who waits clears it.
+        idle: Set while nothing runs.
+    """
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.num_settled = 0
+        self.suspect_width = 1
+        self.token_rate = TokenRate()
+        self.changed = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def add(self) -> None:
+        """Count a request that starts."""
+        self.num_running += 1
+        self.idle.clear()
+        metrics.running.set(self.num_running)
+
+    def remove(self) -> None:
+        """Count a request that has ended."""
+        self.num_running -= 1
+        metrics.running.set(self.num_running)
+        self.changed.set()
+        if not self.num_running:
+            self.idle.set()
+
+    def widen_suspects(self) -> None:
+        """Let twice as many suspects run: one has ended well."""
+        self.suspect_width = min(self.suspect_width * 2, MAX_SUSPECT_WIDTH)
+
+    def narrow_suspects(self) -> None:
+        """Let one suspect run at a time: the engine has died."""
+        self.suspect_width = 1
