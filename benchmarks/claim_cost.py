@@ -17,7 +17,7 @@ from typing import get_args
 from queue_ops import CLAIM, SUBMIT
 
 from gristmill.shared.connection import connect
-from gristmill.shared.operations import Limits, Policy, Scheduling
+from gristmill.shared.operations import Limits, Scheduling, SchedulingPolicy
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request
 from gristmill.shared.server import running_server
@@ -56,7 +56,7 @@ async def claim_us(
 ) -> tuple[float, float]:
     """Return microseconds for each request claimed: of Redis, and of the whole calls."""
     await queue.redis.flushdb()
-    await queue.register(WORKER, {"device": "none"}, Policy(scheduling))
+    await queue.register(WORKER, {"device": "none"}, SchedulingPolicy(scheduling))
     for start in range(0, len(requests), SUBMIT):
         await queue.submit(requests[start : start + SUBMIT])
     before, num_claimed = await script_us(queue), 0

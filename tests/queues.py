@@ -94,10 +94,10 @@ async def contents(queue: Queue) -> dict[str, Any]:
         "zset": lambda key: queue.redis.zrange(key, 0, -1, withscores=True),
     }
     found = {}
-    async for key in queue.redis.scan_iter(match=f"{queue.keys.prefix}*", count=1000):
+    async for key in queue.redis.scan_iter(match=queue.keys.pattern, count=1000):
         kind: Any = await queue.redis.type(key)
         found[key.decode()] = await readers[kind.decode()](key)
-    found.pop(f"{queue.keys.prefix}clock", None)
+    found.pop(queue.keys.times, None)
     found.get(queue.keys.stats, {}).pop(b"stale", None)
     return found
 

@@ -20,7 +20,9 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import COMPLETIONS, Request, request_from_body
 from gristmill.shared.settings import QueueSettings
 
-LASTING = {"result", "reply", "stats", "clock", "vtime", "policy", "output_share", "debt"}
+LASTING = {
+    "result", "finished", "stats", "times", "virtual_time", "scheduling", "tenant_output_shares", "debt",
+}  # fmt: skip
 """Kinds of keys that outlive the requests; results and replies have a TTL."""
 
 ALLOWED_GROWTH = 8 * 2**20

@@ -121,7 +121,7 @@ async def test_one_culprit_among_64_costs_three_deaths_at_most_and_no_bystander(
     assert {results[each.id].status for each in bystanders} == {"succeeded"}
     assert 2 <= len(deaths) <= 3
     assert "-9" in deaths[0]["error"]
-    (letter,) = await queue.dead_letters()
+    (letter,) = await queue.dead_letters.newest()
     assert (letter.id, letter.reason) == (culprit.id, "engine_killed")
     assert results[culprit.id].failure.startswith("engine_killed: ")
     evidence = letter.evidence
@@ -160,7 +160,7 @@ async def test_three_culprits_cost_no_bystander(
             num_deaths += len(worker.events("engine.died"))
         assert collecting.done() or await ending == 1
     results = await collecting
-    dead = {letter.id for letter in await queue.dead_letters()}
+    dead = {letter.id for letter in await queue.dead_letters.newest()}
     assert dead == {each.id for each in culprits}
     succeeded = [result for result in results.values() if result.status == "succeeded"]
     assert len(succeeded) == 61

@@ -130,7 +130,7 @@ async def until(queue: Queue, counter: str, number: int) -> None:
 
 async def held_by_each(queue: Queue) -> dict[str, int]:
     workers = (await queue.stats()).workers
-    return {name: await queue.redis.hlen(queue.keys.inflight(name)) for name in workers}
+    return {name: await queue.redis.hlen(queue.keys.in_flight(name)) for name in workers}
 
 
 async def check_all(queue: Queue, client: Client, requests: list[Request]) -> None:

@@ -18,15 +18,15 @@ CULPRITS = {KILLS_ENGINE, KILLS_WORKER}
 
 LASTING = {
     "result",
-    "reply",
+    "finished",
     "stats",
-    "clock",
-    "vtime",
-    "policy",
-    "output_share",
+    "times",
+    "virtual_time",
+    "scheduling",
+    "tenant_output_shares",
     "debt",
-    "dead",
-    "deadinfo",
+    "dead_letters",
+    "dead_letter_info",
     "doorbell",
 }
 """Kinds of keys that may be there when all requests have ended."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import hiredis
 
-from gristmill.shared.queue import VERBS, script_source
+from gristmill.shared.scripts import VERBS, script_source
 from gristmill.shared.tasks import end
 
 Phase = Literal["asked", "answered"]

@@ -28,8 +28,8 @@ WRONG_CLOCK, POISON, DEAF = (
 
 WORKER_POINTS: tuple[tuple[str, Phase], ...] = (
     ("register", "answered"), ("claim", "asked"), ("claim", "answered"), ("ack", "asked"), ("ack", "answered"),
-    ("nack", "asked"), ("nack", "answered"), ("release", "asked"), ("release", "answered"), ("bye", "asked"),
-    ("bye", "answered"), ("beat", "answered"), ("reap", "answered"), ("expire", "answered"), ("crash", "answered"),
+    ("nack", "asked"), ("nack", "answered"), ("release", "asked"), ("release", "answered"), ("deregister", "asked"),
+    ("deregister", "answered"), ("beat", "answered"), ("reap", "answered"), ("expire", "answered"), ("crash", "answered"),
 )  # fmt: skip
 PRODUCER_POINTS: tuple[tuple[str, Phase], ...] = (
     ("submit", "asked"), ("submit", "answered"), ("mget", "asked"), ("blpop", "answered"),

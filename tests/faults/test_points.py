@@ -79,7 +79,7 @@ async def test_reply_of_each_verb_is_lost_once(cell: Cell) -> None:
         return "swallow"
 
     worker = await cell.add_worker(max_in_flight=6)
-    verbs = ("register", "claim", "ack", "nack", "beat", "reap", "expire", "stats", "bye")
+    verbs = ("register", "claim", "ack", "nack", "beat", "reap", "expire", "stats", "deregister")
     worker.proxy.traps.extend(Trap(verb, "answered", 1, swallow) for verb in verbs)
     producer = await cell.add_producer(asked_for)
     producer.proxy.traps.extend(Trap(verb, "answered", 1, swallow) for verb in ("submit", "mget"))
@@ -115,16 +115,16 @@ async def test_dead_letter_requeued_while_the_reply_is_lost_runs_once(cell: Cell
     for _ in range(2):
         (claimed,) = (await cell.queue.claim("w", f"n{_}", 1)).claimed
         await cell.queue.crash("w", {})
-    (letter,) = await cell.queue.dead_letters()
+    (letter,) = await cell.queue.dead_letters.newest()
     assert letter.id == claimed.id
-    codes = [await cell.queue.requeue(letter.id, "again") for _ in range(3)]
+    codes = [await cell.queue.dead_letters.requeue(letter.id, "again") for _ in range(3)]
     assert codes == ["accepted", "queued", "queued"]
-    await cell.queue.bye("w")
+    await cell.queue.deregister("w")
     await cell.add_worker()
     async with asyncio.timeout(LIMIT_S):
         await cell.until("succeeded", 1)
         await come_to_rest(cell)
-    assert await cell.queue.requeue(letter.id, "again") == "done"
+    assert await cell.queue.dead_letters.requeue(letter.id, "again") == "done"
     first, second = await cell.queue.results(["r0", "again"])
     assert first is not None
     assert second is not None

@@ -180,7 +180,7 @@ async def test_killed_worker_is_redelivered_within_lease_and_one_beat(cell: Cell
         name = await worker_named(cell, victim.process.pid or 0)
         victim.signal(signal.SIGKILL)
         killed_at = loop.time()
-        while await cell.redis.admin.exists(cell.queue.keys.inflight(name)):
+        while await cell.redis.admin.exists(cell.queue.keys.in_flight(name)):
             await asyncio.sleep(0.005)
         redelivered_s = loop.time() - killed_at
         await producer.living
@@ -205,7 +205,7 @@ async def test_redelivery_after_each_of_many_kills(cell: Cell) -> None:
             name = await holder(cell, victim, 8)
             victim.signal(signal.SIGKILL)
             killed_at = loop.time()
-            while await cell.redis.admin.exists(cell.queue.keys.inflight(name)):
+            while await cell.redis.admin.exists(cell.queue.keys.in_flight(name)):
                 await asyncio.sleep(0.002)
             redelivered_s = loop.time() - killed_at
             assert redelivered_s <= LEASE_S + LEASE_S / 4 + 0.25
@@ -219,7 +219,7 @@ async def holder(cell: Cell, pod: Pod, number: int) -> str:
     while True:
         for name in (await cell.queue.stats()).workers:
             pid = await cell.redis.admin.hget(cell.queue.keys.worker(name), "pid")
-            num_held = await cell.redis.admin.hlen(cell.queue.keys.inflight(name))
+            num_held = await cell.redis.admin.hlen(cell.queue.keys.in_flight(name))
             if pid == str(pod.process.pid).encode() and num_held >= number:
                 return name
         await asyncio.sleep(0.01)

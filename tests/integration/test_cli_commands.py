@@ -53,7 +53,7 @@ async def kill_two(queue: Queue) -> None:
     for number in range(3):
         claim = await queue.claim("worker", f"nonce-{number}", 10)
         for token, _ in claim.inbox:
-            await queue.bury("worker", token, "inbox-1", {"error": "it is not JSON"})
+            await queue.admit_garbage("worker", token, "inbox-1", {"error": "it is not JSON"})
         for claimed in claim.claimed:
             await queue.nack("worker", claimed, 0, {"error": "the engine was away"})
 

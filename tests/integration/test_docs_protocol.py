@@ -31,10 +31,11 @@ from gristmill.shared.connection import connect
 from gristmill.shared.intake import request_from_json
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import Limits
-from gristmill.shared.queue import VERBS, Queue, script_source
+from gristmill.shared.queue import Queue
 from gristmill.shared.records import Record
 from gristmill.shared.redis_url import parse
 from gristmill.shared.results import Result
+from gristmill.shared.scripts import VERBS, script_source
 from gristmill.shared.settings import QueueSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,11 +197,11 @@ async def _use_every_operation(queue: Queue) -> None:
     worker = await open_worker(queue, "w")
     (dead,) = await claim(queue, worker)
     await queue.nack(worker, dead, 0, ERROR)
-    assert await queue.requeue("dead", "again") == "accepted"
+    assert await queue.dead_letters.requeue("dead", "again") == "accepted"
     await queue.redis.rpush(queue.keys.inbox, b"{}", b"x")
     (good, _), (bad, _) = (await queue.claim(worker, "n", 1)).inbox
     await queue.admit(worker, good, a_request("admitted"))
-    await queue.bury(worker, bad, "inbox-2", {})
+    await queue.admit_garbage(worker, bad, "inbox-2", {})
     await queue.submit(some_requests(9, batch="b", reply="me", deadline_s=60))
     items = await claim(queue, worker)
     await succeed(queue, worker, items[:3])
@@ -215,11 +216,11 @@ async def _use_every_operation(queue: Queue) -> None:
     await queue.status(["dead", "later"])
     await queue.stats()
     await queue.results(["dead"])
-    assert await queue.dead_letters()
-    assert await queue.dead_letter("inbox-2")
-    await queue.purge(["inbox-2"])
+    assert await queue.dead_letters.newest()
+    assert await queue.dead_letters.get("inbox-2")
+    await queue.dead_letters.purge(["inbox-2"])
     await queue.redis.blpop([queue.keys.doorbell], timeout=0.01)
-    await queue.redis.blpop([queue.keys.reply("me")], timeout=0.01)
+    await queue.redis.blpop([queue.keys.finished("me")], timeout=0.01)
     await open_worker(queue, "w2")
     await queue.beat("w2")
-    assert await queue.bye("w2")
+    assert await queue.deregister("w2")

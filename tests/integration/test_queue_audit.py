@@ -25,7 +25,7 @@ SABOTAGE: dict[str, tuple[Sabotage, set[str]]] = {
         {"owner_mismatch", "counter_mismatch"},
     ),
     "held by two": (
-        lambda q, held: q.redis.hset(q.keys.inflight("w2"), held, "9"),
+        lambda q, held: q.redis.hset(q.keys.in_flight("w2"), held, "9"),
         {"owner_mismatch", "no_lease", "counter_mismatch"},
     ),
     "held and delayed": (lambda q, held: q.redis.zadd(q.keys.delayed, {held: 1}), {"two_places"}),
@@ -41,8 +41,8 @@ SABOTAGE: dict[str, tuple[Sabotage, set[str]]] = {
         lambda q, held: q.redis.rpush(key(q, "pending:normal:default"), held),
         {"second_entry"},
     ),
-    "lane out of its ring": (
-        lambda q, _: q.redis.delete(key(q, "ring:normal")),
+    "flow out of its lane": (
+        lambda q, _: q.redis.delete(key(q, "flows:normal")),
         {"unserved_lane"},
     ),
     "unknown lane": (
@@ -50,11 +50,11 @@ SABOTAGE: dict[str, tuple[Sabotage, set[str]]] = {
         {"unserved_lane"},
     ),
     "lease lost": (lambda q, _: q.redis.zrem(q.keys.workers, "w"), {"no_lease"}),
-    "inbox of nobody": (lambda q, _: q.redis.hset(key(q, "inbox:x"), "1", "{}"), {"no_lease"}),
+    "inbox of nobody": (lambda q, _: q.redis.hset(key(q, "admitting:x"), "1", "{}"), {"no_lease"}),
     "deadline left": (lambda q, _: q.redis.zadd(q.keys.deadlines, {"x": 1}), {"leftover"}),
     "attempts left": (lambda q, _: q.redis.hset(q.keys.attempts, "x", "1|0|0"), {"leftover"}),
     "delay left": (lambda q, _: q.redis.zadd(q.keys.delayed, {"x": 1}), {"leftover"}),
-    "letter lost": (lambda q, _: q.redis.zadd(q.keys.dead, {"x": 1}), {"dead_mismatch"}),
+    "letter lost": (lambda q, _: q.redis.zadd(q.keys.dead_letters, {"x": 1}), {"dead_mismatch"}),
     "queued miscounted": (
         lambda q, _: q.redis.hincrby(q.keys.stats, "queued", 1),
         {"counter_mismatch"},

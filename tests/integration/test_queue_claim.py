@@ -49,7 +49,7 @@ async def test_tenants_share_by_estimated_tokens(queue: Queue) -> None:
 
 
 async def test_a_weight_multiplies_a_tenants_share(queue: Queue) -> None:
-    await queue.set_weights({"a": 3})
+    await queue.tenants.set_weights({"a": 3})
     for tenant in ("a", "b"):
         await queue.submit(some_requests(400, tenant=tenant, max_tokens=100))
     worker = await open_worker(queue)
@@ -71,12 +71,12 @@ async def test_one_boundless_estimate_does_not_end_fairness(queue: Queue) -> Non
 
 @pytest.mark.parametrize("weight", ["0", "-1", "heavy", "nan", ""])
 async def test_a_weight_without_sense_counts_as_one(queue: Queue, weight: str) -> None:
-    await queue.redis.hset(queue.keys.weights, "a", weight)
+    await queue.redis.hset(queue.keys.tenant_weights, "a", weight)
     for tenant in ("a", "b"):
         await queue.submit(some_requests(40, tenant=tenant, max_tokens=100))
     items = await claim(queue, await open_worker(queue), 64)
     assert Counter(item.record.tenant for item in items) == {"a": 32, "b": 32}
-    assert await queue.weights() == {"a": 1}
+    assert await queue.tenants.weights() == {"a": 1}
     assert await audit(queue) == []
 
 
@@ -131,9 +131,9 @@ async def test_claim_is_remembered_however_long_redis_was_away(queue: Queue) -> 
     worker = await open_worker(queue)
     await queue.submit(some_requests(1))
     await queue.claim(worker, "n", 1)
-    assert await queue.redis.ttl(f"{queue.keys.prefix}lastclaim:{worker}") == -1
+    assert await queue.redis.ttl(queue.keys.last_claim(worker)) == -1
     await die(queue, worker)
-    assert not await queue.redis.exists(f"{queue.keys.prefix}lastclaim:{worker}")
+    assert not await queue.redis.exists(queue.keys.last_claim(worker))
 
 
 async def test_claim_without_a_lease_is_refused(queue: Queue) -> None:
@@ -223,13 +223,13 @@ async def test_record_that_cannot_be_read_is_a_dead_letter_with_its_bytes(
     await queue.redis.set(queue.keys.request("b"), record or b"x")
     items = await claim(queue, await open_worker(queue))
     assert [item.id for item in items] == ["a", "c"]
-    (letter,) = await queue.dead_letters()
+    (letter,) = await queue.dead_letters.newest()
     assert (letter.id, letter.reason, letter.record) == ("b", "unreadable", record or b"x")
     (result,) = await queue.results(["b"])
     assert result is not None
     assert result.failure.startswith("unreadable:")
     assert await audit(queue) == []
-    assert await queue.requeue("b", "b2") == "missing"
+    assert await queue.dead_letters.requeue("b", "b2") == "missing"
 
 
 @pytest.mark.parametrize("operation", ["cancel", "expire"])

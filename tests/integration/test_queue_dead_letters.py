@@ -20,18 +20,18 @@ async def die_of(queue: Queue, *ids: str, **fields: object) -> None:
 
 async def test_dead_letters_are_listed_newest_first_with_body_and_evidence(queue: Queue) -> None:
     await die_of(queue, "a", "b", "c")
-    await queue.redis.zadd(queue.keys.dead, {"b": 9e12})
-    letters = await queue.dead_letters(count=2)
+    await queue.redis.zadd(queue.keys.dead_letters, {"b": 9e12})
+    letters = await queue.dead_letters.newest(count=2)
     assert [letter.id for letter in letters] == ["b", "c"]
     assert letters[0].record.endswith(BODY)
     assert letters[0].evidence == ERROR
-    assert await queue.dead_letter("nobody") is None
+    assert await queue.dead_letters.get("nobody") is None
 
 
 async def test_requeue_makes_a_new_request_that_names_the_old_one(queue: Queue) -> None:
     await die_of(queue, "old", tenant="t", priority="high", batch="b", reply="r", model="m",
                  prefix="p", prompt_tokens=5, max_tokens=6, metadata={"a": 1})  # fmt: skip
-    assert await queue.requeue("old", "new") == "accepted"
+    assert await queue.dead_letters.requeue("old", "new") == "accepted"
     (item,) = await claim(queue, await open_worker(queue, "w"))
     record = item.record
     assert (item.id, item.attempt, record.origin, record.batch) == ("new", 1, "old", "")
@@ -48,43 +48,45 @@ async def test_requeue_makes_a_new_request_that_names_the_old_one(queue: Queue) 
 
 async def test_requeue_happens_once_under_one_new_id(queue: Queue) -> None:
     await die_of(queue, "old")
-    codes = [await queue.requeue("old", "new") for _ in range(2)]
+    codes = [await queue.dead_letters.requeue("old", "new") for _ in range(2)]
     worker = await open_worker(queue)
     await succeed(queue, worker, await claim(queue, worker))
-    codes.append(await queue.requeue("old", "new"))
+    codes.append(await queue.dead_letters.requeue("old", "new"))
     assert codes == ["accepted", "queued", "done"]
-    assert await queue.requeue("old", "newer") == "missing"
+    assert await queue.dead_letters.requeue("old", "newer") == "missing"
     assert (await counters(queue))["requeued"] == 1
 
 
 async def test_dead_letter_goes_when_its_retention_ends(redis: AnyRedis, queue: Queue) -> None:
     await die_of(queue, "young", "old")
-    await redis.zadd(queue.keys.dead, {"old": 1})
+    await redis.zadd(queue.keys.dead_letters, {"old": 1})
     await queue.expire()
-    assert [letter.id for letter in await queue.dead_letters()] == ["young"]
+    assert [letter.id for letter in await queue.dead_letters.newest()] == ["young"]
     keep_nothing = Queue(redis, queue.keys.queue, Limits(dead_letter_ttl_ms=-1))
     await keep_nothing.expire()
-    assert await queue.dead_letters() == []
+    assert await queue.dead_letters.newest() == []
     assert await audit(queue) == []
 
 
 async def test_oldest_dead_letters_go_when_there_are_too_many(queue: Queue) -> None:
     for start in range(0, MAX_DEAD_LETTERS, 10_000):
         ids = [f"old-{i}" for i in range(start, start + 10_000)]
-        await queue.redis.zadd(queue.keys.dead, {name: i + 1 for i, name in enumerate(ids, start)})
-        await queue.redis.hset(queue.keys.deadinfo, mapping=dict.fromkeys(ids, "{}\n"))
+        await queue.redis.zadd(
+            queue.keys.dead_letters, {name: i + 1 for i, name in enumerate(ids, start)}
+        )
+        await queue.redis.hset(queue.keys.dead_letter_info, mapping=dict.fromkeys(ids, "{}\n"))
     await die_of(queue, "new")
-    assert await queue.redis.zcard(queue.keys.dead) == MAX_DEAD_LETTERS
-    assert await queue.redis.hexists(queue.keys.deadinfo, "old-0") is False
-    assert await queue.redis.hlen(queue.keys.deadinfo) == MAX_DEAD_LETTERS
+    assert await queue.redis.zcard(queue.keys.dead_letters) == MAX_DEAD_LETTERS
+    assert await queue.redis.hexists(queue.keys.dead_letter_info, "old-0") is False
+    assert await queue.redis.hlen(queue.keys.dead_letter_info) == MAX_DEAD_LETTERS
 
 
 async def test_purge_deletes_letters_and_leaves_results(queue: Queue) -> None:
     await die_of(queue, "a", "b")
-    assert await queue.purge([]) == 0
-    assert await queue.purge(["a", "unknown"]) == 1
-    assert await queue.purge(["a"]) == 0
-    assert [letter.id for letter in await queue.dead_letters()] == ["b"]
+    assert await queue.dead_letters.purge([]) == 0
+    assert await queue.dead_letters.purge(["a", "unknown"]) == 1
+    assert await queue.dead_letters.purge(["a"]) == 0
+    assert [letter.id for letter in await queue.dead_letters.newest()] == ["b"]
     assert all(await queue.results(["a", "b"]))
 
 
@@ -92,4 +94,4 @@ async def test_failure_that_no_retry_mends_is_no_dead_letter(queue: Queue) -> No
     """A rejected request has its record, which says why; only what was given up on is kept."""
     items = await claimed_by(queue, "w")
     await queue.cancel([items[0].id])
-    assert await queue.dead_letters() == []
+    assert await queue.dead_letters.newest() == []

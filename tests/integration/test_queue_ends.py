@@ -18,9 +18,11 @@ from queues import (
 )
 
 from gristmill.shared.audit import audit
-from gristmill.shared.queue import REAP_LIMIT, Queue
+from gristmill.shared.queue import MOVED_A_CALL, Queue
 
-LASTING = {"stats", "clock", "vtime", "debt", "output_share", "batch", "batches_done"}
+LASTING = {
+    "stats", "times", "virtual_time", "debt", "tenant_output_shares", "batch", "batches_done",
+}  # fmt: skip
 
 
 async def pass_deadline(queue: Queue, *ids: str) -> None:
@@ -44,9 +46,9 @@ async def test_cancel_is_terminal_with_no_worker_alive(queue: Queue) -> None:
 
 
 async def test_cancel_of_many_has_a_code_for_each_in_their_order(queue: Queue) -> None:
-    await queue.submit([a_request(f"r{i}") for i in range(0, 2 * REAP_LIMIT + 10, 2)])
-    codes = await queue.cancel([f"r{i}" for i in range(2 * REAP_LIMIT + 10)])
-    assert codes == ["queued", "unknown"] * (REAP_LIMIT + 5)
+    await queue.submit([a_request(f"r{i}") for i in range(0, 2 * MOVED_A_CALL + 10, 2)])
+    codes = await queue.cancel([f"r{i}" for i in range(2 * MOVED_A_CALL + 10)])
+    assert codes == ["queued", "unknown"] * (MOVED_A_CALL + 5)
     assert await queue.cancel([]) == []
     assert await audit(queue) == []
 
@@ -118,7 +120,7 @@ async def test_thousands_past_their_deadline_all_get_their_record_in_bounded_ste
     steps = []
     while expired := await queue.expire():
         steps.append(expired)
-    assert (sum(steps), max(steps)) == (2000, REAP_LIMIT)
+    assert (sum(steps), max(steps)) == (2000, MOVED_A_CALL)
     assert (await counters(queue))["expired"] == 2000
     assert await audit(queue) == []
 
@@ -142,10 +144,10 @@ async def test_no_key_outlives_what_it_was_for(queue: Queue, num_lives: int) -> 
     assert await audit(queue) == []
     prefix = queue.keys.prefix
     for key in await contents(queue):
-        if key.startswith((f"{prefix}result:", f"{prefix}reply:")):
+        if key.startswith((f"{prefix}result:", f"{prefix}finished:")):
             assert await queue.redis.pttl(key) > 0, f"{key} has no TTL"
             await queue.redis.delete(key)
-    await queue.purge([letter.id for letter in await queue.dead_letters()])
+    await queue.dead_letters.purge([letter.id for letter in await queue.dead_letters.newest()])
     assert await kinds_of_keys(queue) <= LASTING
     assert await queue.redis.pttl(queue.keys.batch("b")) > 0
     assert await counters(queue) == {
@@ -170,7 +172,7 @@ async def _live_through_everything(queue: Queue) -> None:
     await die(queue, "w1")
     worker = await open_worker(queue, "w2")
     ((token, _),) = (await queue.claim(worker, "again", 1, max_suspects=0)).inbox
-    await queue.bury(worker, token, f"inbox-{token}", {})
+    await queue.admit_garbage(worker, token, f"inbox-{token}", {})
     await die(queue, worker)
     worker = await open_worker(queue, "w3")
     while held := await claim(queue, worker, max_suspects=64):
@@ -178,5 +180,5 @@ async def _live_through_everything(queue: Queue) -> None:
         for item in held[:1]:
             await queue.nack(worker, item, 0, ERROR)
     await claim(queue, worker)
-    assert await queue.bye(worker)
+    assert await queue.deregister(worker)
     assert await reap_all(queue) == 0

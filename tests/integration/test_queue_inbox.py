@@ -81,17 +81,17 @@ async def test_zombie_cannot_admit_what_went_back(queue: Queue) -> None:
     ((other, _),) = await taken(queue, await open_worker(queue, "w2"))
     assert token != other
     assert await queue.admit("zombie", token, a_request("x")) == "gone"
-    assert await queue.bury("zombie", token, "inbox-x", {}) == "gone"
+    assert await queue.admit_garbage("zombie", token, "inbox-x", {}) == "gone"
     assert await queue.admit("w2", other, a_request("x")) == "accepted"
 
 
-async def test_worker_that_holds_elements_cannot_say_bye(queue: Queue) -> None:
+async def test_worker_that_holds_elements_cannot_deregister(queue: Queue) -> None:
     await push(queue, BODY)
     worker = await open_worker(queue)
     ((token, _),) = await taken(queue, worker)
-    assert not await queue.bye(worker)
-    await queue.bury(worker, token, "inbox-1", {})
-    assert await queue.bye(worker)
+    assert not await queue.deregister(worker)
+    await queue.admit_garbage(worker, token, "inbox-1", {})
+    assert await queue.deregister(worker)
 
 
 async def test_garbage_becomes_a_dead_letter_with_its_bytes(queue: Queue) -> None:
@@ -100,12 +100,12 @@ async def test_garbage_becomes_a_dead_letter_with_its_bytes(queue: Queue) -> Non
     ((token, element),) = await taken(queue, worker)
     evidence = {"message": "it is not UTF-8"}
     assert element == GARBAGE
-    assert await queue.bury(worker, token, f"inbox-{token}", evidence) == "dead_lettered"
-    assert await queue.bury(worker, token, f"inbox-{token}", evidence) == "gone"
-    letter = await queue.dead_letter(f"inbox-{token}")
+    assert await queue.admit_garbage(worker, token, f"inbox-{token}", evidence) == "dead_lettered"
+    assert await queue.admit_garbage(worker, token, f"inbox-{token}", evidence) == "gone"
+    letter = await queue.dead_letters.get(f"inbox-{token}")
     assert letter is not None
     assert (letter.reason, letter.record, letter.evidence) == ("unreadable", GARBAGE, evidence)
-    assert await queue.requeue(letter.id, "new") == "missing"
+    assert await queue.dead_letters.requeue(letter.id, "new") == "missing"
     assert await audit(queue) == []
 
 
@@ -118,7 +118,7 @@ async def test_element_whose_id_is_taken_by_another_body_becomes_a_dead_letter(
     ((token, element),) = await taken(queue, worker)
     request = a_request("taken", body=b'{"prompt":"other"}')
     assert await queue.admit(worker, token, request) == "dead_lettered"
-    letter = await queue.dead_letter(f"inbox-{token}")
+    letter = await queue.dead_letters.get(f"inbox-{token}")
     assert letter is not None
     assert (letter.reason, letter.record) == ("id_conflict", element)
     assert letter.evidence == {"id": "taken"}

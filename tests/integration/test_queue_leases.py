@@ -25,7 +25,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import Limits
-from gristmill.shared.queue import REAP_LIMIT, Queue
+from gristmill.shared.queue import MOVED_A_CALL, Queue
 from gristmill.shared.records import Claimed
 
 
@@ -95,14 +95,14 @@ async def test_dead_worker_leaves_no_key(queue: Queue) -> None:
     await queue.cancel([items[0].id])  # leaves an id to abort
     await die(queue, "w")
     left = await kinds_of_keys(queue)
-    assert left.isdisjoint({"worker", "inflight", "owner", "lastclaim", "abort", "workers"})
+    assert left.isdisjoint({"worker", "in_flight", "owner", "last_claim", "abort", "workers"})
 
 
-async def test_bye_is_refused_while_something_is_held(queue: Queue) -> None:
+async def test_deregister_is_refused_while_something_is_held(queue: Queue) -> None:
     items = await claimed_by(queue, "w")
-    assert not await queue.bye("w")
+    assert not await queue.deregister("w")
     await succeed(queue, "w", items)
-    assert await queue.bye("w")
+    assert await queue.deregister("w")
     with pytest.raises(LeaseLost):
         await queue.beat("w")
 
@@ -111,24 +111,24 @@ async def test_after_redis_was_away_workers_get_one_lease_to_come_back(queue: Qu
     """The first beat after a pause of all beats opens a grace; the others come back within it."""
     await claimed_by(queue, "w1", 2)
     await claimed_by(queue, "w2", 2)
-    await queue.redis.hset(f"{queue.keys.prefix}clock", "last_beat_ms", "1")
+    await queue.redis.hset(queue.keys.times, "last_beat_ms", "1")
     for worker in ("w1", "w2"):
         await end_lease(queue, worker)
     await queue.beat("w1")
     assert await queue.reap() == {}
     assert (await queue.beat("w2")).num_in_flight == 2
-    await queue.redis.hset(f"{queue.keys.prefix}clock", "grace_until_ms", "1")
+    await queue.redis.hset(queue.keys.times, "grace_until_ms", "1")
     assert await queue.reap() == {}
     assert "crashed" not in await counters(queue)
 
 
 async def test_worker_that_does_not_come_back_is_reaped_when_the_grace_ends(queue: Queue) -> None:
     await claimed_by(queue, "w1", 2)
-    await queue.redis.hset(f"{queue.keys.prefix}clock", "last_beat_ms", "1")
+    await queue.redis.hset(queue.keys.times, "last_beat_ms", "1")
     await open_worker(queue, "w2")
     await end_lease(queue, "w1")
     assert await queue.reap() == {}
-    await queue.redis.hset(f"{queue.keys.prefix}clock", "grace_until_ms", "1")
+    await queue.redis.hset(queue.keys.times, "grace_until_ms", "1")
     assert await queue.reap() == {"w1": 2}
 
 
@@ -136,7 +136,7 @@ async def test_beats_in_time_open_no_grace(queue: Queue) -> None:
     await open_worker(queue, "w")
     for _ in range(3):
         await queue.beat("w")
-    assert await queue.redis.hget(f"{queue.keys.prefix}clock", "grace_until_ms") is None
+    assert await queue.redis.hget(queue.keys.times, "grace_until_ms") is None
 
 
 @pytest.mark.timeout(180)
@@ -157,9 +157,9 @@ async def test_fifty_thousand_in_flight_on_a_hundred_dead_workers_are_all_requeu
     while reaped := await queue.reap():
         sizes.append(sum(reaped.values()))
     assert sum(sizes) == 50_000
-    assert max(sizes) <= REAP_LIMIT, "bounded items keep every script short"
+    assert max(sizes) <= MOVED_A_CALL, "bounded items keep every script short"
     assert (await counters(queue)) == {
-        "submitted": 50_000, "queued": 50_000, "crashed": 50_000, "reaped": 100,
+        "submitted": 50_000, "queued": 50_000, "crashed": 50_000, "reaped_workers": 100,
         "bytes": (await counters(queue))["bytes"],
     }  # fmt: skip
     assert await audit(queue) == []
@@ -195,7 +195,7 @@ async def test_lone_suspect_at_a_death_is_dead_lettered_with_evidence(queue: Que
     worker = await open_worker(queue, "w2")
     suspect, *others = await claim(queue, worker)
     assert await queue.crash(worker, {"exit_code": -9}) == (4, [suspect.id])
-    (letter,) = await queue.dead_letters()
+    (letter,) = await queue.dead_letters.newest()
     assert (letter.id, letter.reason, letter.crashes) == (suspect.id, "engine_killed", 2)
     assert letter.evidence == {"exit_code": -9}
     assert letter.record.endswith(suspect.record.body)
@@ -209,7 +209,7 @@ async def test_evidence_of_a_whole_workers_death_says_what_it_was(queue: Queue) 
     await _suspects(queue, "w", 1)
     await queue.register("w", {"device": 'H100 "80"', "engine_args": "--model x"})
     await die(queue, "w")
-    (letter,) = await queue.dead_letters()
+    (letter,) = await queue.dead_letters.newest()
     evidence = letter.evidence
     assert (letter.reason, evidence["worker"], evidence["cause"]) == (
         "engine_killed", "w", "lease expired",
@@ -220,7 +220,7 @@ async def test_evidence_of_a_whole_workers_death_says_what_it_was(queue: Queue) 
 async def test_death_with_several_suspects_proves_nothing(queue: Queue) -> None:
     await _suspects(queue, "w", 2)
     assert await queue.crash("w", {}) == (2, [])
-    assert await queue.dead_letters() == []
+    assert await queue.dead_letters.newest() == []
     assert await audit(queue) == []
 
 
@@ -231,7 +231,7 @@ async def test_suspect_of_two_deaths_is_claimed_only_when_it_runs_alone(queue: Q
     (alone,) = await claim(queue, "w", max_suspects=8)
     assert alone.crashes == 2
     assert await queue.crash("w", {}) == (1, [alone.id])
-    assert [letter.id for letter in await queue.dead_letters()] == [alone.id]
+    assert [letter.id for letter in await queue.dead_letters.newest()] == [alone.id]
 
 
 async def test_suspect_of_two_deaths_waits_behind_one_of_the_same_claim(queue: Queue) -> None:
@@ -257,7 +257,7 @@ async def test_one_culprit_costs_at_most_three_deaths_and_no_innocent(queue: Que
             await succeed(queue, "w", held)
         held = await claim(queue, "w", max_suspects=2)
     assert deaths <= 3
-    assert [letter.id for letter in await queue.dead_letters()] == [culprit]
+    assert [letter.id for letter in await queue.dead_letters.newest()] == [culprit]
     assert (await counters(queue))["succeeded"] == 59
     assert await audit(queue) == []
 
@@ -299,12 +299,12 @@ async def test_a_verdict_never_rests_on_a_part_of_what_a_dead_worker_held(queue:
     """Deaths of one instant share the limit of a reap; a slice must not leave one suspect alone."""
     await _suspects(queue, "w2", 2)
     await open_worker(queue, "w1")
-    await queue.submit(some_requests(REAP_LIMIT - 1))
+    await queue.submit(some_requests(MOVED_A_CALL - 1))
     await claim(queue, "w1")
     await queue.redis.zadd(queue.keys.workers, {"w1": 1, "w2": 2})
-    assert await queue.reap() == {"w1": REAP_LIMIT - 1, "w2": 0}
+    assert await queue.reap() == {"w1": MOVED_A_CALL - 1, "w2": 0}
     assert await queue.reap() == {"w2": 2}
-    assert await queue.dead_letters() == []
+    assert await queue.dead_letters.newest() == []
     assert await audit(queue) == []
 
 
@@ -317,7 +317,7 @@ async def test_engine_death_with_more_in_flight_than_one_call_moves(queue: Queue
     moved = []
     while number := (await queue.crash("w", {}))[0]:
         moved.append(number)
-    assert moved == [REAP_LIMIT] * 3 + [84]
+    assert moved == [MOVED_A_CALL] * 3 + [84]
     assert {c.crashes for c in await claim(queue, "w", max_suspects=128)} == {1}
     assert await reap_all(queue) == 0
 
@@ -339,6 +339,6 @@ async def test_worker_whose_name_would_read_as_a_charge_is_refused(queue: Queue,
 @pytest.mark.parametrize("ageing_ms", ["", "x", "-1", "1e3"])
 async def test_an_ageing_that_is_no_number_stops_no_claim(queue: Queue, ageing_ms: str) -> None:
     with pytest.raises(ResponseError, match="INVALID lease_ms or ageing_ms"):
-        await queue._run("register", "w", 15_000, "fair", ageing_ms, "model", "m")
-    await queue.redis.hset(queue.keys.policy, "ageing_ms", "x")  # past the script
+        await queue.scripts.run("register", "w", 15_000, "fair", ageing_ms, "model", "m")
+    await queue.redis.hset(queue.keys.scheduling, "ageing_ms", "x")  # past the script
     assert len(await claimed_by(queue, "worker")) == 1

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Case, Any]] = {
     "submit": (lambda q, _: lambda: q.submit([a_request("new", deadline_s=9)]), ["queued"]),
     "claim": (lambda q, _: lambda: q.claim("w", "nonce", 8), None),
     "admit": (lambda q, _: lambda: q.admit("w", "1", a_request("admitted")), "gone"),
-    "bury": (lambda q, _: lambda: q.bury("w", "1", "inbox-1", {}), "gone"),
+    "admit garbage": (lambda q, _: lambda: q.admit_garbage("w", "1", "inbox-1", {}), "gone"),
     "ack": (lambda q, held: lambda: succeed(q, "w", held), [0] * 4),
     "ack of a failure": (lambda q, held: lambda: fail(q, "w", held), [0] * 4),
     "late ack": (lambda q, held: lambda: succeed(q, "other", held), [0] * 4),
@@ -44,9 +44,9 @@ CASES: dict[str, tuple[Case, Any]] = {
     "reap": (lambda q, _: q.reap, {}),
     "expire": (lambda q, _: q.expire, 0),
     "seal": (lambda q, _: lambda: q.seal("b", 5), 0),
-    "requeue": (lambda q, _: lambda: q.requeue("dead", "requeued"), "queued"),
-    "bye": (lambda q, _: lambda: q.bye("idle"), True),
-    "purge": (lambda q, _: lambda: q.purge(["dead"]), 0),
+    "requeue": (lambda q, _: lambda: q.dead_letters.requeue("dead", "requeued"), "queued"),
+    "deregister": (lambda q, _: lambda: q.deregister("idle"), True),
+    "purge": (lambda q, _: lambda: q.dead_letters.purge(["dead"]), 0),
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from queues import a_request, claim, counters, open_worker, outcome, some_requests
 
 from gristmill.shared.audit import audit
-from gristmill.shared.operations import Policy, Scheduling, Settlement
+from gristmill.shared.operations import Scheduling, SchedulingPolicy, Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 
@@ -26,7 +26,7 @@ CHUNK = 16
 
 async def worker_under(queue: Queue, scheduling: Scheduling, ageing_s: float = 0) -> str:
     worker = await open_worker(queue)
-    await queue.register(worker, {}, Policy(scheduling, ageing_s))
+    await queue.register(worker, {}, SchedulingPolicy(scheduling, ageing_s))
     return worker
 
 
@@ -88,7 +88,7 @@ async def test_sjf_gives_credit_for_waiting(queue: Queue) -> None:
     worker = await worker_under(queue, "sjf")
     for waited_s, expected in ((60, ["short", "long"]), (3600, ["long", "short"])):
         queue = another(queue)
-        await queue.register(worker, {}, Policy("sjf", 0))
+        await queue.register(worker, {}, SchedulingPolicy("sjf", 0))
         await queue.submit([a_request("long", max_tokens=50_000)])
         items = await claim(queue, worker)
         key = queue.keys.request("long")
@@ -165,7 +165,7 @@ async def test_a_lane_that_waits_gets_a_turn(queue: Queue) -> None:
     await queue.submit(some_requests(40, priority="high"))
     await queue.submit(some_requests(40, priority="low"))
     assert {i.record.priority for i in await claim(queue, worker, 10)} == {"high"}
-    await queue.redis.hincrby(f"{queue.keys.prefix}clock", "served_low", -10_000)
+    await queue.redis.hincrby(queue.keys.times, "low_served_ms", -10_000)
     first = Counter(item.record.priority for item in await claim(queue, worker, 20))
     assert first == {"low": TURN, "high": 20 - TURN}
     assert {i.record.priority for i in await claim(queue, worker, 10)} == {"high"}
@@ -175,7 +175,7 @@ async def test_a_backlog_that_begins_has_no_credit(queue: Queue) -> None:
     worker = await worker_under(queue, "priority", ageing_s=10)
     await queue.submit(some_requests(1, priority="low"))
     await claim(queue, worker)
-    await queue.redis.hincrby(f"{queue.keys.prefix}clock", "served_low", -100_000)
+    await queue.redis.hincrby(queue.keys.times, "low_served_ms", -100_000)
     await queue.submit(some_requests(20, priority="high"))
     await queue.submit(some_requests(20, priority="low"))
     assert {i.record.priority for i in await claim(queue, worker, 20)} == {"high"}
@@ -325,7 +325,7 @@ async def test_what_is_given_back_is_not_paid_for(queue: Queue) -> None:
         await queue.submit(some_requests(200, tenant=tenant, max_tokens=100))
     for _ in range(5):
         await queue.release(worker, await claim(queue, worker, 8))
-    ring: Any = await queue.redis.zrange(f"{queue.keys.prefix}ring:normal", 0, -1, withscores=True)
+    ring: Any = await queue.redis.zrange(queue.keys.flows("normal"), 0, -1, withscores=True)
     assert all(abs(vtime) < 1 for _, vtime in ring)
 
 
@@ -368,7 +368,7 @@ async def test_a_change_of_policy_loses_and_doubles_nothing(
     ]  # fmt: skip
     await queue.submit(requests[:40])
     first = await claim(queue, worker, 10)
-    await queue.register(worker, {}, Policy(after, 0))
+    await queue.register(worker, {}, SchedulingPolicy(after, 0))
     await queue.submit(requests[40:])
     await queue.release(worker, first[:5])
     claimed = names(first[5:])
@@ -383,7 +383,7 @@ async def test_a_change_of_policy_lets_neither_the_old_nor_the_new_wait(queue: Q
     worker = await worker_under(queue, "fcfs")
     for _ in range(4):
         await queue.submit(some_requests(400, max_tokens=100))
-    await queue.register(worker, {}, Policy("sjf", 0))
+    await queue.register(worker, {}, SchedulingPolicy("sjf", 0))
     waiting = 1600
     while waiting > 0:  # as many come as a claim may take, and each is shorter
         await queue.submit(some_requests(64, max_tokens=1))
@@ -393,7 +393,7 @@ async def test_a_change_of_policy_lets_neither_the_old_nor_the_new_wait(queue: Q
 
 
 async def _num_listed(queue: Queue) -> int:
-    return int(await queue.redis.llen(f"{queue.keys.prefix}pending:normal:*"))
+    return int(await queue.redis.llen(queue.keys.waiting("normal", "*")))
 
 
 async def test_a_backlog_from_before_the_policy_is_ordered_by_it(queue: Queue) -> None:
@@ -408,10 +408,10 @@ async def test_a_backlog_from_before_the_policy_is_ordered_by_it(queue: Queue) -
 async def test_a_policy_that_is_everywhere_is_not_looked_for_again(queue: Queue) -> None:
     await queue.submit(some_requests(300, tenant="a"))
     worker = await worker_under(queue, "fair+sjf")
-    assert await queue.redis.hexists(queue.keys.policy, "is_mixed")
+    assert await queue.redis.hexists(queue.keys.scheduling, "is_mixed")
     for _ in range(4):
         assert len(await claim(queue, worker, 10)) == 10
-    assert not await queue.redis.hexists(queue.keys.policy, "is_mixed")
+    assert not await queue.redis.hexists(queue.keys.scheduling, "is_mixed")
     assert await audit(queue) == []
 
 
@@ -435,7 +435,7 @@ async def test_stats_tell_the_order_and_count_what_it_has_moved(queue: Queue) ->
 async def test_a_weight_that_makes_no_sense_stops_nobody(queue: Queue, weight: str) -> None:
     """Before there were bounds, a claim set virtual time to infinity, and every ack of that tenant failed half-way."""
     worker = await worker_under(queue, "fair")
-    await queue.redis.hset(queue.keys.weights, "a", weight)
+    await queue.redis.hset(queue.keys.tenant_weights, "a", weight)
     for tenant in "abz":
         await queue.submit(some_requests(40, tenant=tenant, max_tokens=200))
     served = Counter[str]()
@@ -444,7 +444,7 @@ async def test_a_weight_that_makes_no_sense_stops_nobody(queue: Queue, weight: s
         await ack(queue, worker, items, 5, 20)
     assert served == {"a": 40, "b": 40, "z": 40}
     assert await audit(queue) == []
-    vtime: Any = await queue.redis.hget(f"{queue.keys.prefix}vtime", "normal")
+    vtime: Any = await queue.redis.hget(queue.keys.virtual_time, "normal")
     assert float(vtime) < 1e9
 
 

@@ -149,7 +149,7 @@ async def test_nack_retries_until_attempts_are_used_up(queue: Queue) -> None:
     (result,) = await queue.results(["x"])
     assert result is not None
     assert (result.attempt, result.failure) == (3, "engine_error: boom")
-    (letter,) = await queue.dead_letters()
+    (letter,) = await queue.dead_letters.newest()
     assert (letter.reason, letter.attempt, letter.evidence) == ("attempts_exhausted", 3, ERROR)
 
 
@@ -173,7 +173,7 @@ async def test_release_at_any_point_returns_the_rest_at_once_uncounted(
     await queue.submit([a_request("behind")])
     await succeed(queue, worker, items[:num_settled])
     assert await queue.release(worker, items) == 64 - num_settled
-    assert await queue.bye(worker)
+    assert await queue.deregister(worker)
     again = await claim(queue, await open_worker(queue))
     assert [item.id for item in again] == [i.id for i in items[num_settled:]] + ["behind"]
     assert {item.attempt for item in again} == {1}
@@ -225,12 +225,12 @@ async def test_finished_ids_come_to_the_client_that_waits_capped_and_with_a_ttl(
     queue: Queue,
 ) -> None:
     items = await claimed_by(queue, "w", 3, reply="me")
-    await queue.redis.rpush(queue.keys.reply("me"), *(str(i) for i in range(9_999)))
+    await queue.redis.rpush(queue.keys.finished("me"), *(str(i) for i in range(9_999)))
     await succeed(queue, "w", items)
-    assert await queue.redis.llen(queue.keys.reply("me")) == 10_000
-    last = await queue.redis.lrange(queue.keys.reply("me"), -3, -1)
+    assert await queue.redis.llen(queue.keys.finished("me")) == 10_000
+    last = await queue.redis.lrange(queue.keys.finished("me"), -3, -1)
     assert last == [item.id.encode() for item in items]
-    assert await queue.redis.pttl(queue.keys.reply("me")) > 0
+    assert await queue.redis.pttl(queue.keys.finished("me")) > 0
 
 
 async def test_every_counter_returns_when_one_in_five_fails(queue: Queue) -> None:

@@ -30,7 +30,7 @@ from queues import BODY, ERROR, a_request, end_lease, make_due, settlement
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import Claim, Limits, Policy, Scheduling
+from gristmill.shared.operations import Claim, Limits, Scheduling, SchedulingPolicy
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Request
 
@@ -148,7 +148,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     async def _forbid_ageing(self) -> None:
         """Lanes are strict: a history must not depend on how long it takes."""
-        await self.redis.hset(self.queue.keys.policy, "ageing_ms", 0)
+        await self.redis.hset(self.queue.keys.scheduling, "ageing_ms", 0)
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -355,7 +355,9 @@ class QueueMachine(RuleBasedStateMachine):
         old = self.dead.pop(name)
         request = self.new_request(tenant=old.tenant, priority=old.priority, body=old.body,
                                    max_attempts=old.max_attempts)  # fmt: skip
-        code = self.call(repeat, lambda: self.queue.requeue(name, request.id), "queued")
+        code = self.call(
+            repeat, lambda: self.queue.dead_letters.requeue(name, request.id), "queued"
+        )
         assert code == "accepted"
         self.accept(request)
 
@@ -395,7 +397,7 @@ class QueueMachine(RuleBasedStateMachine):
     def register(self, scheduling: Scheduling | None) -> None:
         """A worker may bring another policy, whatever waits."""
         name = f"w{len(self.workers)}"
-        policy = Policy(scheduling, ageing_s=0) if scheduling else None
+        policy = SchedulingPolicy(scheduling, ageing_s=0) if scheduling else None
         self.run(self.queue.register(name, {"model": "m"}, policy))
         self.was_fcfs |= scheduling == "fcfs"
         self.workers[name] = Worker()
@@ -594,11 +596,11 @@ class QueueMachine(RuleBasedStateMachine):
             worker.tokens, worker.abort, worker.has_lease = {}, [], False
 
     @step(when=lambda self: self.leased(), choice=pick, repeat=repeats)
-    def bye(self, choice: int, repeat: str) -> None:
+    def deregister(self, choice: int, repeat: str) -> None:
         name = self.one_of(choice, self.leased())
         is_holding = any((i.state, i.worker) == ("held", name) for i in self.items.values())
         expected = not (is_holding or self.workers[name].tokens)
-        assert self.call(repeat, lambda: self.queue.bye(name), expected) is expected
+        assert self.call(repeat, lambda: self.queue.deregister(name), expected) is expected
         if expected:
             self.workers[name].has_lease, self.workers[name].abort = False, []
 
@@ -628,7 +630,7 @@ class QueueMachine(RuleBasedStateMachine):
             code = self.call(repeat, lambda: self.queue.admit(name, token, request), "gone")
         else:
             code = self.call(
-                repeat, lambda: self.queue.bury(name, token, dead_id, {"at": 1}), "gone"
+                repeat, lambda: self.queue.admit_garbage(name, token, dead_id, {"at": 1}), "gone"
             )
         if token not in worker.tokens:
             assert code == "gone"
@@ -693,12 +695,14 @@ class QueueMachine(RuleBasedStateMachine):
         while True:
             answer = await self.queue.claim("drain", uuid4().hex, 128, max_suspects=128)
             for token, element in answer.inbox:
-                await self.queue.bury("drain", token, f"inbox-{token}", {"bytes": len(element)})
+                await self.queue.admit_garbage(
+                    "drain", token, f"inbox-{token}", {"bytes": len(element)}
+                )
             if not answer.claimed and not answer.inbox:
                 break
             if answer.claimed:
                 await self.queue.ack("drain", [settlement(item) for item in answer.claimed])
-        assert await self.queue.bye("drain")
+        assert await self.queue.deregister("drain")
 
     async def _check_the_end(self) -> None:
         findings = await audit(self.queue)
@@ -720,8 +724,9 @@ class QueueMachine(RuleBasedStateMachine):
         keys = [key.decode() async for key in self.redis.scan_iter(match=f"{prefix}*", count=1000)]
         kinds = {key.removeprefix(prefix).partition(":")[0] for key in keys}
         assert kinds <= {
-            "result", "reply", "batch", "batches_done", "dead", "deadinfo",
-            "stats", "clock", "vtime", "debt", "output_share", "policy", "groups", "doorbell",
+            "result", "finished", "batch", "batches_done", "dead_letters", "dead_letter_info",
+            "stats", "times", "virtual_time", "debt", "tenant_output_shares", "scheduling", "prefix_groups",
+            "doorbell",
         }  # fmt: skip
 
 

@@ -152,11 +152,11 @@ async def test_malformed_submit_of_another_producer_changes_nothing(
     """What a script could not read later would stop every claim half-way."""
     good, bad = a_request(), list(a_request().submit_values())
     bad[position] = value
-    script = queue._scripts["submit"]
+    run = queue.scripts.run
     with pytest.raises(ResponseError, match="request 2 of this call breaks the format"):
-        await script(keys=[queue.keys.prefix], args=[9, 9**9, *good.submit_values(), *bad])
+        await run("submit", 9, 9**9, *good.submit_values(), *bad)
     with pytest.raises(ResponseError, match="INVALID"):
-        await script(keys=[queue.keys.prefix], args=[9, 9**9, *good.submit_values()[:-1]])
+        await run("submit", 9, 9**9, *good.submit_values()[:-1])
     assert await contents(queue) == {}
 
 

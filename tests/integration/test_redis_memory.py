@@ -85,7 +85,7 @@ async def test_claims_pause_before_redis_is_full_and_resume(
 
 
 async def next_beat(queue: Queue) -> None:
-    clock = f"{queue.keys.prefix}clock"
+    clock = queue.keys.times
     last = await queue.redis.hget(clock, "last_beat_ms")
     while await queue.redis.hget(clock, "last_beat_ms") == last:
         await asyncio.sleep(0.01)

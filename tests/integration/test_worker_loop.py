@@ -304,7 +304,7 @@ async def test_a_request_that_the_engine_always_hangs_up_on_ends(
         result = await client.wait(await client.submit(a_prompt("x", max_attempts=2)))
         assert (result.status, result.attempt) == ("failed", 2)
         assert (await client.wait(await client.submit(a_prompt("y")))).status == "succeeded"
-    (letter,) = await queue.dead_letters()
+    (letter,) = await queue.dead_letters.newest()
     assert letter.evidence == {"code": "connection_broken", "message": "the connection broke"}
 
 
@@ -496,7 +496,7 @@ async def test_inbox_takes_plain_json_and_keeps_garbage(
         await queue.redis.rpush(queue.keys.inbox, b"\xff garbage", body)
         while await queue.redis.get(queue.keys.result("mine")) is None:
             await asyncio.sleep(0.005)
-        while not (letters := await queue.dead_letters()):
+        while not (letters := await queue.dead_letters.newest()):
             await asyncio.sleep(0.005)
     assert text_of((await queue.results(["mine"]))[0]) == "hi hi"
     assert [(letter.reason, letter.record) for letter in letters] == [
@@ -524,7 +524,7 @@ async def test_poison_is_dead_lettered_with_evidence_and_the_worker_lives(
         assert await worker.stop() is None
     assert {results[request.id].status for request in innocent} == {"succeeded"}
     assert results[poison.id].failure.startswith("engine_killed: the engine died 2 times")
-    (letter,) = await queue.dead_letters()
+    (letter,) = await queue.dead_letters.newest()
     assert (letter.id, letter.reason) == (poison.id, "engine_killed")
     assert letter.evidence["error"] == "the stub engine was told to die"
     assert letter.evidence["engine_args"] == ["stub"]
@@ -596,7 +596,7 @@ async def test_engine_that_dies_in_its_warm_up_makes_no_request_a_suspect(
         assert (await client.wait(request_id)).is_success
         assert await worker.stop() is None
     assert engine.num_starts == 3
-    assert await queue.dead_letters() == []
+    assert await queue.dead_letters.newest() == []
 
 
 async def test_deaths_with_settled_requests_in_between_are_forgiven(
@@ -631,7 +631,7 @@ async def test_a_fault_of_ours_fails_that_request_alone(
         result = await client.wait(await client.submit(a_prompt("x", max_attempts=2)))
         assert (await client.wait(await client.submit(a_prompt("y")))).is_success
     assert result.failure == "worker_error: RecursionError('too deep')"
-    assert [letter.reason for letter in await queue.dead_letters()] == ["attempts_exhausted"]
+    assert [letter.reason for letter in await queue.dead_letters.newest()] == ["attempts_exhausted"]
 
 
 class Unstarted(StubEngine):

@@ -203,10 +203,10 @@ async def test_poison_in_one_queue_costs_no_innocent_of_the_other(
     settings = settings_for(redis_url, queues[0], **shared_by(queues, (1, 1)))
     async with local_worker(settings, engine):
         await until_done(queues[1], 1)
-        while not (letters := await queues[0].dead_letters()):
+        while not (letters := await queues[0].dead_letters.newest()):
             await asyncio.sleep(0.005)
     assert [letter.reason for letter in letters] == ["engine_killed"]
-    assert await queues[1].dead_letters() == []
+    assert await queues[1].dead_letters.newest() == []
     assert engine.num_starts == 3  # one rebuild a death, however many queues
     for queue in queues:
         assert await audit(queue) == []

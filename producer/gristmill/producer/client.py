@@ -18,7 +18,7 @@ from gristmill.producer.stream import Item, Stream, chunks
 from gristmill.producer.waiter import Waiter, result_expired
 from gristmill.shared.connection import connect, retrying
 from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull
-from gristmill.shared.fleet import Lookout
+from gristmill.shared.fleet import FleetCache
 from gristmill.shared.operations import IDS_A_CALL, State, SubmitCode
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request, request_from_body
@@ -57,7 +57,7 @@ class Client:
         name: str | None = None,
     ) -> None:
         self.queue = queue
-        self._lookout = Lookout(queue) if check_models else None
+        self._lookout = FleetCache(queue) if check_models else None
         self._max_request_bytes = max_request_bytes
         self.name = name or f"client-{ULID()}"
         self._waiter = Waiter(queue, self.name)

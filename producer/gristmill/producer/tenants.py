@@ -182,7 +182,7 @@ class Tenants:
             NotFound: The queue has no such tenant.
         """
         await self.revoke_keys(name)
-        await self._redis.hdel(self._keys.weights, name)
+        await self._redis.hdel(self._keys.tenant_weights, name)
         await self._redis.srem(self._keys.tenants, name)
         if not await self._redis.delete(self._keys.tenant(name)):
             raise _unknown(name)

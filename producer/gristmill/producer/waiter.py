@@ -52,7 +52,7 @@ class Waiter:
 
     def __init__(self, queue: Queue, client: str) -> None:
         self._queue = queue
-        self._reply_key = queue.keys.reply(client)
+        self._reply_key = queue.keys.finished(client)
         self._awaited: dict[str, _Awaited] = {}
         self._task: asyncio.Task[None] | None = None
         self._sweep_s = FOREIGN_SWEEP_MIN_S

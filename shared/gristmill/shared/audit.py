@@ -1,27 +1,36 @@
 """Check a queue against its invariants: every request in one place, every counter true.
 
-`gristmill queue audit` and the tests call it. It never writes, so it may run beside producers and
-workers. What it walks over moves meanwhile, hence two rules:
+`gristmill queue audit` and the tests call it. It never writes, so it may run beside producers and workers. They move
+requests while it takes its snapshot, so it follows two rules:
 
-- A key or id that looks wrong during the walk is looked at a second time, all of its places in one
-  script. Only what is still wrong in that one instant is reported.
-- Counters of the walk are compared only if `stats` is the same before and after it; otherwise the
-  walk is repeated, at most three times. On a queue that never rests `queued` and `bytes` stay
-  unchecked. `in_flight` and the sum of all fates are read in one instant, always.
+- It reads a second time what looks wrong in the snapshot: all places of an id in one script. It reports only what is
+  still wrong in that one instant.
+- It compares the snapshot with the counters only if `stats` is the same before and after. Otherwise it takes another
+  snapshot, at most three. On a queue that never rests, `queued` and `bytes` stay unchecked. `in_flight` and the sum of
+  all ends are always read in one instant.
 """
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
-from gristmill.shared.keys import LANES, ORDERED
+from gristmill.shared.keys import LANES, ORDERED, PENDING
 from gristmill.shared.queue import Queue
-from gristmill.shared.walk import Place, Walk, at_once, integers, look_at, walk_over
+from gristmill.shared.snapshot import (
+    Place,
+    Snapshot,
+    integers,
+    read_place,
+    read_together,
+    take_snapshot,
+)
 
-MAX_WALKS = 3
+MAX_SNAPSHOTS = 3
+"""Snapshots that one audit takes in the hope of a moment in which nothing moves."""
+
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
-OF_WORKERS = ("inflight", "inbox", "abort", "lastclaim")
-"""Keys that `reap` and `bye` remove with their worker."""
+OF_WORKERS = ("in_flight", "admitting", "abort", "last_claim")
+"""Kinds of keys that `reap` and `deregister` remove with their worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class Finding:
             no_lease, dead_mismatch, counter_mismatch or second_entry. The last is harmless: an id
             that was submitted again may leave an old entry in a lane, which claim skips.
         subject: The id, key or counter.
-        detail: What was seen.
+        detail: The contradiction that was seen.
     """
 
     kind: str
@@ -42,7 +51,7 @@ class Finding:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the queue goes on as if it were not there."""
+        """Whether the queue works as if the finding were not there."""
         return self.kind == "second_entry"
 
 
@@ -50,20 +59,20 @@ async def audit(queue: Queue) -> list[Finding]:
     """Return what breaks an invariant, nothing if all is well.
 
     Args:
-        queue: Which queue; it may be in use.
+        queue: The queue; it may be in use.
     """
-    walk = await walk_over(queue)
-    for _ in range(MAX_WALKS - 1):
-        if walk.is_at_rest:
+    snapshot = await take_snapshot(queue)
+    for _ in range(MAX_SNAPSHOTS - 1):
+        if snapshot.is_at_rest:
             break
-        walk = await walk_over(queue)
-    suspicious = [name for name, place in walk.places.items() if any(_faults(name, place))]
+        snapshot = await take_snapshot(queue)
+    suspicious = [name for name, place in snapshot.places.items() if any(_faults(name, place))]
     findings = [
-        *[finding async for finding in _second_look(queue, walk, suspicious)],
-        *[finding async for finding in _unserved_lanes(queue, walk)],
-        *[finding async for finding in _keys_without_lease(queue, walk)],
+        *[finding async for finding in _second_look(queue, snapshot, suspicious)],
+        *[finding async for finding in _unserved_lanes(queue, snapshot)],
+        *[finding async for finding in _keys_without_lease(queue, snapshot)],
         *await _dead_findings(queue),
-        *await _counter_findings(queue, walk),
+        *await _counter_findings(queue, snapshot),
     ]
     return sorted(findings, key=lambda finding: (finding.kind, finding.subject))
 
@@ -101,34 +110,40 @@ def _absence_faults(name: str, place: Place) -> Iterable[Finding]:
         yield Finding("leftover", name, f"no request, but an entry in {', '.join(keys)}")
 
 
-async def _second_look(queue: Queue, walk: Walk, names: Sequence[str]) -> AsyncIterator[Finding]:
+async def _second_look(
+    queue: Queue, snapshot: Snapshot, names: Sequence[str]
+) -> AsyncIterator[Finding]:
     for name in names:
-        for finding in _faults(name, await look_at(queue, name, walk.keys.get("inflight", []))):
+        for finding in _faults(
+            name, await read_place(queue, name, snapshot.keys.get("in_flight", []))
+        ):
             yield finding
 
 
-async def _unserved_lanes(queue: Queue, walk: Walk) -> AsyncIterator[Finding]:
+async def _unserved_lanes(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Finding]:
     """Report lists and sets that no claim would look into."""
-    for kind, command in (("pending", "LLEN"), *((kind, "ZCARD") for kind in ORDERED)):
-        for name in walk.keys.get(kind, ()):
+    for kind, command in ((PENDING, "LLEN"), *((kind, "ZCARD") for kind in ORDERED)):
+        for name in snapshot.keys.get(kind, ()):
             lane, _, flow = name.partition(":")
-            depth, vtime = await at_once(
+            depth, virtual_time = await read_together(
                 queue,
-                (command, f"{queue.keys.prefix}{kind}:{name}"),
-                ("ZSCORE", f"{queue.keys.prefix}ring:{lane}", flow),
+                (command, queue.keys.of_kind(kind, name)),
+                ("ZSCORE", queue.keys.flows(lane), flow),
             )
-            if depth and (vtime is None or lane not in LANES):
+            if depth and (virtual_time is None or lane not in LANES):
                 detail = f"{depth} entries that no claim finds"
                 yield Finding("unserved_lane", f"{kind}:{name}", detail)
 
 
-async def _keys_without_lease(queue: Queue, walk: Walk) -> AsyncIterator[Finding]:
+async def _keys_without_lease(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Finding]:
     """Report what a worker left that is neither alive nor still to be reaped."""
-    left = [(kind, worker) for kind in OF_WORKERS for worker in walk.keys.get(kind, ()) if worker]
+    left = [
+        (kind, worker) for kind in OF_WORKERS for worker in snapshot.keys.get(kind, ()) if worker
+    ]
     for kind, worker in left:
-        is_there, lease = await at_once(
+        is_there, lease = await read_together(
             queue,
-            ("EXISTS", f"{queue.keys.prefix}{kind}:{worker}"),
+            ("EXISTS", queue.keys.of_kind(kind, worker)),
             ("ZSCORE", queue.keys.workers, worker),
         )
         if is_there and lease is None:
@@ -137,17 +152,21 @@ async def _keys_without_lease(queue: Queue, walk: Walk) -> AsyncIterator[Finding
 
 async def _dead_findings(queue: Queue) -> list[Finding]:
     keys = queue.keys
-    dead, deadinfo = await at_once(queue, ("ZRANGE", keys.dead, 0, -1), ("HKEYS", keys.deadinfo))
+    letters, infos = await read_together(
+        queue, ("ZRANGE", keys.dead_letters, 0, -1), ("HKEYS", keys.dead_letter_info)
+    )
     return [
-        Finding("dead_mismatch", name.decode(), "it is in only one of dead and deadinfo")
-        for name in set(dead) ^ set(deadinfo)
+        Finding(
+            "dead_mismatch", name.decode(), "it is in only one of dead_letters and dead_letter_info"
+        )
+        for name in set(letters) ^ set(infos)
     ]
 
 
-async def _counter_findings(queue: Queue, walk: Walk) -> list[Finding]:
+async def _counter_findings(queue: Queue, snapshot: Snapshot) -> list[Finding]:
     compared = await _counted_at_once(queue)
-    if walk.is_at_rest:
-        compared |= _counted_by_walk(walk)
+    if snapshot.is_at_rest:
+        compared |= _counted_in_snapshot(snapshot)
     return [
         Finding("counter_mismatch", name, f"the counter says {counter}, there are {seen}")
         for name, (counter, seen) in compared.items()
@@ -157,7 +176,7 @@ async def _counter_findings(queue: Queue, walk: Walk) -> list[Finding]:
 
 async def _counted_at_once(queue: Queue) -> dict[str, tuple[int, int]]:
     keys = queue.keys
-    fields, num_owned, loads = await at_once(
+    fields, num_owned, loads = await read_together(
         queue, ("HGETALL", keys.stats), ("HLEN", keys.owner), ("HGETALL", keys.tenant_load)
     )
     stats = Counter(integers(fields))
@@ -173,14 +192,14 @@ async def _counted_at_once(queue: Queue) -> dict[str, tuple[int, int]]:
     }
 
 
-def _counted_by_walk(walk: Walk) -> dict[str, tuple[int, int]]:
-    stats, places = Counter(walk.stats_after), walk.places.values()
-    num_terminal = sum(stats[status] for status in TERMINAL)  # some results went with their TTL
+def _counted_in_snapshot(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
+    stats, places = Counter(snapshot.stats_after), snapshot.places.values()
+    num_terminal = sum(stats[status] for status in TERMINAL)  # the TTL of some results has passed
     num_results = sum(place.has_result for place in places)
     num_waiting = sum(place.has_request and not place.holders for place in places)
     return {
         "in_flight": (stats["in_flight"], sum(len(place.holders) for place in places)),
         "queued": (stats["queued"], num_waiting),
-        "bytes": (stats["bytes"], walk.num_bytes),
+        "bytes": (stats["bytes"], snapshot.num_bytes),
         "terminal": (num_terminal, max(num_terminal, num_results)),
     }

@@ -13,7 +13,7 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Yield consecutive slices of a sequence.
 
     Args:
-        items: What to split; slices are of its type.
+        items: Sequence to split; slices are of its type.
         size: Items in each chunk, at least 1; the last chunk may hold fewer.
     """
     for start in range(0, len(items), size):

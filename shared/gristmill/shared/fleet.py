@@ -1,7 +1,7 @@
-"""What the live workers of a queue serve, and whether a request is any of theirs.
+"""Find out what the live workers of a queue serve, and refuse requests that none of them serves.
 
-Producers look before they submit: a name that nobody serves would otherwise be found out by a worker, long
-afterwards. A queue without workers takes everything, since they may come later.
+Producers check before they submit: a worker would refuse an unknown model too, but long afterwards. A queue
+without workers takes every request, since workers may come later.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import Request
 
 FRESH_S = 5.0
-"""How long one look is good for, before the next request asks for another."""
+"""Seconds for which a fleet is taken as known; afterwards the next request reads it again."""
 
 NUM_NAMED = 10
-"""Models that an error names; of the others it says how many."""
+"""Models that an error names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What one look found.
+    """The models and endpoints that the live workers of a queue serve.
 
     Attributes:
         queue: Name of the queue.
-        max_model_len: Each model served, adapters included -> prompt and output tokens; 0 where no worker says.
+        max_model_len: Each served model, adapters included -> prompt and output tokens; 0 if no worker says.
         endpoints: Paths that some worker answers.
-        is_known: Whether every worker says what it serves; if not, none is told what it does not.
+        is_known: True if every worker says what it serves; otherwise no request is refused.
     """
 
     queue: str
@@ -39,16 +39,16 @@ class Fleet:
     is_known: bool
 
     def check(self, request: Request) -> None:
-        """Make sure that some worker serves what a request asks for, or that there is none yet.
+        """Check that some worker serves a request, or that there are no workers yet.
 
         Raises:
-            NotServed: There are workers, and none does.
+            NotServed: There are workers, but none serves it.
         """
         if refusal := self.refusal(request):
             raise refusal
 
     def refusal(self, request: Request) -> NotServed | None:
-        """Return why a request would find no worker, or None if it may."""
+        """Return the error for a request that no worker serves, or None."""
         if not self.is_known:
             return None
         if request.model and request.model not in self.max_model_len:
@@ -69,34 +69,34 @@ class Fleet:
         )
 
 
-class Lookout:
-    """Looks at the fleet of one queue, no more often than it has to.
+class FleetCache:
+    """The fleet of one queue, read again after a few seconds or before a request is refused.
 
     Args:
-        queue: Which queue.
+        queue: The queue.
     """
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._looking = asyncio.Lock()
+        self._reading = asyncio.Lock()
         self._fleet: Fleet | None = None
-        self._looked_at = 0.0
+        self._read_at_s = 0.0
 
     async def fleet(self) -> Fleet:
-        """Return what was seen in the last few seconds."""
-        async with self._looking:
-            if self._fleet is None or time.monotonic() - self._looked_at > FRESH_S:
-                self._fleet = await retrying(lambda: look(self._queue))
-                self._looked_at = time.monotonic()
+        """Return the fleet, at most FRESH_S old."""
+        async with self._reading:
+            if self._fleet is None or time.monotonic() - self._read_at_s > FRESH_S:
+                self._fleet = await retrying(lambda: read_fleet(self._queue))
+                self._read_at_s = time.monotonic()
             return self._fleet
 
     async def check(self, requests: Sequence[Request]) -> None:
-        """Make sure that each request is some worker's, or known to the queue already.
+        """Check that some worker serves each request, or that the queue has it already.
 
-        Before it refuses it looks anew.
+        The fleet is read again before a request is refused.
 
         Raises:
-            NotServed: One is nobody's.
+            NotServed: No worker serves one of them.
         """
         if not any(map((await self.fleet()).refusal, requests)):
             return
@@ -105,12 +105,12 @@ class Lookout:
         ids = [request.id for request in requests]
         states = await retrying(lambda: self._queue.status(ids))
         for refusal, (state, _) in zip(refusals, states, strict=True):
-            if refusal and state == "unknown":  # what was submitted before is only asked after
+            if refusal and state == "unknown":  # a request submitted before is no new one
                 raise refusal
 
 
-async def look(queue: Queue) -> Fleet:
-    """Ask what the workers of a queue serve."""
+async def read_fleet(queue: Queue) -> Fleet:
+    """Read what the live workers of a queue serve."""
     leases = (await queue.stats()).workers
     alive = [worker for worker, remaining_ms in leases.items() if remaining_ms > 0]
     facts = await asyncio.gather(*(_facts(queue, worker) for worker in alive))

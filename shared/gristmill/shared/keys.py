@@ -1,7 +1,7 @@
-"""Every Redis key of one queue; the Lua twin of this table opens `lua/transitions.lua`.
+"""Every Redis key of one queue. No other Python module formats one.
 
-All keys carry the hash tag `{queue}`, so they share one slot of a Redis Cluster and a script may
-touch any of them. Who needs a key asks here; nothing else formats one.
+The Lua scripts have the same table in `lua/includes/schema.lua`. All keys carry the hash tag `{queue}`, so they
+share one slot of a Redis Cluster and a script may touch any of them.
 """
 
 import re
@@ -12,11 +12,14 @@ from gristmill.shared.errors import SettingsError
 LANES = ("suspect", "high", "normal", "low")
 """Lanes in the order in which `claim` empties them: suspects, then the priorities."""
 
-ORDERED = ("sjf", "deadline", "prefix")
-"""Kinds of keys in which ids wait in an order that is not their arrival's."""
+PENDING = "pending"
+"""Kind of the LISTs in which ids wait, first come first served."""
+
+ORDERED = ("pending_sjf", "pending_deadline", "pending_prefix")
+"""Kinds of the ZSETs in which ids wait by position."""
 
 ALL_TENANTS = "*"
-"""The flow of a lane whose policy makes no difference between tenants."""
+"""Flow of all tenants together, if the scheduling makes no difference between them."""
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -44,18 +47,50 @@ class Keys:
 
     @property
     def prefix(self) -> str:
-        """What every key begins with; each script gets it as KEYS[1]."""
+        """Beginning of every key; each script gets it as KEYS[1]."""
         return f"gm:{{{self.queue}}}:"
 
-    @property
-    def policy(self) -> str:
-        """HASH: in which order claims take what waits."""
-        return f"{self.prefix}policy"
+    def of_kind(self, kind: str, name: str) -> str:
+        """Return a key by its first word and what follows it; `parse` takes it apart again."""
+        return f"{self.prefix}{kind}:{name}" if name else f"{self.prefix}{kind}"
+
+    def parse(self, key: bytes) -> tuple[str, str]:
+        """Return the first word of a key of this queue and what follows it, "" if nothing does."""
+        kind, _, name = key.decode().removeprefix(self.prefix).partition(":")
+        return kind, name
 
     @property
-    def weights(self) -> str:
+    def pattern(self) -> str:
+        """Pattern for SCAN that matches every key of this queue."""
+        return f"{self.prefix}*"
+
+    @property
+    def scheduling(self) -> str:
+        """HASH: in which order claims take waiting requests."""
+        return f"{self.prefix}scheduling"
+
+    def waiting(self, lane: str, flow: str, kind: str = PENDING) -> str:
+        """LIST or ZSET of the ids of one flow that wait in a lane; `kind` is PENDING or one of ORDERED."""
+        return f"{self.prefix}{kind}:{lane}:{flow}"
+
+    def flows(self, lane: str) -> str:
+        """ZSET: flows with waiting ids -> virtual time."""
+        return f"{self.prefix}flows:{lane}"
+
+    @property
+    def virtual_time(self) -> str:
+        """HASH: lane -> virtual time of the last claim."""
+        return f"{self.prefix}virtual_time"
+
+    @property
+    def times(self) -> str:
+        """HASH: when workers last beat, and when claims last took from the lanes."""
+        return f"{self.prefix}times"
+
+    @property
+    def tenant_weights(self) -> str:
         """HASH: tenant -> its share of the engine, 1 unless somebody set it."""
-        return f"{self.prefix}weights"
+        return f"{self.prefix}tenant_weights"
 
     @property
     def inbox(self) -> str:
@@ -68,14 +103,14 @@ class Keys:
         return f"{self.prefix}doorbell"
 
     @property
-    def dead(self) -> str:
+    def dead_letters(self) -> str:
         """ZSET of dead letters: id -> ms."""
-        return f"{self.prefix}dead"
+        return f"{self.prefix}dead_letters"
 
     @property
-    def deadinfo(self) -> str:
+    def dead_letter_info(self) -> str:
         """HASH of dead letters: id -> evidence line, then the record."""
-        return f"{self.prefix}deadinfo"
+        return f"{self.prefix}dead_letter_info"
 
     @property
     def owner(self) -> str:
@@ -120,17 +155,21 @@ class Keys:
         """STRING with a TTL: the terminal record, JSON."""
         return f"{self.prefix}result:{request_id}"
 
-    def reply(self, client: str) -> str:
+    def finished(self, client: str) -> str:
         """LIST with a TTL: ids of this client that finished."""
-        return f"{self.prefix}reply:{client}"
+        return f"{self.prefix}finished:{client}"
 
     def worker(self, worker: str) -> str:
         """HASH with a TTL: what a worker serves."""
         return f"{self.prefix}worker:{worker}"
 
-    def inflight(self, worker: str) -> str:
+    def in_flight(self, worker: str) -> str:
         """HASH: id -> delivery number of what a worker holds."""
-        return f"{self.prefix}inflight:{worker}"
+        return f"{self.prefix}in_flight:{worker}"
+
+    def last_claim(self, worker: str) -> str:
+        """STRING: nonce and ids of a worker's last claim."""
+        return f"{self.prefix}last_claim:{worker}"
 
     def batch(self, batch: str) -> str:
         """HASH with a TTL: counters of a batch."""

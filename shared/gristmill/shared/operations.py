@@ -1,22 +1,22 @@
-"""What the operations of a queue take and return; `Queue` has the operations themselves."""
+"""Data that the operations of a queue take and return; `Queue` has the operations themselves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from gristmill.shared.records import Claimed
+import orjson
+
+from gristmill.shared.chunking import chunks
+from gristmill.shared.records import Claimed, Record
 
 Scheduling = Literal[
     "fcfs", "priority", "sjf", "deadline", "prefix",
     "fair", "fair+sjf", "fair+deadline", "fair+prefix",
 ]  # fmt: skip
-"""In which order claims take what waits; docs/tuning.md says what each does."""
+"""Order in which claims take waiting requests; docs/tuning.md says what each does."""
 
 IDS_A_CALL = 500
-"""Ids that one call names: its script stays within a few milliseconds, and others get their turn."""
-
-MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
-"""Bounds of a tenant's weight, as `lua/transitions.lua` takes it."""
+"""Ids that one call names, so that its script takes a few milliseconds and others get their turn."""
 
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]
@@ -24,14 +24,14 @@ State = Literal["queued", "delayed", "running", "done", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a queue; see `QueueSettings` for the settings behind it.
+    """Bounds of a queue; see `QueueSettings` for the settings behind it.
 
     Attributes:
         max_depth: Requests in the queue, waiting or in flight.
         max_bytes: Bytes of their records.
-        result_ttl_ms: How long a terminal record is kept.
-        dead_letter_ttl_ms: How long a dead letter is kept.
-        lease_ms: How long a worker may be silent before its requests are given away.
+        result_ttl_ms: Time for which a terminal record is kept.
+        dead_letter_ttl_ms: Time for which a dead letter is kept.
+        lease_ms: Time for which a worker may be silent before its requests are given away.
         min_replicas: Replicas that must have a submit before it counts; not on a cluster.
     """
 
@@ -44,38 +44,38 @@ class Limits:
 
 
 class Delivery(NamedTuple):
-    """A request in flight, by what its fence is made of."""
+    """A request in flight: its id, and the number that is its fence."""
 
     id: str
     delivery: int
 
 
 class HeldLease(NamedTuple):
-    """A lease that whoever calls believes to hold: the key, and the token that must stand in it."""
+    """A lease that the caller believes to hold: its key, and the token that must stand in it."""
 
     key: str
     token: str
 
 
-class Policy(NamedTuple):
-    """How a queue orders what waits.
+class SchedulingPolicy(NamedTuple):
+    """The order of waiting requests, and the ageing of lanes.
 
     Attributes:
-        scheduling: The order.
+        order: Order in which claims take them.
         ageing_s: Seconds after which a lane that others overtake gets a turn; 0 for never.
     """
 
-    scheduling: Scheduling = "fair"
+    order: Scheduling = "fair"
     ageing_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one claim call returned.
+    """The reply to one claim call.
 
     Attributes:
         now_ms: Redis time.
-        next_due_ms: When the next delayed request is due, or None.
+        next_due_ms: Moment at which the next delayed request is due, or None.
         inbox: (token, element) pairs to admit, oldest first; see `admit`.
         claimed: The leased requests, in the order in which they should start.
         num_queued: Requests that still wait, delayed ones included.
@@ -89,10 +89,24 @@ class Claim:
     num_queued: int = 0
     num_workers: int = 1
 
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> Self:
+        """Read what `lua/claim.lua` returns after its code."""
+        now_ms, next_due_ms, inbox, flat, num_queued, num_workers = reply
+        claimed = [
+            Claimed(
+                item[0].decode(), int(item[1]), int(item[2]), int(item[3]), Record.parse(item[4])
+            )
+            for item in chunks(flat, 5)
+        ]
+        elements = sorted(_pairs(inbox), key=lambda pair: int(pair[0]))
+        due_ms = next_due_ms if next_due_ms >= 0 else None
+        return cls(now_ms, due_ms, elements, claimed, num_queued, num_workers)
+
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a worker's heartbeat returned.
+    """The reply to a worker's heartbeat.
 
     Attributes:
         num_in_flight: Requests that the queue believes this worker holds.
@@ -110,10 +124,10 @@ class Settlement:
     Attributes:
         id: The request's id.
         delivery: The fence of its claim.
-        status: How it ended.
+        status: Its end.
         outcome: The inside of the record's JSON.
-        prompt_tokens: As the engine counted them; 0 if it did not.
-        output_tokens: Likewise.
+        prompt_tokens: Tokens that the engine counted; 0 if it counted none.
+        output_tokens: Tokens that the engine counted; 0 if it counted none.
     """
 
     id: str
@@ -131,10 +145,10 @@ class DeadLetter:
     Attributes:
         id: The request's id; `inbox-<n>` for an element without one.
         reason: attempts_exhausted, engine_killed, unreadable or id_conflict.
-        at_ms: When it died.
+        at_ms: Moment at which it became a dead letter.
         attempt: Its last attempt.
         crashes: Engine deaths that it saw.
-        evidence: What was seen.
+        evidence: Facts about its end: an error, or the worker and engine that died.
         record: Its bytes.
     """
 
@@ -145,6 +159,16 @@ class DeadLetter:
     crashes: int
     evidence: Any
     record: bytes
+
+    @classmethod
+    def parse(cls, dead_id: bytes, blob: bytes) -> Self:
+        """Read a dead letter; one that somebody has spoiled must not hide its neighbours."""
+        line, _, record = blob.partition(b"\n")
+        try:
+            return cls(**orjson.loads(line), record=record)
+        except (ValueError, TypeError) as error:
+            evidence = {"error": f"the line of evidence cannot be read: {error}"}
+            return cls(dead_id.decode(errors="replace"), "unreadable", 0, 0, 0, evidence, blob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +184,7 @@ class Stats:
         num_dead: Dead letters.
         used_memory: Bytes that the server uses; 0 if this user may not ask (INFO).
         max_memory: Its `maxmemory`; 0 for no limit, or if this user may not ask.
-        scheduling: In which order claims take what waits.
+        scheduling: Order in which claims take waiting requests.
         workers: Worker -> ms until its lease ends.
     """
 
@@ -174,3 +198,26 @@ class Stats:
     max_memory: int
     scheduling: str
     workers: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, reply: Sequence[Any]) -> Self:
+        """Read what `lua/stats.lua` returns."""
+        now_ms, counters, lanes, workers = reply[:4]
+        num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling = reply[4:]
+        return cls(
+            now_ms=now_ms,
+            counters={k: int(v) for k, v in _pairs(counters)},
+            depth_by_lane={k: int(v) for k, v in _pairs(lanes)},
+            num_delayed=num_delayed,
+            num_inbox=num_inbox,
+            num_dead=num_dead,
+            used_memory=used_memory,
+            max_memory=max_memory,
+            scheduling=scheduling.decode(),
+            workers={k: int(v) - now_ms for k, v in _pairs(workers)},
+        )
+
+
+def _pairs(flat: Sequence[Any]) -> Iterable[tuple[str, Any]]:
+    """Yield the fields of a HASH or ZSET, as a script returns them."""
+    return ((name.decode(), value) for name, value in chunks(flat, 2))

@@ -1,6 +1,6 @@
 """Request, Record and Claimed: what travels to a worker, and how it is written down. No Redis here.
 
-The bytes of a record are described in `docs/protocol.md`; `lua/transitions.lua` reads the header.
+The bytes of a record are described in `docs/protocol.md`; `lua/includes/records.lua` reads the header.
 """
 
 import json

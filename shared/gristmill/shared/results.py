@@ -1,6 +1,6 @@
 """Result: what a request ends in, and how a worker writes it down. No Redis here.
 
-`lua/transitions.lua` puts the two halves of a record together; `docs/protocol.md` describes it.
+`lua/includes/finish.lua` puts the two halves of a record together; `docs/protocol.md` describes it.
 """
 
 from collections.abc import Mapping
@@ -81,6 +81,15 @@ class Result:
             metadata=fields["metadata"],
             worker=fields.get("worker", ""),
         )
+
+    @classmethod
+    def read(cls, request_id: str, data: bytes) -> "Result":
+        """Read `result:<id>`; one that somebody has spoiled must not hide its neighbours."""
+        try:
+            return cls.parse(data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            message = f"the record under result:{request_id} cannot be read: {error}"
+            return cls.unreadable(request_id, message)
 
     @classmethod
     def unreadable(cls, request_id: str, message: str) -> "Result":

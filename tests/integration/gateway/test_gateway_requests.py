@@ -118,8 +118,8 @@ async def test_a_caller_cannot_take_another_name(api: httpx.AsyncClient, queue: 
     }
     headers = {"X-Request-Id": "mine"}
     assert await submitted(api, body, **headers) == "acme.other.1"
-    assert await queue.tenant_load("other") == (0, 0)
-    assert (await queue.tenant_load("acme"))[0] == 1
+    assert await queue.tenants.load("other") == (0, 0)
+    assert (await queue.tenants.load("acme"))[0] == 1
     await api.delete("/v1/requests/acme.other.1")
     found = (await api.get("/v1/requests/acme.other.1")).json()
     assert found["metadata"] == {"request_id": "mine", "a": 1}

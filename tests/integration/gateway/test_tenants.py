@@ -50,9 +50,9 @@ async def test_keys_are_added_and_revoked(tenants: Tenants) -> None:
 
 async def test_a_tenant_that_comes_again_has_no_old_weight(tenants: Tenants, queue: Queue) -> None:
     await tenants.create(Tenant(name="a"))
-    await queue.set_weights({"a": 3, "b": 2})
+    await queue.tenants.set_weights({"a": 3, "b": 2})
     await tenants.delete("a")
-    assert await queue.weights() == {"b": 2}
+    assert await queue.tenants.weights() == {"b": 2}
 
 
 async def test_a_tenant_is_listed_changed_and_deleted(tenants: Tenants) -> None:

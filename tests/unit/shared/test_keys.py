@@ -1,13 +1,15 @@
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from gristmill.shared.errors import SettingsError
-from gristmill.shared.keys import LANES, Keys
-from gristmill.shared.queue import VERBS, script_source
+from gristmill.shared.keys import LANES, ORDERED, PENDING, Keys
 from gristmill.shared.records import PRIORITIES
+from gristmill.shared.scripts import VERBS, script_source
 
+ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = re.compile(r"^-- {3}([a-z_]+(?:, [a-z_]+)?)(?::<\w+>)*(?::<\w+>)? +[A-Z]", re.MULTILINE)
 
 
@@ -27,21 +29,47 @@ def test_other_queue_names_are_refused_by_name(name: str) -> None:
 def test_no_two_keys_collide() -> None:
     keys = Keys("q")
     names = [name for name in dir(keys) if not name.startswith("_")]
-    plain = {f.name for f in fields(keys)} | {"prefix"}
+    plain = {f.name for f in fields(keys)} | {"prefix", "pattern", "of_kind", "parse", "waiting"}
     made = [getattr(keys, name) for name in names if name not in plain]
     values = [value if isinstance(value, str) else value("x") for value in made]
+    values += [keys.waiting("x", "x", kind) for kind in (PENDING, *ORDERED)]
     assert len(set(values)) == len(values)
     assert all(value.startswith(keys.prefix) for value in values)
+
+
+@pytest.mark.parametrize(
+    "key", [Keys("q").stats, Keys("q").waiting("high", "a:b"), Keys("q").result("x")]
+)
+def test_key_taken_apart_can_be_put_together(key: str) -> None:
+    keys = Keys("q")
+    assert keys.of_kind(*keys.parse(key.encode())) == key
+
+
+def test_no_other_module_formats_a_key() -> None:
+    formatting = re.compile(r"keys\.prefix\}|keys\.prefix \+|\+ \S*keys\.prefix|gm:\{")
+    portions = [
+        path for side in ("producer", "worker", "shared") for path in (ROOT / side).rglob("*.py")
+    ]
+    found = [path.name for path in portions if formatting.search(path.read_text())]
+    assert found == ["keys.py"]
 
 
 def test_every_key_stands_in_the_schema_of_the_scripts() -> None:
     schema = script_source("stats").split("local prefix")[0]
     words = {w for match in SCHEMA.findall(schema) for w in match.split(", ")}
     keys = Keys("q")
-    for name in ("inbox", "doorbell", "dead", "deadinfo", "owner", "stats", "workers", "delayed",
+    for name in ("inbox", "doorbell", "dead_letters", "dead_letter_info", "scheduling",
+                 "times", "virtual_time", "tenant_weights", "owner", "stats", "workers", "delayed",
                  "deadlines", "attempts", "batches_done"):  # fmt: skip
         assert getattr(keys, name).removeprefix(keys.prefix) in words
-    for method in (keys.request, keys.result, keys.reply, keys.worker, keys.inflight, keys.batch):
+    for method in (
+        keys.request,
+        keys.result,
+        keys.finished,
+        keys.worker,
+        keys.in_flight,
+        keys.batch,
+    ):
         assert method("x").removeprefix(keys.prefix).partition(":")[0] in words
 
 

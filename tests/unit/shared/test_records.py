@@ -35,7 +35,7 @@ JSON = st.recursive(
 
 
 def as_stored(request: Request, enqueued_ms: int = 1_700_000_000_000) -> bytes:
-    """Write a record as `accept` in transitions.lua does."""
+    """Write a record as `lua/includes/accept.lua` does."""
     _, tenant, priority, deadline_in_ms, _, digest, tail, payload = request.submit_values()
     assert isinstance(payload, bytes)
     deadline_ms = enqueued_ms + int(deadline_in_ms) if deadline_in_ms else 0

@@ -76,7 +76,7 @@ class Heartbeat:
         self._worker = worker
 
     async def stop(self) -> None:
-        """End the thread; the lease runs out by itself unless `bye` closes it."""
+        """End the thread; the lease runs out by itself unless `deregister` closes it."""
         self._stop.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_S)

@@ -11,7 +11,7 @@ import structlog
 from ulid import ULID
 
 from gristmill.shared.connection import retrying
-from gristmill.shared.operations import Policy
+from gristmill.shared.operations import SchedulingPolicy
 from gristmill.shared.queue import Queue
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
@@ -42,7 +42,7 @@ class Lease:
         self,
         queue: Queue,
         facts: Mapping[str, str | int],
-        scheduling: Policy | None,
+        scheduling: SchedulingPolicy | None,
         opened: Callable[[str], None],
         lost: Callable[[], int],
     ) -> None:
@@ -97,7 +97,7 @@ class Lease:
         """
         async with self._changing:  # from here on, a beat that finds no lease is no news
             worker, self.worker = self.worker, ""
-        while not await retrying(lambda: self._queue.bye(worker)):
+        while not await retrying(lambda: self._queue.deregister(worker)):
             await hand_back(worker)
         return worker
 

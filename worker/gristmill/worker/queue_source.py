@@ -76,7 +76,7 @@ class QueueSource:
         self._lease = Lease(
             self._queue,
             context.facts,
-            context.settings.policy,
+            context.settings.scheduling_policy,
             opened=self._lease_opened,
             lost=self._abort_all,
         )
@@ -174,7 +174,7 @@ class QueueSource:
             request = request_from_json(element, default_id=default_id, max_request_bytes=max_bytes)
         except InvalidRequest as error:
             evidence = {"error": str(error)}
-            await retrying(lambda: self._queue.bury(worker, token, default_id, evidence))
+            await retrying(lambda: self._queue.admit_garbage(worker, token, default_id, evidence))
             log.warning(
                 "request.dead_lettered",
                 queue=self._name,

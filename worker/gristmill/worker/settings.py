@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from gristmill.shared.keys import QUEUE_NAME
-from gristmill.shared.operations import Policy, Scheduling
+from gristmill.shared.operations import Scheduling, SchedulingPolicy
 from gristmill.shared.settings import QueueSettings, alias
 
 SPARE = 1.1
@@ -169,9 +169,9 @@ class WorkerSettings(QueueSettings):
         return self.beat_s or self.lease_s / 5
 
     @property
-    def policy(self) -> Policy | None:
+    def scheduling_policy(self) -> SchedulingPolicy | None:
         """How the queue orders what waits; None leaves that as it is."""
-        return Policy(self.scheduling, self.ageing_s) if self.scheduling else None
+        return SchedulingPolicy(self.scheduling, self.ageing_s) if self.scheduling else None
 
     def in_flight_limit(self, max_num_seqs: int) -> int:
         """Return how many requests the engine holds at most; see `SPARE`."""

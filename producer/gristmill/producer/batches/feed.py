@@ -173,7 +173,7 @@ class Feeder:
 
     async def _replies(self) -> list[str]:
         """Return ids that finished, waiting a moment for the first if there is nothing else to do."""
-        key = self._queue.keys.reply(self._state.record.id)
+        key = self._queue.keys.finished(self._state.record.id)
         redis: Any = self._queue.redis
         if found := await redis.lpop(key, IDS_A_CALL):
             return [request_id.decode() for request_id in found]
@@ -283,4 +283,4 @@ class Feeder:
         for start in range(0, len(written), IDS_A_CALL):
             await self._queue.forget(written[start : start + IDS_A_CALL])
         if self._ledger.is_done:
-            await self._queue.redis.unlink(self._queue.keys.reply(self._state.record.id))
+            await self._queue.redis.unlink(self._queue.keys.finished(self._state.record.id))

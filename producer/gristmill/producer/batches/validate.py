@@ -14,7 +14,7 @@ from gristmill.producer.batches.registry import BatchLease, BatchState
 from gristmill.producer.batches.rows import bad_line_row
 from gristmill.producer.batches.service import Batches
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.fleet import Fleet, look
+from gristmill.shared.fleet import Fleet, read_fleet
 from gristmill.shared.media import check_media
 from gristmill.shared.records import Request
 
@@ -108,7 +108,7 @@ async def validate(batches: Batches, lease: BatchLease, state: BatchState, path:
     Memory: 80 MB for a million lines, for their custom_ids. Killed on the way, it begins anew.
     """
     record = state.record
-    fleet = await look(batches.queue) if batches.settings.check_models else None
+    fleet = await read_fleet(batches.queue) if batches.settings.check_models else None
     reader = batches.reader(record)
     checker = Checker(record, reader, batches.settings.allowed_media_domains, fleet)
     rows = Rows(batches.storage, record.id)

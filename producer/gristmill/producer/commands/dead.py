@@ -60,7 +60,9 @@ def list_letters(count: int, as_json: bool, settings: "QueueSettings") -> None:
 async def _newest(queue: "Queue", count: int) -> "list[DeadLetter]":
     letters: list[DeadLetter] = []
     while len(letters) < count:
-        page = await queue.dead_letters(len(letters), min(LETTERS_A_CALL, count - len(letters)))
+        page = await queue.dead_letters.newest(
+            len(letters), min(LETTERS_A_CALL, count - len(letters))
+        )
         if not page:
             break
         letters += page
@@ -89,7 +91,7 @@ def show(dead_id: str, settings: "QueueSettings") -> None:
     """Show one dead letter: its facts and evidence, then the body or the bytes that came."""
     from gristmill.producer.commands.session import on_queue
 
-    letter = on_queue(settings, lambda queue: queue.dead_letter(dead_id))
+    letter = on_queue(settings, lambda queue: queue.dead_letters.get(dead_id))
     if letter is None:
         raise InvalidRequest(f"no dead letter {dead_id!r}; see: gristmill dead list")
     click.echo(orjson.dumps(_facts(letter), option=orjson.OPT_INDENT_2))
@@ -127,7 +129,7 @@ async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
     num_refused = 0
     for dead_id in ids or [dead_id async for dead_id in _all_ids(queue)]:
         fresh = new_id()
-        if await queue.requeue(dead_id, fresh) == "missing":
+        if await queue.dead_letters.requeue(dead_id, fresh) == "missing":
             num_refused += 1
             say(
                 f"{dead_id}: not there, or it never was a request; see: gristmill dead show {dead_id}"
@@ -160,7 +162,7 @@ async def _purge(queue: "Queue", ids: tuple[str, ...]) -> int:
     num_deleted = 0
     chosen = ids or [dead_id async for dead_id in _all_ids(queue)]
     for start in range(0, len(chosen), IDS_A_CALL):
-        num_deleted += await queue.purge(chosen[start : start + IDS_A_CALL])
+        num_deleted += await queue.dead_letters.purge(chosen[start : start + IDS_A_CALL])
     return num_deleted
 
 
@@ -171,7 +173,7 @@ def _check_selection(ids: tuple[str, ...], all_letters: bool) -> None:
 
 async def _all_ids(queue: "Queue") -> AsyncIterator[str]:
     start = 0
-    while page := await queue.dead_letters(start, LETTERS_A_CALL):
+    while page := await queue.dead_letters.newest(start, LETTERS_A_CALL):
         for letter in page:
             yield letter.id
         start += len(page)

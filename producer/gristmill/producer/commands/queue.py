@@ -77,8 +77,8 @@ def weights(given: tuple[str, ...], as_json: bool, settings: "QueueSettings") ->
     fresh = dict(map(_weight, given))
 
     async def set_and_read(queue: "Queue") -> dict[str, float]:
-        await queue.set_weights(fresh)
-        return await queue.weights()
+        await queue.tenants.set_weights(fresh)
+        return await queue.tenants.weights()
 
     known = on_queue(settings, set_and_read)
     if as_json:

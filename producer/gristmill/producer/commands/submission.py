@@ -27,7 +27,7 @@ from gristmill.producer.commands.session import absence, on_client, on_queue, pr
 from gristmill.producer.commands.submit import Options
 from gristmill.shared.cli import say
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.fleet import Fleet, look
+from gristmill.shared.fleet import Fleet, read_fleet
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
 
@@ -67,7 +67,7 @@ class Submission:
             problem := absence(queue.keys.queue, (await queue.stats()).workers)
         ):
             say(problem)
-        return await look(queue)
+        return await read_fleet(queue)
 
     def _execute(self, output: Output | None) -> int:
         run, is_resume = self._run(output)

@@ -10,7 +10,7 @@ from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.shared.errors import NotFound
-from gristmill.shared.fleet import look
+from gristmill.shared.fleet import read_fleet
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import ENDPOINTS
 
@@ -57,7 +57,7 @@ async def model(model_id: str, gateway: CurrentGateway, tenant: CallingTenant) -
 
 
 async def _served(queue: Queue) -> list[Model]:
-    fleet = await look(queue)
+    fleet = await read_fleet(queue)
     now_s = int(time.time())  # as vLLM reports it; no worker knows when its model was made
     return [
         Model(id=name, created=now_s, max_model_len=length or None)

@@ -130,7 +130,7 @@ class TenantLimits:
         Raises:
             LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
         """
-        depth, queued_bytes = await retry_redis(self._queue.tenant_load, tenant.name)
+        depth, queued_bytes = await retry_redis(self._queue.tenants.load, tenant.name)
         if depth < tenant.max_depth and queued_bytes + num_bytes <= tenant.max_bytes:
             return
         _refused_calls.labels("load").inc()

@@ -4,32 +4,35 @@
 -- ARGV     worker, result_ttl_ms, then for each request:
 --          id, delivery, status (succeeded or failed), outcome (inside of a JSON object),
 --          prompt_tokens, output_tokens (as the engine counted them; both 0 if it did not)
--- Returns  a code for each: 1 stored; 2 stored late (a success from a worker that no longer holds
---          it, accepted since nobody had finished; its holder is told to abort); 0 changed nothing
+-- Returns  a code for each: 1 stored; 2 stored late; 0 changed nothing
+--          A late success comes from a worker that does not hold the request any more. It counts if the request
+--          has no result yet, and the present holder must abort.
 -- Keeps    2 (one terminal record), 3 (only a holder may fail a request)
 --
--- What is expected of a tenant's next requests follows what its last ones generated.
+-- It also learns the tenant's output share: the part of max_tokens that its requests really generate.
+
+local SHARE_STEP = 1 / 64 -- a tenant's output share follows half of a change after some 45 requests
 
 local time_ms = now_ms()
 local worker, result_ttl_ms = ARGV[1], ARGV[2]
-local inflight_key = prefix .. "inflight:" .. worker
-local codes, seen_shares = {}, {}
+local in_flight_key = prefix .. "in_flight:" .. worker
+local codes, new_shares = {}, {}
 
-local function learn(header, output_tokens)
+local function learn_output_share(header, output_tokens)
   if output_tokens > 0 and header.max_tokens > 0 then
-    local share = seen_shares[header.tenant] or output_share(header.tenant)
-    seen_shares[header.tenant] = share + (math.min(1, output_tokens / header.max_tokens) - share) * SHARE_STEP
+    local share = new_shares[header.tenant] or output_share_of(header.tenant)
+    new_shares[header.tenant] = share + (math.min(1, output_tokens / header.max_tokens) - share) * SHARE_STEP
   end
 end
 
-local function remember()
-  local shares_key = prefix .. "output_share"
-  for tenant, share in pairs(seen_shares) do
+local function write_output_shares()
+  local shares_key = prefix .. "tenant_output_shares"
+  for tenant, share in pairs(new_shares) do
     call("HSET", shares_key, tenant, string.format("%.4f", share))
   end
-  if next(seen_shares) then
+  if next(new_shares) then
     if call("HLEN", shares_key) > MAX_TENANTS then
-      call("DEL", shares_key) -- learned anew
+      call("DEL", shares_key) -- all shares are learned again
     end
     call("PEXPIRE", shares_key, 7 * DAY_MS)
   end
@@ -39,15 +42,27 @@ if #ARGV < 3 then
   return codes
 end
 
--- What the requests are before any is settled; of one that stands there twice the second finds its result.
+-- Read all requests before any is settled. If an id stands in ARGV twice, the second finds the first one's result.
 local ids, request_keys, settled = {}, {}, {}
 for i = 3, #ARGV, 6 do
   ids[#ids + 1] = ARGV[i]
   request_keys[#ids] = prefix .. "request:" .. ARGV[i]
 end
-local deliveries = call("HMGET", inflight_key, unpack(ids))
+local deliveries = call("HMGET", in_flight_key, unpack(ids))
 local records = call("MGET", unpack(request_keys))
 local owners = call("HMGET", prefix .. "owner", unpack(ids))
+
+-- Let go of a request that this worker has finished but does not hold.
+local function end_late(id)
+  local holder = disown(id)
+  count("late", 1)
+  if not holder then
+    count("queued", -1)
+    call("ZREM", prefix .. "delayed", id)
+  elseif holder ~= worker then
+    call("RPUSH", prefix .. "abort:" .. holder, id)
+  end
+end
 
 local function settle(n, id, delivery, status, outcome, prompt_tokens, output_tokens)
   local is_held, record = deliveries[n] == delivery, records[n]
@@ -61,24 +76,17 @@ local function settle(n, id, delivery, status, outcome, prompt_tokens, output_to
   if not finish(id, record, header, status, outcome, result_ttl_ms, time_ms) then
     return 0
   end
-  learn(header, output_tokens)
-  if is_held then
-    local took = prompt_tokens + output_tokens
-    if took > 0 or status == "failed" then -- else the engine did not count
-      settle_charge(owners[n], bounded_cost(took))
-    end
-    settled[#settled + 1] = id
-    return 1
+  learn_output_share(header, output_tokens)
+  if not is_held then
+    end_late(id)
+    return 2
   end
-  local holder = disown(id)
-  count("late", 1)
-  if not holder then
-    count("queued", -1)
-    call("ZREM", prefix .. "delayed", id)
-  elseif holder ~= worker then
-    call("RPUSH", prefix .. "abort:" .. holder, id)
+  local num_tokens = prompt_tokens + output_tokens
+  if num_tokens > 0 or status == "failed" then -- else the engine did not count
+    correct_charge(owners[n], bounded_cost(num_tokens))
   end
-  return 2
+  settled[#settled + 1] = id
+  return 1
 end
 
 for n, id in ipairs(ids) do
@@ -91,9 +99,9 @@ for n, id in ipairs(ids) do
 end
 if #settled > 0 then
   count("in_flight", -#settled)
-  call("HDEL", inflight_key, unpack(settled))
+  call("HDEL", in_flight_key, unpack(settled))
   call("HDEL", prefix .. "owner", unpack(settled))
 end
-remember()
+write_output_shares()
 flush(result_ttl_ms, time_ms)
 return codes

@@ -6,16 +6,16 @@
 -- Returns  the code of submit; "dead_lettered"; or "gone" if the token was admitted before
 -- Keeps    1, 6 (what cannot be read is kept with its bytes)
 
-local inbox_key = prefix .. "inbox:" .. ARGV[1]
-local element = call("HGET", inbox_key, ARGV[2])
+local admitting_key = prefix .. "admitting:" .. ARGV[1]
+local element = call("HGET", admitting_key, ARGV[2])
 if not element then
   return "gone"
 end
-call("HDEL", inbox_key, ARGV[2])
+call("HDEL", admitting_key, ARGV[2])
 local time_ms = now_ms()
 local code = "dead_lettered"
 if ARGV[4] == "request" then
-  code = accept(false, ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11], ARGV[12], time_ms)
+  code = accept(request_at(5), false, time_ms)
   if code == "conflict" then
     code = "dead_lettered"
     dead_letter("inbox-" .. ARGV[2], "id_conflict", '{"id":"' .. ARGV[5] .. '"}', 0, 0, element, time_ms)

@@ -3,8 +3,8 @@
 -- KEYS[1]  prefix
 -- ARGV     worker, lease_ms
 -- Returns  {0} if the lease is gone: abort everything and register under a new name;
---          else {1, now_ms, num_in_flight, id...}. A lost reply loses the ids, which costs engine
---          time and nothing else: their settling is refused.
+--          else {1, now_ms, num_in_flight, id...}. A lost reply loses the ids. That costs engine
+--          time only: the queue refuses to settle them.
 -- Keeps    3, 5
 
 local worker, lease_ms = ARGV[1], tonumber(ARGV[2])
@@ -15,8 +15,8 @@ local time_ms = now_ms()
 note_beat(lease_ms, time_ms)
 call("ZADD", prefix .. "workers", "XX", time_ms + lease_ms, worker)
 call("PEXPIRE", prefix .. "worker:" .. worker, lease_ms * 4)
-local reply = { 1, time_ms, call("HLEN", prefix .. "inflight:" .. worker) }
-for _, id in ipairs(call("LPOP", prefix .. "abort:" .. worker, 1000) or {}) do
+local reply = { 1, time_ms, call("HLEN", prefix .. "in_flight:" .. worker) }
+for _, id in ipairs(call("LPOP", prefix .. "abort:" .. worker, MAX_UNPACKED) or {}) do
   reply[#reply + 1] = id
 end
 return reply

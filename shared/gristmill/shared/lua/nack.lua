@@ -1,4 +1,4 @@
--- nack: give back requests that failed in a way that a retry may mend.
+-- nack: give back failed requests for a retry.
 --
 -- KEYS[1]  prefix
 -- ARGV     worker, result_ttl_ms, then for each request:
@@ -10,8 +10,8 @@ local time_ms = now_ms()
 local worker, result_ttl_ms = ARGV[1], ARGV[2]
 local codes = {}
 
-local function give_back(id, delivery, delay_ms, failure)
-  if call("HGET", prefix .. "inflight:" .. worker, id) ~= delivery then
+local function return_for_retry(id, delivery, delay_ms, failure)
+  if call("HGET", prefix .. "in_flight:" .. worker, id) ~= delivery then
     count("stale", 1)
     return "stale"
   end
@@ -42,7 +42,7 @@ local function give_back(id, delivery, delay_ms, failure)
 end
 
 for i = 3, #ARGV, 4 do
-  codes[#codes + 1] = give_back(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3])
+  codes[#codes + 1] = return_for_retry(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3])
 end
 flush(result_ttl_ms, time_ms)
 return codes

@@ -5,5 +5,5 @@
 -- Returns  how many there were
 -- Keeps    7
 
-call("HDEL", prefix .. "deadinfo", unpack(ARGV))
-return call("ZREM", prefix .. "dead", unpack(ARGV))
+call("HDEL", prefix .. "dead_letter_info", unpack(ARGV))
+return call("ZREM", prefix .. "dead_letters", unpack(ARGV))

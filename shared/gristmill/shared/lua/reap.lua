@@ -7,13 +7,13 @@
 -- Keeps    2, 5, 7 (bounded work)
 
 local limit, time_ms = tonumber(ARGV[1]), now_ms()
-local grace_until_ms = tonumber(call("HGET", prefix .. "clock", "grace_until_ms") or 0)
+local grace_until_ms = tonumber(call("HGET", prefix .. "times", "grace_until_ms") or 0)
 if time_ms < grace_until_ms then
   return {}
 end
 local reply = {}
 
--- What an engine_killed dead letter says: who ran it, and on what.
+-- Return what a dead letter says of the death: the worker, and what it served.
 local function evidence_of(worker)
   local facts, named = call("HGETALL", prefix .. "worker:" .. worker), { worker = worker, cause = "lease expired" }
   for i = 1, #facts, 2 do
@@ -22,26 +22,25 @@ local function evidence_of(worker)
   return cjson.encode(named)
 end
 
--- What it took from the inbox and never admitted returns to the front, oldest first.
+-- Put what a worker took from the inbox and never admitted back to the front, oldest first.
 local function return_inbox(worker)
-  local inbox_key = prefix .. "inbox:" .. worker
-  local tokens = call("HKEYS", inbox_key)
+  local admitting_key = prefix .. "admitting:" .. worker
+  local tokens = call("HKEYS", admitting_key)
   table.sort(tokens, function(a, b) return tonumber(a) > tonumber(b) end)
   for _, token in ipairs(tokens) do
-    call("LPUSH", prefix .. "inbox", call("HGET", inbox_key, token))
+    call("LPUSH", prefix .. "inbox", call("HGET", admitting_key, token))
   end
-  call("DEL", inbox_key)
+  call("DEL", admitting_key)
 end
 
 for _, worker in ipairs(call("ZRANGE", prefix .. "workers", 0, time_ms, "BYSCORE", "LIMIT", 0, 10)) do
   return_inbox(worker)
-  local moved = give_up(worker, limit, evidence_of(worker), ARGV[2], time_ms)
-  limit = limit - moved
-  reply[#reply + 1], reply[#reply + 2] = worker, moved
-  if call("EXISTS", prefix .. "inflight:" .. worker) == 0 then
-    call("ZREM", prefix .. "workers", worker)
-    call("UNLINK", prefix .. "worker:" .. worker, prefix .. "lastclaim:" .. worker, prefix .. "abort:" .. worker)
-    count("reaped", 1)
+  local num_moved = give_back_as_suspects(worker, limit, evidence_of(worker), ARGV[2], time_ms)
+  limit = limit - num_moved
+  reply[#reply + 1], reply[#reply + 2] = worker, num_moved
+  if call("EXISTS", prefix .. "in_flight:" .. worker) == 0 then
+    close_lease(worker)
+    count("reaped_workers", 1)
   end
   if limit <= 0 then
     break

@@ -1,10 +1,10 @@
 -- register: open a worker's lease and say what it serves. Sent twice, it renews.
 --
 -- KEYS[1]  prefix
--- ARGV     worker, lease_ms, scheduling ("": leave the queue's policy as it is), ageing_ms, then
+-- ARGV     worker, lease_ms, order ("": leave the queue's scheduling as it is), ageing_ms, then
 --          field, value... of worker:<worker>
--- Returns  now_ms; an error INVALID if the worker's name is empty or has anything but printable ASCII, or a "|", which
---          parts the fields of owner, or if a time is no whole number
+-- Returns  now_ms; an error INVALID if a time is no whole number, or if the worker's name is empty or has other
+--          characters than printable ASCII. A "|" is refused too, as it separates the fields of owner.
 -- Keeps    5, 7 (the record of a worker that dies goes with a TTL)
 
 if ARGV[1] == "" or string.find(ARGV[1], "[^!-{}~]") then
@@ -20,12 +20,12 @@ call("ZADD", prefix .. "workers", time_ms + ARGV[2], ARGV[1])
 call("HSET", worker_key, "registered_ms", integer(time_ms), unpack(ARGV, 5))
 call("PEXPIRE", worker_key, ARGV[2] * 4)
 if ARGV[3] ~= "" then
-  local policy_key, ring_key = prefix .. "policy", prefix .. "ring:"
-  if call("EXISTS", ring_key .. "high", ring_key .. "normal", ring_key .. "low") == 0 then
-    call("HDEL", policy_key, "is_mixed")
-  elseif policy().name ~= ARGV[3] then
-    call("HSET", policy_key, "is_mixed", 1) -- what waits lies where the old policy has put it
+  local scheduling_key, flows_key = prefix .. "scheduling", prefix .. "flows:"
+  if call("EXISTS", flows_key .. "high", flows_key .. "normal", flows_key .. "low") == 0 then
+    call("HDEL", scheduling_key, "is_mixed")
+  elseif scheduling().order ~= ARGV[3] then
+    call("HSET", scheduling_key, "is_mixed", 1) -- waiting requests lie where the old order has put them
   end
-  call("HSET", policy_key, "scheduling", ARGV[3], "ageing_ms", ARGV[4])
+  call("HSET", scheduling_key, "order", ARGV[3], "ageing_ms", ARGV[4])
 end
 return time_ms

@@ -8,7 +8,7 @@
 local released = 0
 for i = #ARGV - 1, 2, -2 do -- backwards, so that the first given is the first in its lane
   local id, delivery = ARGV[i], ARGV[i + 1]
-  if call("HGET", prefix .. "inflight:" .. ARGV[1], id) == delivery then
+  if call("HGET", prefix .. "in_flight:" .. ARGV[1], id) == delivery then
     disown(id)
     local record = call("GET", prefix .. "request:" .. id)
     if record then

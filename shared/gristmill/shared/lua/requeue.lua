@@ -13,7 +13,7 @@ end
 if call("EXISTS", prefix .. "result:" .. new_id) == 1 then
   return "done"
 end
-local info = call("HGET", prefix .. "deadinfo", id)
+local info = call("HGET", prefix .. "dead_letter_info", id)
 local record = info and string.match(info, "^[^\n]*\n(1|.*)$")
 if not record then
   return "missing"
@@ -27,9 +27,11 @@ local model, prompt_prefix = string.match(line, "|([^|]*)|([^|]*)|[^|]*$")
 local tail = table.concat({ "", integer(header.prompt_tokens), integer(header.max_tokens), header.max_attempts, "", header.endpoint,
   model, prompt_prefix, id }, "|")
 local time_ms = now_ms()
-local code = accept(false, new_id, header.tenant, header.priority, 0, 0, header.digest, tail, payload, time_ms)
-call("ZREM", prefix .. "dead", id)
-call("HDEL", prefix .. "deadinfo", id)
+local request = { id = new_id, tenant = header.tenant, priority = header.priority, deadline_in_ms = 0, delay_ms = 0,
+  digest = header.digest, tail = tail, payload = payload }
+local code = accept(request, false, time_ms)
+call("ZREM", prefix .. "dead_letters", id)
+call("HDEL", prefix .. "dead_letter_info", id)
 count("requeued", 1)
 ring_doorbell()
 flush(0, time_ms)

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix
 -- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
---           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), scheduling}
+--           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), order}
 
 local info = redis.pcall("INFO", "memory")
 
@@ -13,8 +13,8 @@ end
 local lanes = {}
 for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
   local depth = 0
-  for _, flow in ipairs(call("ZRANGE", prefix .. "ring:" .. lane, 0, -1)) do
-    for _, kind in ipairs(policy().is_mixed and KINDS or { lane ~= "suspect" and policy().order or "pending" }) do
+  for _, flow in ipairs(call("ZRANGE", prefix .. "flows:" .. lane, 0, -1)) do
+    for _, kind in ipairs(scheduling().is_mixed and KINDS or { kind_of(lane) }) do
       depth = depth + call(kind == "pending" and "LLEN" or "ZCARD", place_key(lane, flow, kind))
     end
   end
@@ -27,8 +27,8 @@ return {
   call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"),
   call("ZCARD", prefix .. "delayed"),
   call("LLEN", prefix .. "inbox"),
-  call("ZCARD", prefix .. "dead"),
+  call("ZCARD", prefix .. "dead_letters"),
   memory("used_memory"),
   memory("maxmemory"),
-  policy().name,
+  scheduling().order,
 }

@@ -162,13 +162,13 @@ async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
     queue = Queue(redis, settings.queue, settings.limits)
     try:
         await queue.register(
-            "scheduling", {}, settings.policy
+            "scheduling", {}, settings.scheduling_policy
         )  # submits put requests in their place
-        await queue.bye("scheduling")
+        await queue.deregister("scheduling")
         yield queue
     finally:
         with contextlib.suppress(RedisError):  # gone: so are the keys, or they expire
-            async for key in redis.scan_iter(match=f"{queue.keys.prefix}*", count=1000):
+            async for key in redis.scan_iter(match=queue.keys.pattern, count=1000):
                 await redis.unlink(key)
         await redis.aclose()
 

@@ -1,0 +1,63 @@
+"""The dead letters of one queue: requests and inbox elements that could not be served, with their bytes.
+
+The CLI calls it as `queue.dead_letters`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+
+from gristmill.shared.keys import Keys
+from gristmill.shared.operations import DeadLetter
+from gristmill.shared.scripts import Scripts
+
+
+class DeadLetters:
+    """The dead letters of one queue.
+
+    Args:
+        redis: The queue's client.
+        keys: The queue's keys.
+        scripts: The queue's scripts.
+    """
+
+    def __init__(self, redis: Redis | RedisCluster, keys: Keys, scripts: Scripts) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = scripts
+
+    async def newest(self, start: int = 0, count: int = 100) -> list[DeadLetter]:
+        """Return dead letters, newest first.
+
+        Args:
+            start: Number of newer dead letters to skip.
+            count: Most dead letters to return.
+        """
+        last = start + count - 1
+        ids: Any = await self._redis.zrange(self._keys.dead_letters, start, last, desc=True)
+        if not ids:
+            return []
+        blobs: Any = await self._redis.hmget(self._keys.dead_letter_info, ids)
+        pairs = zip(ids, blobs, strict=True)
+        return [DeadLetter.parse(dead_id, blob) for dead_id, blob in pairs if blob]
+
+    async def get(self, dead_id: str) -> DeadLetter | None:
+        """Return one dead letter, or None."""
+        blob: Any = await self._redis.hget(self._keys.dead_letter_info, dead_id)
+        return DeadLetter.parse(dead_id.encode(), blob) if blob else None
+
+    async def requeue(self, dead_id: str, new_id: str) -> str:
+        """Submit a dead letter as a new request; returns accepted, queued, done or missing.
+
+        Under one `new_id` it happens once. The new request names the old one and belongs to no batch.
+        """
+        reply: bytes = await self._scripts.run("requeue", dead_id, new_id)
+        return reply.decode()
+
+    async def purge(self, dead_ids: Sequence[str]) -> int:
+        """Delete dead letters; returns how many there were. Their results stay."""
+        if not dead_ids:
+            return 0
+        removed: int = await self._scripts.run("purge", *dead_ids)
+        return removed

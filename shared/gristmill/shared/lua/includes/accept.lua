@@ -1,0 +1,46 @@
+-- accept: turn eight values of ARGV into a request that waits.
+
+-- Return one request of ARGV, whose values begin at `first`; docs/protocol.md lists them.
+local function request_at(first)
+  local id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload = unpack(ARGV, first, first + 7)
+  return { id = id, tenant = tenant, priority = priority, deadline_in_ms = deadline_in_ms, delay_ms = delay_ms,
+    digest = digest, tail = tail, payload = payload }
+end
+
+local function record_of(request, deadline_ms, time_ms)
+  return "1|" .. integer(time_ms) .. "|" .. integer(deadline_ms) .. "|" .. request.tenant .. "|" .. request.priority
+    .. "|" .. request.digest .. "|" .. request.tail .. "\n" .. request.payload
+end
+
+local function start_waiting(request, record, deadline_ms, time_ms)
+  local delay_ms = tonumber(request.delay_ms)
+  if deadline_ms > 0 then
+    call("ZADD", prefix .. "deadlines", deadline_ms, request.id)
+  end
+  if delay_ms > 0 then
+    call("ZADD", prefix .. "delayed", time_ms + delay_ms, request.id)
+  else -- a list needs only tenant and priority of the header
+    enqueue(request.id, scheduling().kind == "pending" and request or header_of(record), 0, false)
+  end
+end
+
+-- Accept one new request. Returns "accepted", "queued" (already there), "done" (already terminal)
+-- or "conflict" (the id belongs to another body or endpoint). `is_new` says that the id has no result.
+local function accept(request, is_new, time_ms)
+  local result = not is_new and call("GET", prefix .. "result:" .. request.id)
+  if result then
+    return string.find(result, '"digest":"' .. request.digest .. '"', 1, true) and "done" or "conflict"
+  end
+  local deadline_in_ms = tonumber(request.deadline_in_ms)
+  local deadline_ms = deadline_in_ms > 0 and time_ms + deadline_in_ms or 0
+  local record = record_of(request, deadline_ms, time_ms)
+  if not call("SET", prefix .. "request:" .. request.id, record, "NX") then
+    local present = header_of(call("GET", prefix .. "request:" .. request.id))
+    return present.digest == request.digest and "queued" or "conflict"
+  end
+  count("submitted", 1)
+  count("queued", 1)
+  count_record(request.tenant, 1, record)
+  start_waiting(request, record, deadline_ms, time_ms)
+  return "accepted"
+end

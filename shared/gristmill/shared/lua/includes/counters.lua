@@ -1,0 +1,54 @@
+-- counters: count what changes while a script runs, and write it once with flush().
+--
+-- Every verb that changes anything ends with flush(). Other subjects add what they gather to `writers`.
+
+local counts, loads = {}, {} -- field -> amount; tenant -> { requests, bytes }
+local writers = {} -- functions that flush() calls in this order, each with ttl_ms and time_ms
+
+local function count(field, amount)
+  counts[field] = (counts[field] or 0) + amount
+end
+
+-- Count a record that has come (sign 1) or gone (sign -1), for the queue and for its tenant.
+local function count_record(tenant, sign, record)
+  count("bytes", sign * #record)
+  local load = loads[tenant]
+  if not load then
+    load = { requests = 0, bytes = 0 }
+    loads[tenant] = load
+  end
+  load.requests = load.requests + sign
+  load.bytes = load.bytes + sign * #record
+end
+
+-- Return the requests in the queue, waiting or in flight, and the bytes of their records.
+local function depth_and_bytes()
+  local now = call("HMGET", prefix .. "stats", "queued", "in_flight", "bytes")
+  return (tonumber(now[1]) or 0) + (tonumber(now[2]) or 0), tonumber(now[3]) or 0
+end
+
+writers[1] = function()
+  for field, amount in pairs(counts) do
+    if amount ~= 0 then
+      call("HINCRBY", prefix .. "stats", field, integer(amount))
+    end
+  end
+end
+
+writers[2] = function()
+  for tenant, load in pairs(loads) do
+    for what, amount in pairs(load) do
+      local field = tenant .. "|" .. what
+      -- Below 0 if a version that did not count has accepted the request.
+      if amount ~= 0 and call("HINCRBY", prefix .. "tenant_load", field, integer(amount)) <= 0 then
+        call("HDEL", prefix .. "tenant_load", field)
+      end
+    end
+  end
+end
+
+local function flush(ttl_ms, time_ms)
+  for _, write in ipairs(writers) do
+    write(ttl_ms, time_ms)
+  end
+end

@@ -1,0 +1,68 @@
+-- finish: write the terminal record of a request, and count and announce its end.
+
+local MAX_FINISHED_IDS = 10000
+
+local batch_counts, finished = {}, {} -- batch -> status -> amount; client -> ids
+
+local function outcome_without_response(attempt, code, message)
+  return '"attempt":' .. attempt .. ',"response":null,"error":{"code":"' .. code .. '","message":"' .. message .. '"}'
+end
+
+local function terminal_record(id, header, status, outcome, time_ms)
+  return '{"id":"' .. id .. '","status":"' .. status .. '","endpoint":"' .. header.endpoint
+    .. '","digest":"' .. header.digest .. '","enqueued_ms":' .. header.enqueued_ms .. ',"finished_ms":'
+    .. integer(time_ms) .. ',"metadata":' .. (header.metadata == "" and "null" or header.metadata) .. "," .. outcome .. "}"
+end
+
+-- Note the end of a request for its batch and for its client; the writers below pass it on.
+local function note_end(id, header, status)
+  if header.batch ~= "" then
+    local of_batch = batch_counts[header.batch] or {}
+    of_batch[status] = (of_batch[status] or 0) + 1
+    batch_counts[header.batch] = of_batch
+  end
+  if header.reply ~= "" then
+    local ids = finished[header.reply] or {}
+    ids[#ids + 1] = id
+    finished[header.reply] = ids
+  end
+end
+
+-- Write the terminal record; no other function does. `outcome` is the inside of a JSON object. Returns false if
+-- the request has a record. Invariants 1 and 2: the request goes in the same step, and the first record wins.
+local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
+  local result = terminal_record(id, header, status, outcome, time_ms)
+  if not call("SET", prefix .. "result:" .. id, result, "NX", "PX", ttl_ms) then
+    return false
+  end
+  call("UNLINK", prefix .. "request:" .. id)
+  call("HDEL", prefix .. "attempts", id)
+  if header.deadline_ms > 0 then
+    call("ZREM", prefix .. "deadlines", id)
+  end
+  count(status, 1)
+  count_record(header.tenant, -1, record)
+  note_end(id, header, status)
+  return true
+end
+
+writers[#writers + 1] = function(_, time_ms)
+  for batch, of_batch in pairs(batch_counts) do
+    for status, amount in pairs(of_batch) do
+      call("HINCRBY", prefix .. "batch:" .. batch, status, amount)
+    end
+    call("PEXPIRE", prefix .. "batch:" .. batch, 7 * DAY_MS)
+    complete_batch(batch, time_ms)
+  end
+end
+
+writers[#writers + 1] = function(ttl_ms)
+  for client, ids in pairs(finished) do
+    local finished_key = prefix .. "finished:" .. client
+    for from = 1, #ids, MAX_UNPACKED do
+      call("RPUSH", finished_key, unpack(ids, from, math.min(from + MAX_UNPACKED - 1, #ids)))
+    end
+    call("LTRIM", finished_key, -MAX_FINISHED_IDS, -1)
+    call("PEXPIRE", finished_key, ttl_ms)
+  end
+end

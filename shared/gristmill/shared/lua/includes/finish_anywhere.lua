@@ -1,0 +1,19 @@
+-- finish_anywhere: end a request as cancelled or expired, waiting or in flight. No worker is needed for it.
+
+-- Returns "running" if a worker held the request (beat tells the worker to abort), "queued" if it waited, or false
+-- if it was terminal already.
+local function finish_anywhere(id, status, message, ttl_ms, time_ms)
+  local record = call("GET", prefix .. "request:" .. id)
+  local outcome = outcome_without_response(attempt_of(id), status, message)
+  if not record or not finish(id, record, header_of(record), status, outcome, ttl_ms, time_ms) then
+    return false
+  end
+  local worker = disown(id)
+  if worker then
+    call("RPUSH", prefix .. "abort:" .. worker, id)
+    return "running"
+  end
+  call("ZREM", prefix .. "delayed", id)
+  count("queued", -1)
+  return "queued"
+end

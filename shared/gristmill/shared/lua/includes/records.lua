@@ -1,0 +1,32 @@
+-- records: read the header of a record in request:<id>.
+
+local IS_PRIORITY = { high = true, normal = true, low = true }
+local TEXT = "|([^|\n]*)"
+local HEADER = "^1|(%d+)|(%d+)" .. TEXT .. TEXT .. TEXT .. TEXT .. "|(%d+)|(%d+)|(%d+)" .. TEXT .. TEXT
+  .. "|[^|\n]*|[^|\n]*|[^|\n]*\n([^\n]*)\n"
+
+-- Bound what a request costs its tenant. Below 1, a tenant of free requests would always be next.
+-- Above 2^24, one request would lift virtual time to where a double no longer sees the costs of others.
+local function bounded_cost(tokens)
+  return math.min(math.max(1, tokens), 2 ^ 24)
+end
+
+-- Return a header with which an unreadable record can still be ended, so that no script stops half-way.
+-- A record is unreadable if it has another version, or if somebody wrote it past the scripts. Invariant 6.
+local function unreadable_header()
+  return { is_readable = false, enqueued_ms = "0", deadline_ms = 0, tenant = "default", priority = "normal",
+    digest = "", batch = "", prompt_tokens = 1, max_tokens = 0, cost = 1, max_attempts = 1, reply = "",
+    endpoint = "", metadata = "", record = "\n" }
+end
+
+local function header_of(record)
+  local enqueued_ms, deadline_ms, tenant, priority, digest, batch, prompt_tokens, max_tokens, max_attempts, reply,
+    endpoint, metadata = string.match(record, HEADER)
+  if not IS_PRIORITY[priority] then
+    return unreadable_header()
+  end
+  return { is_readable = true, enqueued_ms = enqueued_ms, deadline_ms = tonumber(deadline_ms), tenant = tenant,
+    priority = priority, digest = digest, batch = batch, prompt_tokens = tonumber(prompt_tokens),
+    max_tokens = tonumber(max_tokens), cost = bounded_cost(prompt_tokens + max_tokens),
+    max_attempts = tonumber(max_attempts), reply = reply, endpoint = endpoint, metadata = metadata, record = record }
+end

@@ -1,0 +1,59 @@
+-- schema: every key of one queue, and what every script needs. keys.py is the Python twin of this table.
+--
+-- KEYS[1] is the prefix "gm:{queue}:". Every key below begins with it, so all of them hash to one slot of a
+-- Redis Cluster. A lane is suspect, high, normal or low. A flow is a tenant, or * for all tenants together.
+--
+--   scheduling               HASH    order, ageing_ms: in which order claims take waiting requests; is_mixed: some of
+--                                    them may lie where an earlier order has put them
+--   pending:<lane>:<flow>    LIST    ids that wait, first come first served
+--   pending_sjf:<lane>:<flow>       ZSET   ids that wait -> position: the shortest request is first;
+--   pending_deadline:<lane>:<flow>  ZSET   the earliest deadline is first;
+--   pending_prefix:<lane>:<flow>    ZSET   requests with the same prompt prefix stand together
+--   flows:<lane>             ZSET    flows with waiting ids -> virtual time (fair share)
+--   debt:<lane>              ZSET    flows without waiting ids that were served ahead -> virtual time
+--   virtual_time             HASH    lane -> virtual time of the last claim
+--   tenant_weights           HASH    tenant -> share of the engine, 1 unless an operator sets it
+--   tenant_output_shares     HASH    tenant -> generated share of max_tokens, as seen lately
+--   prefix_groups            HASH    "lane|flow|prefix" -> "position|size" of the group that is filling; last -> position
+--   inbox                    LIST    plain JSON that anybody may RPUSH
+--   admitting:<worker>       HASH    token -> inbox element that this worker took and has not admitted yet
+--   request:<id>             STRING  header line, metadata line, body; exists <=> not terminal
+--   attempts                 HASH    id -> "deliveries|uncounted|crashes", only for ids tried before
+--   in_flight:<worker>       HASH    id -> delivery; membership with the same number is the fence
+--   owner                    HASH    id -> "worker" or "worker|cost|lane|tenant", for in-flight ids; the cost is what the
+--                                    claim charged to the tenant
+--   workers                  ZSET    worker -> lease expiry in ms
+--   worker:<worker>          HASH    what it serves; for people and routing
+--   last_claim:<worker>      STRING  "nonce|id,id,..." of its last claim
+--   abort:<worker>           LIST    ids it must abort
+--   delayed                  ZSET    id -> ms at which it may be claimed
+--   deadlines                ZSET    id -> ms at which it expires, if it has a deadline
+--   result:<id>              STRING  the terminal record, JSON, with a TTL
+--   dead_letters             ZSET    id -> ms at which it became a dead letter
+--   dead_letter_info         HASH    id -> evidence line, then the record
+--   batch:<id>               HASH    counters of a batch
+--   batches_done             LIST    batches that completed, each once
+--   finished:<client>        LIST    ids that finished, newest 10,000
+--   doorbell                 LIST    at most 4 tokens that wake idle workers
+--   times                    HASH    last_beat_ms, grace_until_ms; normal_served_ms, low_served_ms: when a claim
+--                                    last took from the lane, or when its backlog began
+--   stats                    HASH    queued, in_flight, bytes (now); the other fields only grow
+--   tenant_load              HASH    "tenant|requests", "tenant|bytes" of what is not terminal; no field is 0
+--
+-- Header of request:<id>, version 1, fields separated by "|":
+--   1|enqueued_ms|deadline_ms|tenant|priority|digest|batch|prompt_tokens|max_tokens|max_attempts|reply|endpoint|model|prefix|origin
+
+local prefix = KEYS[1]
+local call = redis.call
+
+local DAY_MS = 24 * 3600 * 1000
+local MAX_UNPACKED = 1000 -- values that one call unpacks; Lua's limit is about 8,000
+
+local function now_ms()
+  local time = call("TIME")
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function integer(number) -- Lua prints large floats as 1e+15; Redis prints all digits of an argument
+  return string.format("%.0f", number)
+end

@@ -1,0 +1,105 @@
+"""The Lua script of each verb, put together from its own file and the subjects that it includes.
+
+`lua/<verb>.lua` holds a verb, `lua/includes/<subject>.lua` the functions of a subject, which several verbs
+share. A script runs whole or not at all, so each verb is atomic. `tests/unit/shared/test_scripts.py` proves
+that no verb lacks a function that it calls and that none includes a subject for nothing.
+"""
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+
+_CORE = ("schema", "counters")
+_FINISHING = ("batches", "finish")
+_WAITING = ("lanes", "tenants", "enqueue")
+
+INCLUDES: dict[str, tuple[str, ...]] = {
+    "submit": (*_CORE, "records", "doorbell", *_WAITING, "accept"),
+    "admit": (*_CORE, "records", "doorbell", *_WAITING, "dead_letters", "accept"),
+    "requeue": (*_CORE, "records", "doorbell", *_WAITING, "accept"),
+    "claim": (
+        *_CORE, "records", "deliveries", "doorbell", *_WAITING, *_FINISHING, "dead_letters",
+        "leasing", "popping", "virtual_time", "taking", "misplaced",
+    ),
+    "ack": (*_CORE, "records", "deliveries", "tenants", "charges", *_FINISHING),
+    "nack": (
+        *_CORE, "records", "deliveries", "doorbell", *_WAITING, "charges", *_FINISHING, "dead_letters",
+    ),
+    "release": (*_CORE, "records", "deliveries", "doorbell", *_WAITING, "charges"),
+    "crash": (
+        *_CORE, "records", "deliveries", "doorbell", *_WAITING, "charges", *_FINISHING, "dead_letters",
+        "suspects",
+    ),
+    "reap": (
+        *_CORE, "records", "deliveries", "doorbell", *_WAITING, "charges", *_FINISHING, "dead_letters",
+        "suspects", "leases",
+    ),
+    "cancel": (
+        *_CORE, "records", "deliveries", "tenants", "charges", *_FINISHING, "finish_anywhere",
+    ),
+    "expire": (
+        *_CORE, "records", "deliveries", "tenants", "charges", *_FINISHING, "finish_anywhere",
+    ),
+    "register": ("schema", "lanes", "leases"),
+    "beat": ("schema", "leases"),
+    "deregister": ("schema", "leases"),
+    "seal": ("schema", "batches"),
+    "purge": ("schema",),
+    "status": ("schema", "deliveries"),
+    "stats": ("schema", "lanes"),
+    "read_together": ("schema",),
+}  # fmt: skip
+"""Verb -> the subjects that stand in front of it, in this order: a subject uses only those before it."""
+
+VERBS = tuple(INCLUDES)
+
+FLAGS = {"submit": "#!lua", "requeue": "#!lua", "read_together": "#!lua flags=no-writes"}
+"""First line of a script. A Redis at its `maxmemory` refuses those verbs that add requests."""
+
+OTHER_FLAGS = "#!lua flags=allow-oom"
+"""First line of the other verbs: they end requests, which frees memory, or move what is there."""
+
+
+def lua_text(name: str) -> str:
+    """Return one Lua file: `claim` or `includes/schema`."""
+    return (files("gristmill.shared") / "lua" / f"{name}.lua").read_text()
+
+
+@cache
+def script_source(verb: str) -> str:
+    """Return the whole script of a verb: its flags, the subjects that it includes, its own file."""
+    included = [lua_text(f"includes/{subject}") for subject in INCLUDES[verb]]
+    return "\n".join((FLAGS.get(verb, OTHER_FLAGS), *included, lua_text(verb)))
+
+
+class Scripts:
+    """The scripts of one queue, run by their hash and loaded when the server does not know them.
+
+    Args:
+        redis: A client that does not decode.
+        prefix: Beginning of the queue's keys.
+    """
+
+    def __init__(self, redis: Redis | RedisCluster, prefix: str) -> None:
+        self._prefix = prefix
+        self._scripts = {verb: redis.register_script(script_source(verb)) for verb in VERBS}
+
+    async def run(
+        self,
+        verb: str,
+        *args: str | float | bytes,
+        lease_key: str | None = None,
+        connection: Redis | None = None,
+    ) -> Any:
+        """Run a verb and return its reply.
+
+        Args:
+            verb: One of VERBS.
+            args: Its ARGV.
+            lease_key: Second key, for `submit` under a lease.
+            connection: Client to use instead of the queue's own.
+        """
+        keys = [self._prefix, lease_key] if lease_key else [self._prefix]
+        return await self._scripts[verb](keys=keys, args=args, client=connection)

@@ -1,0 +1,209 @@
+"""Take a snapshot of a queue: where every id is. The audit judges it, and tests read it.
+
+It only reads, with SCAN. Memory grows with the number of ids, about 300 bytes each; records are never read whole.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gristmill.shared.chunking import chunks
+from gristmill.shared.keys import ALL_TENANTS, ORDERED, PENDING
+from gristmill.shared.queue import Queue
+
+CHUNK = 500
+"""Ids that one call reads."""
+
+HEADER_BYTES = 2048
+"""Bytes that cover the longest header of a record; a body may have megabytes."""
+
+
+@dataclass(slots=True)
+class Place:
+    """The places in which one id was seen.
+
+    Attributes:
+        has_request: Whether its request exists.
+        has_result: Whether its result exists.
+        num_entries: Entries in lanes.
+        is_delayed: Whether it waits for a time.
+        owner: Worker that holds it, by `owner`.
+        holders: Workers that hold it, by their `in_flight:<worker>`.
+        notes: Those of `attempts` and `deadlines` that mention it.
+    """
+
+    has_request: bool = False
+    has_result: bool = False
+    num_entries: int = 0
+    is_delayed: bool = False
+    owner: str | None = None
+    holders: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The result of one pass over the keys of a queue.
+
+    Attributes:
+        stats_before: Counters when it began.
+        stats_after: Counters when it ended.
+        keys: First word of a key -> what follows it, for each such key.
+        places: Id -> the places in which it was seen.
+        num_bytes: Bytes of all requests.
+    """
+
+    stats_before: Mapping[str, int]
+    stats_after: Mapping[str, int] = field(default_factory=dict)
+    keys: dict[str, list[str]] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing moved while it was taken: each transition moves a counter that only grows."""
+        return self.stats_before == self.stats_after
+
+    def place(self, request_id: bytes | str) -> Place:
+        """Return the places in which an id was seen so far."""
+        name = request_id.decode() if isinstance(request_id, bytes) else request_id
+        return self.places.setdefault(name, Place())
+
+
+async def read_together(queue: Queue, *commands: Sequence[Any]) -> list[Any]:
+    """Return the replies of commands that only read, all of one instant.
+
+    It is a script and not MULTI/EXEC: redis-py's asyncio cluster client starts a thread and an event loop for
+    each command of a transaction.
+    """
+    words = [word for command in commands for word in (len(command), *command)]
+    replies: list[Any] = await queue.scripts.run("read_together", *words)
+    return replies
+
+
+async def take_snapshot(queue: Queue) -> Snapshot:
+    """Read every key of a queue; an id that moves meanwhile may be seen twice or never."""
+    snapshot = Snapshot(stats_before=await _stats(queue))
+    for key in {key async for key in queue.redis.scan_iter(match=queue.keys.pattern, count=1000)}:
+        kind, name = queue.keys.parse(key)
+        snapshot.keys.setdefault(kind, []).append(name)
+    await _read_records(queue, snapshot)
+    await _read_waiting(queue, snapshot)
+    await _read_held(queue, snapshot)
+    await _read_notes(queue, snapshot)
+    snapshot.stats_after = await _stats(queue)
+    return snapshot
+
+
+async def read_place(queue: Queue, name: str, workers: Sequence[str]) -> Place:
+    """Return where one id is, all of its places seen in one instant.
+
+    Args:
+        queue: The queue.
+        name: The id.
+        workers: Workers that may hold it; those with a lease are added.
+    """
+    keys = queue.keys
+    pending, ordered = await _places_of(queue, name)
+    (leased,) = await read_together(queue, ("ZRANGE", keys.workers, 0, -1))
+    workers = sorted({*workers, *(worker.decode() for worker in leased)})
+    reply = await read_together(
+        queue,
+        ("EXISTS", keys.request(name)),
+        ("EXISTS", keys.result(name)),
+        ("ZSCORE", keys.delayed, name),
+        ("HGET", keys.owner, name),
+        ("HEXISTS", keys.attempts, name),
+        ("ZSCORE", keys.deadlines, name),
+        *(("HEXISTS", keys.in_flight(worker), name) for worker in workers),
+        *(("LPOS", key, name, "COUNT", 0) for key in pending),
+        *(("ZSCORE", key, name) for key in ordered),
+    )
+    has_request, has_result, due_ms, owner, has_attempts, deadline_ms, *rest = reply
+    held, entries = rest[: len(workers)], rest[len(workers) :]
+    in_lists, in_order = entries[: len(pending)], entries[len(pending) :]
+    notes = {"attempts": has_attempts, "deadlines": deadline_ms is not None}
+    return Place(
+        has_request=bool(has_request),
+        has_result=bool(has_result),
+        num_entries=sum(map(len, in_lists)) + sum(position is not None for position in in_order),
+        is_delayed=due_ms is not None,
+        owner=_worker(owner) if owner else None,
+        holders=[worker for worker, is_held in zip(workers, held, strict=True) if is_held],
+        notes=[note for note, is_there in notes.items() if is_there],
+    )
+
+
+async def _places_of(queue: Queue, name: str) -> tuple[list[str], list[str]]:
+    """Return where a request may wait under one order or another: the LISTs, then the ZSETs."""
+    header: Any = await queue.redis.getrange(queue.keys.request(name), 0, HEADER_BYTES)
+    fields = header.partition(b"\n")[0].decode(errors="replace").split("|")
+    if len(fields) < 5:
+        return [], []
+    tenant, priority = fields[3], fields[4]
+    places = [(lane, flow) for lane in {priority, "normal"} for flow in (tenant, ALL_TENANTS)]
+    pending = [queue.keys.waiting(*place) for place in (("suspect", tenant), *places)]
+    return pending, [queue.keys.waiting(*place, kind) for kind in ORDERED for place in places]
+
+
+async def _read_records(queue: Queue, snapshot: Snapshot) -> None:
+    for name in snapshot.keys.get("result", ()):
+        snapshot.place(name).has_result = True
+    for names in chunks(snapshot.keys.get("request", []), CHUNK):
+        for name in names:
+            snapshot.place(name).has_request = True
+        sizes = await read_together(
+            queue, *(("STRLEN", queue.keys.request(name)) for name in names)
+        )
+        snapshot.num_bytes += sum(sizes)
+
+
+async def _read_waiting(queue: Queue, snapshot: Snapshot) -> None:
+    for name in snapshot.keys.get(PENDING, ()):
+        async for request_id in _elements(queue, queue.keys.of_kind(PENDING, name)):
+            snapshot.place(request_id).num_entries += 1
+    ordered = ((kind, name) for kind in ORDERED for name in snapshot.keys.get(kind, ()))
+    for key in (queue.keys.of_kind(*each) for each in ordered):
+        async for request_id, _ in queue.redis.zscan_iter(key, count=CHUNK):
+            snapshot.place(request_id).num_entries += 1
+    async for request_id, _ in queue.redis.zscan_iter(queue.keys.delayed, count=CHUNK):
+        snapshot.place(request_id).is_delayed = True
+
+
+async def _read_held(queue: Queue, snapshot: Snapshot) -> None:
+    for worker in snapshot.keys.get("in_flight", ()):
+        async for request_id, _ in queue.redis.hscan_iter(
+            queue.keys.in_flight(worker), count=CHUNK
+        ):
+            snapshot.place(request_id).holders.append(worker)
+    async for request_id, owner in queue.redis.hscan_iter(queue.keys.owner, count=CHUNK):
+        snapshot.place(request_id).owner = _worker(owner)
+
+
+def _worker(owner: bytes) -> str:
+    """Return the worker in the value of an `owner` field; the charge follows it."""
+    return owner.partition(b"|")[0].decode()
+
+
+async def _read_notes(queue: Queue, snapshot: Snapshot) -> None:
+    async for request_id, _ in queue.redis.hscan_iter(queue.keys.attempts, count=CHUNK):
+        snapshot.place(request_id).notes.append("attempts")
+    async for request_id, _ in queue.redis.zscan_iter(queue.keys.deadlines, count=CHUNK):
+        snapshot.place(request_id).notes.append("deadlines")
+
+
+async def _elements(queue: Queue, key: str) -> AsyncIterator[bytes | str]:
+    start = 0
+    while chunk := await queue.redis.lrange(key, start, start + CHUNK - 1):
+        for element in chunk:
+            yield element
+        start += len(chunk)
+
+
+async def _stats(queue: Queue) -> dict[str, int]:
+    return integers((await read_together(queue, ("HGETALL", queue.keys.stats)))[0])
+
+
+def integers(flat: Sequence[bytes]) -> dict[str, int]:
+    """Return the fields of a HASH of counters, as a script gets them of HGETALL."""
+    return {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
