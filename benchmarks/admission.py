@@ -20,7 +20,7 @@ from ulid import ULID
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.server import running_server
 from gristmill.worker.admission.room import Capacity
 from gristmill.worker.engine.stub_batch import StubBatch

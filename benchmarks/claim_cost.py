@@ -19,7 +19,7 @@ from queue_ops import CLAIM, SUBMIT
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Scheduling, SchedulingPolicy
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 from gristmill.shared.server import running_server
 
 WORKER = "gristmill-worker-5d4f9c7b84-x7k2p-01K2ZV7Q3M8T5R9W1X4Y6B0CDE"

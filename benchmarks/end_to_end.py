@@ -24,7 +24,7 @@ import orjson
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.server import die_with_parent, running_server
 
 STUB_WORKER = Path(__file__).resolve().parent.parent / "tests" / "stub_worker.py"
@@ -55,7 +55,7 @@ def worker(url: str, log: Path) -> Iterator[None]:
 
 def requests(number: int) -> list[Request]:
     return [
-        request_from_body({"prompt": f"word{i}", "max_tokens": 1}, endpoint=COMPLETIONS)
+        Request.from_body({"prompt": f"word{i}", "max_tokens": 1}, endpoint=COMPLETIONS)
         for i in range(number)
     ]
 

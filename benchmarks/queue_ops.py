@@ -19,7 +19,8 @@ from pathlib import Path
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Settlement
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import PRIORITIES, Claimed, Request
+from gristmill.shared.records import Claimed
+from gristmill.shared.request import PRIORITIES, Request
 from gristmill.shared.results import response_outcome
 from gristmill.shared.server import running_server
 

@@ -7,7 +7,8 @@ from uuid import uuid4
 
 from gristmill.shared.operations import Settlement
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Claimed, Request
+from gristmill.shared.records import Claimed
+from gristmill.shared.request import COMPLETIONS, Request
 
 BODY = b'{"prompt":"hi"}'
 ERROR = {"code": "engine_error", "message": "boom"}

@@ -17,7 +17,7 @@ from workers import worker_process
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.settings import QueueSettings
 
 LASTING = {
@@ -77,7 +77,7 @@ def check_is_flat(name: str, samples: Sequence[int]) -> None:
 def _requests(number: int, model: str) -> Iterator[Request]:
     for i in range(number):
         body: dict[str, Any] = {"model": model, "prompt": f"number {i}", "max_tokens": 4}
-        yield request_from_body(body, endpoint=COMPLETIONS)
+        yield Request.from_body(body, endpoint=COMPLETIONS)
 
 
 async def main(number: int, model: str) -> None:

@@ -10,13 +10,13 @@ from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.results import Result
 
 
 def completion(model: str) -> Request:
     body = {"model": model, "prompt": "the quick brown fox", "max_tokens": 12, "temperature": 0}
-    return request_from_body(body | {"ignore_eos": True}, endpoint=COMPLETIONS)
+    return Request.from_body(body | {"ignore_eos": True}, endpoint=COMPLETIONS)
 
 
 def text_of(result: Result) -> str:

@@ -13,7 +13,7 @@ from workers import settings_for
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo, InProcessEngine
 from gristmill.worker.liveness import Liveness
@@ -59,7 +59,7 @@ async def small(model_dir: Path) -> AsyncIterator[tuple[InProcessEngine, EngineI
 def requests() -> list[Request]:
     body = {"model": "tiny", "prompt": [*range(5, 13)], "ignore_eos": True}
     return [
-        request_from_body(body | {"max_tokens": MAX_TOKENS - i % 40}, endpoint=COMPLETIONS)
+        Request.from_body(body | {"max_tokens": MAX_TOKENS - i % 40}, endpoint=COMPLETIONS)
         for i in range(NUM_REQUESTS)
     ]
 

@@ -17,7 +17,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.results import Result
 
 MODEL = "tiny"
@@ -54,7 +54,7 @@ def worker_argv(model_dir: Path) -> list[str]:
 
 def completion(prompt: str | list[int], max_tokens: int, **fields: object) -> Request:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-    return request_from_body(body, endpoint=COMPLETIONS, **fields)
+    return Request.from_body(body, endpoint=COMPLETIONS, **fields)
 
 
 def engine_of(worker: WorkerProcess) -> list[psutil.Process]:

@@ -20,7 +20,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import CHAT, COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import CHAT, COMPLETIONS, Request
 from gristmill.shared.results import Result
 
 MODEL = "tiny"
@@ -71,12 +71,12 @@ async def start_workers(
 def completion(number: int, max_tokens: int) -> Request:
     """Return a request whose answer begins with its own prompt, so it can belong to no other."""
     body = {"model": MODEL, "prompt": f"number {number} ", "echo": True, "max_tokens": max_tokens}
-    return request_from_body(body | {"ignore_eos": True}, endpoint=COMPLETIONS, id=f"r{number}")
+    return Request.from_body(body | {"ignore_eos": True}, endpoint=COMPLETIONS, id=f"r{number}")
 
 
 def chat(number: int, **fields: object) -> Request:
     body = {"model": MODEL, "messages": [{"role": "user", "content": f"number {number}"}]}
-    return request_from_body(
+    return Request.from_body(
         body | {"max_tokens": 1 + number % 7} | fields, endpoint=CHAT, id=f"r{number}"
     )
 

@@ -27,9 +27,9 @@ from faults.proxy import Fate, Proxy, Trap
 from faults.redis_server import RedisServer
 from faults.schedule import LEASE_S, REDIS_FAULTS, Fault
 
-from gristmill.shared.connection import retrying
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import retrying
 from gristmill.shared.server import server_binary
 from gristmill.shared.tasks import end
 

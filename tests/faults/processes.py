@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from typing import Any
 import orjson
 
 from gristmill.producer import Client
-from gristmill.shared.connection import connect, notice_waits
+from gristmill.shared.connection import connect
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.redis_retry import announce_redis_waits
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.server import die_with_parent
 from gristmill.worker.__main__ import serve
 from gristmill.worker.engine import InProcessEngine, Response, StubEngine
@@ -104,7 +105,7 @@ class Prompt:
     Attributes:
         text: Its first word says what happens when it runs.
         max_tokens: How long it runs, in `TOKEN_S`.
-        fields: More of `request_from_body`: a start time, a deadline.
+        fields: More of `Request.from_body`: a start time, a deadline.
     """
 
     text: str
@@ -119,7 +120,7 @@ class Prompt:
     def request(self, request_id: str) -> Request:
         """Return the request."""
         body = {"prompt": self.text, "max_tokens": self.max_tokens, "ignore_eos": True}
-        return request_from_body(body, endpoint=COMPLETIONS, id=request_id, **self.fields)
+        return Request.from_body(body, endpoint=COMPLETIONS, id=request_id, **self.fields)
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class ProducerOrder:
 def run_producer(order: ProducerOrder) -> None:
     """Submit, wait for every result, write both down; the target of a forked process."""
     _begin(order.log)
-    notice_waits(lambda error: print(repr(error), flush=True), 1)  # noqa: T201  # its log
+    announce_redis_waits("", interval_s=1, tell=partial(print, flush=True))  # its log
     asyncio.run(_produce(order))
 
 

@@ -15,7 +15,7 @@ from faults.outcome import audited, come_to_rest
 from faults.processes import Prompt
 from faults.schedule import LEASE_S
 
-from gristmill.shared.connection import retrying
+from gristmill.shared.redis_retry import retrying
 
 LIMIT_S = 50
 RESUMES_WITHIN_S = 5.0

@@ -16,8 +16,8 @@ from servers import ask
 
 from gristmill.shared.cli import gristmill
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import request_from_body
 from gristmill.shared.redis_url import parse
+from gristmill.shared.request import Request
 from gristmill.shared.server import free_port
 
 
@@ -35,7 +35,7 @@ async def queue(shell: CommandLine) -> AsyncIterator[Queue]:
 async def submit(queue: Queue, *ids: str, prompt: str = "hello") -> None:
     body = {"prompt": prompt}
     await queue.submit(
-        [request_from_body(body, id=name, endpoint="/v1/completions") for name in ids]
+        [Request.from_body(body, id=name, endpoint="/v1/completions") for name in ids]
     )
 
 
@@ -91,7 +91,7 @@ async def test_result_prints_records_and_its_code_is_the_worst(
     assert "waits is not finished" in waits.err
     unknown = shell.run("result", "good", "nobody", "bad")
     assert (unknown.code, len(unknown.rows)) == (4, 2)
-    assert "nobody is unknown" in unknown.err
+    assert "nobody: the id is unknown" in unknown.err
 
 
 async def test_result_waits_when_asked(shell: CommandLine, queue: Queue) -> None:

@@ -13,7 +13,7 @@ from gristmill.shared.connection import connect
 from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull, ResultExpired
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.settings import QueueSettings
 
 
@@ -37,7 +37,7 @@ async def worker(queue: Queue) -> AsyncIterator[SettlingWorker]:
 
 
 def prompts(number: int) -> Iterator[Request]:
-    return (request_from_body({"prompt": f"p{i}"}, endpoint=COMPLETIONS) for i in range(number))
+    return (Request.from_body({"prompt": f"p{i}"}, endpoint=COMPLETIONS) for i in range(number))
 
 
 @pytest.mark.usefixtures("worker")
@@ -87,7 +87,7 @@ async def test_a_slow_source_is_submitted_as_it_comes(client: Client) -> None:
 
 
 async def test_an_unknown_id_is_told(client: Client) -> None:
-    with pytest.raises(ResultExpired, match="nobody is unknown"):
+    with pytest.raises(ResultExpired, match="request nobody: the id is unknown"):
         await client.wait("nobody", 10)
     with pytest.raises(ResultExpired):
         await client.result("nobody")
@@ -104,7 +104,7 @@ async def test_a_wait_ends_at_its_timeout_and_the_request_lives(client: Client) 
 async def test_another_body_under_one_id_is_refused(client: Client) -> None:
     await client.submit({"prompt": "a"}, endpoint=COMPLETIONS, id="same")
     await client.submit({"prompt": "a"}, endpoint=COMPLETIONS, id="same")
-    with pytest.raises(IdConflict, match="id same belongs to another request"):
+    with pytest.raises(IdConflict, match="request same: the id belongs to another request"):
         await client.submit({"prompt": "b"}, endpoint=COMPLETIONS, id="same")
 
 

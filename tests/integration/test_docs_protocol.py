@@ -28,12 +28,12 @@ from workers import STUB, worker_process
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
-from gristmill.shared.intake import request_from_json
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Record
 from gristmill.shared.redis_url import parse
+from gristmill.shared.request_json import request_from_json
 from gristmill.shared.results import Result
 from gristmill.shared.scripts import VERBS, script_source
 from gristmill.shared.settings import QueueSettings

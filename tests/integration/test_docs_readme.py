@@ -19,7 +19,7 @@ from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import CHAT
+from gristmill.shared.request import CHAT
 from gristmill.shared.server import running_server
 from gristmill.shared.settings import QueueSettings
 from gristmill.worker.settings import WorkerSettings

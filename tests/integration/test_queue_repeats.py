@@ -21,9 +21,10 @@ from queues import (
 from servers import ask_all
 
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import connect, retrying
+from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
+from gristmill.shared.redis_retry import retrying
 
 Operation = Callable[[], Awaitable[Any]]
 Case = Callable[[Queue, list[Claimed]], Operation]

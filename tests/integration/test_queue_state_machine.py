@@ -32,7 +32,8 @@ from gristmill.shared.connection import connect
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import Claim, Limits, Scheduling, SchedulingPolicy
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Claimed, Request
+from gristmill.shared.records import Claimed
+from gristmill.shared.request import Request
 
 EXAMPLES = int(os.environ.get("GRISTMILL_FUZZ_EXAMPLES", "60"))
 MAX_STEPS = 60

@@ -164,7 +164,7 @@ PRODUCER = """
 import asyncio, sys
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 
 async def main(url, name, start):
     queue = Queue(connect(url), name)

@@ -17,13 +17,14 @@ from workers import STUB, worker_process
 
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import connect, retrying
+from gristmill.shared.connection import connect
 from gristmill.shared.errors import NotReplicated, ResultExpired, SettingsError
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Request, request_from_body
+from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import parse
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
 pytestmark = pytest.mark.alone
@@ -34,7 +35,7 @@ BOUND_S = 5.0
 def requests(first: int, number: int) -> list[Request]:
     body = {"prompt": "x", "max_tokens": 8}
     return [
-        request_from_body(body, id=f"r{n}", endpoint="/v1/completions")
+        Request.from_body(body, id=f"r{n}", endpoint="/v1/completions")
         for n in range(first, first + number)
     ]
 

@@ -11,7 +11,7 @@ from gristmill.shared.connection import connect
 from gristmill.shared.errors import NotServed
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import CHAT, COMPLETIONS, EMBEDDINGS, Request, request_from_body
+from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS, Request
 
 
 class CountingQueue(Queue):
@@ -33,7 +33,7 @@ async def queue(redis_url: str) -> AsyncIterator[CountingQueue]:
 
 def asking_for(model: str | None, endpoint: str = COMPLETIONS) -> Request:
     body = {"prompt": "hi", "max_tokens": 1} | ({"model": model} if model else {})
-    return request_from_body(body, endpoint=endpoint)
+    return Request.from_body(body, endpoint=endpoint)
 
 
 async def serve(queue: Queue, worker: str, *models: str, endpoints: str = COMPLETIONS) -> None:

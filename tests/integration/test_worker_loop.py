@@ -19,7 +19,7 @@ from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.results import Result
 from gristmill.worker.__main__ import serve
 from gristmill.worker.engine import EngineInfo, Response, StubEngine
@@ -40,7 +40,7 @@ async def client(queue: Queue, redis_url: str) -> AsyncIterator[Client]:
 
 
 def a_prompt(word: str, max_tokens: int = 4, **fields: object) -> Request:
-    return request_from_body(
+    return Request.from_body(
         {"prompt": word, "max_tokens": max_tokens}, endpoint=COMPLETIONS, **fields
     )
 

@@ -13,10 +13,11 @@ from workers import STUB, WorkerProcess, worker_process
 
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import connect, retrying
+from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.redis_retry import retrying
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.results import Result
 from gristmill.shared.server import running_server
 
@@ -43,7 +44,7 @@ async def client(queue: Queue, own_redis_url: str) -> AsyncIterator[Client]:
 
 def prompts(number: int, max_tokens: int) -> list[Request]:
     return [
-        request_from_body({"prompt": f"word{i}", "max_tokens": max_tokens}, endpoint=COMPLETIONS)
+        Request.from_body({"prompt": f"word{i}", "max_tokens": max_tokens}, endpoint=COMPLETIONS)
         for i in range(number)
     ]
 

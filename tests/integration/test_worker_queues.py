@@ -14,7 +14,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.worker.engine import EngineInfo, Response, StubEngine
 
 _numbers = count()
@@ -36,7 +36,7 @@ def shared_by(queues: tuple[Queue, Queue], weights: tuple[int, int]) -> dict[str
 
 def prompts(number: int, max_tokens: int = 4, word: str = "word") -> list[Request]:
     return [
-        request_from_body(
+        Request.from_body(
             {"prompt": word, "max_tokens": max_tokens},
             endpoint=COMPLETIONS,
             id=f"r{next(_numbers)}",
@@ -132,7 +132,7 @@ async def test_same_id_in_two_queues_is_two_requests(
 ) -> None:
     for queue, word in zip(queues, ("left", "right"), strict=True):
         body = {"prompt": word, "max_tokens": 1}
-        await queue.submit([request_from_body(body, endpoint=COMPLETIONS, id="same")])
+        await queue.submit([Request.from_body(body, endpoint=COMPLETIONS, id="same")])
     settings = settings_for(redis_url, queues[0], **shared_by(queues, (1, 1)))
     async with local_worker(settings, StubEngine()):
         for queue in queues:

@@ -12,8 +12,8 @@ import yaml
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect
-from gristmill.shared.intake import request_from_json
-from gristmill.shared.records import CHAT
+from gristmill.shared.request import CHAT
+from gristmill.shared.request_json import request_from_json
 from gristmill.shared.server import running_server
 from gristmill.worker.settings import WorkerSettings
 

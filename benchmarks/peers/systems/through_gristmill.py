@@ -10,7 +10,7 @@ from peers.systems.report import Report, arguments, openai_answers, rows
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import CHAT, request_from_body
+from gristmill.shared.request import CHAT, Request
 from gristmill.shared.server import die_with_parent, running_server
 
 POLL_S = 0.05
@@ -31,7 +31,7 @@ async def main(url: str) -> None:
         names = {}
         requests = []
         for name, body in rows(source).items():
-            requests.append(request_from_body(body, endpoint=CHAT))
+            requests.append(Request.from_body(body, endpoint=CHAT))
             names[requests[-1].id] = name
         results = [result async for result in client.as_completed(requests)]
         bodies = {names[result.id]: result.body or {} for result in results}

@@ -11,7 +11,7 @@ from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import COMPLETIONS, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.settings import read_settings
 from gristmill.worker.__main__ import serve
 from gristmill.worker.engine import StubEngine
@@ -33,7 +33,7 @@ class MarkingEngine(StubEngine):
 
 
 def request(prompt: str) -> Request:
-    return request_from_body({"prompt": prompt, "max_tokens": 1}, endpoint=COMPLETIONS)
+    return Request.from_body({"prompt": prompt, "max_tokens": 1}, endpoint=COMPLETIONS)
 
 
 @asynccontextmanager

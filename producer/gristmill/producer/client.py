@@ -16,12 +16,13 @@ from ulid import ULID
 
 from gristmill.producer.stream import Item, Stream, chunks
 from gristmill.producer.waiter import Waiter, result_expired
-from gristmill.shared.connection import connect, retrying
+from gristmill.shared.connection import connect
 from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull
 from gristmill.shared.fleet import FleetCache
 from gristmill.shared.operations import IDS_A_CALL, State, SubmitCode
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Request, request_from_body
+from gristmill.shared.redis_retry import retrying
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings
 
@@ -108,7 +109,7 @@ class Client:
             IdConflict: Its id belongs to another request.
             QueueFull: The queue is at its cap and `wait` is false.
         """
-        made = request if isinstance(request, Request) else request_from_body(request, **fields)
+        made = request if isinstance(request, Request) else Request.from_body(request, **fields)
         await self._submit([made], wait=wait)
         return made.id
 
@@ -240,8 +241,9 @@ class Client:
 def _check_size(request: Request, what: str, num_bytes: int, limit: int, setting: str) -> None:
     if num_bytes > limit:
         raise InvalidRequest(
-            f"request {request.id}: {what} {num_bytes:,} bytes; the limit is {limit:,}"
-            f" (GRISTMILL_{setting}); shorten it, or raise the limit here and on the workers"
+            f"{what} {num_bytes:,} bytes; the limit is {limit:,} (GRISTMILL_{setting}); shorten it,"
+            " or raise the limit here and on the workers",
+            request_id=request.id,
         )
 
 
@@ -256,6 +258,7 @@ def _raise_conflicts(requests: Sequence[Request], codes: Sequence[SubmitCode]) -
     for request, code in zip(requests, codes, strict=True):
         if code == "conflict":
             raise IdConflict(
-                f"id {request.id} belongs to another request (another body or endpoint); use a new id,"
-                " or wait until its result's TTL has ended"
+                "the id belongs to another request (another body or endpoint); use a new id, or wait"
+                " until its result's TTL has ended",
+                request_id=request.id,
             )

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from typing import TypeVar
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 

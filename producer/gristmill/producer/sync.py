@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from gristmill.producer.client import WINDOW, Client
 from gristmill.producer.stream import CHUNK, Item
 from gristmill.shared.operations import State
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings
 

@@ -13,10 +13,10 @@ from itertools import islice
 
 from redis.exceptions import RedisError
 
-from gristmill.shared.connection import is_transient, retrying
 from gristmill.shared.errors import ResultExpired
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import is_transient, retrying
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
@@ -163,6 +163,7 @@ class Waiter:
 def result_expired(request_id: str) -> ResultExpired:
     """Return the error for an id that the queue does not know."""
     return ResultExpired(
-        f"request {request_id} is unknown: it was never submitted to this queue, or its result's TTL"
-        " (GRISTMILL_RESULT_TTL_S) has ended; submit it again"
+        "the id is unknown: it was never submitted to this queue, or its result's TTL"
+        " (GRISTMILL_RESULT_TTL_S) has ended; submit it again",
+        request_id=request_id,
     )

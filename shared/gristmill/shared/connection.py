@@ -1,15 +1,13 @@
-"""The Redis client of the hot path, for one server, Sentinel or a cluster, and the one retry above it.
+"""The Redis client of the hot path, for one server, Sentinel or a cluster.
 
-redis-py's defaults retry writes and lose pops (see docs/decisions/0003-redis-client.md), so the client
-neither retries nor decodes, and `retrying` repeats whole operations, which are safe to send twice.
+redis-py's defaults retry writes and lose pops (docs/decisions/0003-redis-client.md), so the client neither
+retries nor decodes. `redis_retry.retrying` repeats whole operations.
 """
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import stamina
 from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import AbstractConnection, UnixDomainSocketConnection
@@ -21,41 +19,12 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 from redis.connection import HiredisRespSerializer
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    ClusterDownError,
-    ConnectionError,
-    MasterDownError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-    SlotNotCoveredError,
-    TimeoutError,
-    TryAgainError,
-)
-from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
-from gristmill.shared.errors import NotReplicated, SettingsError
+from gristmill.shared.errors import SettingsError
 from gristmill.shared.redis_url import RedisUrl, parse
 from gristmill.shared.topology import Cluster, SentinelPool
 
-T = TypeVar("T")
 AnyRedis = Redis | RedisCluster
-
-TRANSIENT = (
-    ConnectionError, TimeoutError, BusyLoadingError, NoScriptError, ReadOnlyError, TryAgainError,
-    MasterDownError, ClusterDownError, SlotNotCoveredError, OutOfMemoryError, OSError, NotReplicated,
-)  # fmt: skip
-"""What passes when Redis, the way to it, its primary or a replica comes back, or memory is freed."""
-
-_TRANSIENT_CODES = {"NOREPLICAS", "MISCONF", "BUSY", "UNBLOCKED", "NOSCRIPT"}
-"""Answers without a class of their own: too few replicas, a full disk, a long script, a failover."""
-
-_FINAL = (AuthenticationError, AuthorizationError)
-"""Kinds of ConnectionError that a repeat does not mend: the operator must."""
 
 MAX_CONNECTIONS = 10_000
 """As many as a server accepts by default; redis-py's 100 fail the 101st call that waits."""
@@ -146,55 +115,3 @@ class _PackedByHiredis:
 
 def _packed(kind: type[AbstractConnection]) -> type[AbstractConnection]:
     return type("PackedConnection", (_PackedByHiredis, kind), {})
-
-
-def is_transient(error: Exception) -> bool:
-    """Whether repeating an operation may mend its error."""
-    if isinstance(error, ResponseError) and str(error).partition(" ")[0] in _TRANSIENT_CODES:
-        return True
-    return isinstance(error, TRANSIENT) and not isinstance(error, _FINAL)
-
-
-def notice_waits(
-    tell: Callable[[Exception], None], interval_s: float, retries_before: int = 0
-) -> None:
-    """Tell, not too often, that calls wait for Redis; for entry points, it is the process's one hook.
-
-    Args:
-        tell: Gets the error of the last try.
-        interval_s: Shortest time between two notices.
-        retries_before: Retries of one call that are not worth a notice.
-    """
-    next_s = 0.0
-
-    def on_retry(details: RetryDetails) -> None:
-        nonlocal next_s
-        if details.retry_num > retries_before and time.monotonic() >= next_s:
-            next_s = time.monotonic() + interval_s
-            tell(details.caused_by)
-
-    set_on_retry_hooks([on_retry])
-
-
-async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
-    """Repeat an operation until Redis answers; a refused password is not repeated.
-
-    Args:
-        call: One operation of `Queue`; each is safe to send twice.
-        timeout_s: When to give up; None for never.
-
-    Raises:
-        redis.exceptions.RedisError: The last error, after `timeout_s`.
-    """
-    attempts = stamina.retry_context(
-        on=is_transient,
-        attempts=None,
-        timeout=timeout_s,
-        wait_initial=0.05,
-        wait_max=2.0,
-        wait_jitter=0.5,
-    )
-    async for attempt in attempts:
-        with attempt:
-            return await call()
-    raise AssertionError("unreachable: retry_context returns or raises")

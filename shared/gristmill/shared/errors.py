@@ -1,30 +1,47 @@
 """The exception tree, branched by what the caller can do about it.
 
-Every message says what, which id or value, the limit and the remedy. Errors of redis-py are not
-wrapped: they pass through as they are, and whoever holds an idempotent call retries it.
+Every message says what happened, the id or value, the limit and the remedy. An error carries the parts
+of its message as attributes, so that no caller has to read the text. Errors of redis-py are not wrapped:
+`redis_retry` repeats the call.
 """
+
+from typing import Any
 
 
 class GristmillError(Exception):
-    """Root of every error that Gristmill raises on purpose."""
+    """Root of every error that Gristmill raises on purpose; each can be pickled, for pools of processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequest(GristmillError):
     """The request breaks a rule; the caller must change it. Nothing was submitted.
 
+    Args:
+        reason: What is wrong, which value met which limit, and what to do.
+        code: The kind of rule, for programs; OpenAI's word where it has one.
+        request_id: The id of the request; None if it has no valid id, or if no single request is at fault.
+
     Attributes:
-        code: Which kind of rule, for programs; OpenAI's word where it has one.
+        reason: The message without the id.
+        code: The kind of rule.
+        request_id: The id of the request, or None.
     """
 
     code = "invalid_request"
 
-    def __init__(self, message: str, code: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, reason: str, code: str = "", *, request_id: str | None = None) -> None:
+        super().__init__(_about(request_id, reason))
+        self.reason = reason
         self.code = code or self.code
+        self.request_id = request_id
 
 
 class IdConflict(InvalidRequest):
-    """The id is already taken by a request with another body or endpoint."""
+    """The id belongs to a request with another body or endpoint; use a new id."""
+
+    code = "id_conflict"
 
 
 class NotServed(InvalidRequest):
@@ -58,7 +75,21 @@ class NotReplicated(GristmillError):
 
 
 class ResultExpired(GristmillError):
-    """Neither a request nor a result exists under this id: never submitted, or its TTL ended."""
+    """Neither a request nor a result exists under this id: never submitted, or its TTL ended.
+
+    Args:
+        reason: What is known about the id, and what to do.
+        request_id: The id.
+
+    Attributes:
+        reason: The message without the id.
+        request_id: The id.
+    """
+
+    def __init__(self, reason: str, *, request_id: str) -> None:
+        super().__init__(_about(request_id, reason))
+        self.reason = reason
+        self.request_id = request_id
 
 
 class SettingsError(GristmillError):
@@ -91,3 +122,14 @@ class EngineHungUp(EngineError):
 
 class EngineDied(EngineError):
     """The engine will answer nothing more; it must be started anew."""
+
+
+def _about(request_id: str | None, reason: str) -> str:
+    return reason if request_id is None else f"request {request_id}: {reason}"
+
+
+def _unpickled(kind: type[GristmillError], args: Any, attributes: dict[str, Any]) -> GristmillError:
+    """Make an error again without its constructor, whose arguments are not its `args`."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error

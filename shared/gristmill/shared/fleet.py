@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.shared.connection import retrying
 from gristmill.shared.errors import NotServed
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Request
+from gristmill.shared.redis_retry import retrying
+from gristmill.shared.request import Request
 
 FRESH_S = 5.0
 """Seconds for which a fleet is taken as known; afterwards the next request reads it again."""
@@ -53,17 +53,17 @@ class Fleet:
             return None
         if request.model and request.model not in self.max_model_len:
             what = f"model {request.model[:200]!r}"
-            words = self._words(request, what, sorted(self.max_model_len))
-            return NotServed(words, "model_not_found")
+            words = self._words(what, sorted(self.max_model_len))
+            return NotServed(words, "model_not_found", request_id=request.id)
         if request.endpoint not in self.endpoints:
-            words = self._words(request, request.endpoint, sorted(self.endpoints))
-            return NotServed(words, "endpoint_not_served")
+            words = self._words(request.endpoint, sorted(self.endpoints))
+            return NotServed(words, "endpoint_not_served", request_id=request.id)
         return None
 
-    def _words(self, request: Request, what: str, served: list[str]) -> str:
+    def _words(self, what: str, served: list[str]) -> str:
         more = f" and {len(served) - NUM_NAMED} more" if len(served) > NUM_NAMED else ""
         return (
-            f"request {request.id}: no worker of queue {self.queue} serves {what}; they serve"
+            f"no worker of queue {self.queue} serves {what}; they serve"
             f" {', '.join(served[:NUM_NAMED])}{more}. Ask for one of these, or set"
             " GRISTMILL_CHECK_MODELS=false to submit for workers that come later"
         )

@@ -18,7 +18,7 @@ import orjson
 
 from gristmill.shared.addresses import IPAddress, is_public
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 
 NO_DOMAIN = "none.invalid"
 """A name that never resolves (RFC 6761): vLLM takes an empty list of allowed domains for all of them."""
@@ -42,7 +42,7 @@ def check_media(request: Request, allowed: frozenset[str], *, look_up: bool = Tr
     """Refuse a request that would have something fetched that is not for it.
 
     Args:
-        request: Its body as `request_from_body` writes it. One that names no URL costs a search of
+        request: Its body as `Request.from_body` writes it. One that names no URL costs a search of
             its bytes; one that does is parsed and may wait for the DNS, so call this in a thread.
         look_up: Whether to ask the DNS for a name's addresses; without it only what is an address, or
             `localhost`, is told from its spelling, and nothing is waited for.
@@ -57,7 +57,8 @@ def check_media(request: Request, allowed: frozenset[str], *, look_up: bool = Tr
     hosts = {host: url for host, url in hosts.items() if host and host not in allowed}
     if len(hosts) > MAX_HOSTS:
         raise InvalidRequest(
-            f"request {request.id}: it names media on {len(hosts)} hosts; the limit is {MAX_HOSTS}; split it"
+            f"it names media on {len(hosts)} hosts; the limit is {MAX_HOSTS}; split it",
+            request_id=request.id,
         )
     for host, url in hosts.items():
         if look_up or _is_told_by_spelling(host):
@@ -105,8 +106,9 @@ def host_of(url: str, request_id: str) -> str:
     found = _URL.fullmatch(url)
     if not found:
         raise InvalidRequest(
-            f"request {request_id}: media URL {_shown(url)} is not allowed; use http://host/path or"
-            " https://host/path without user or password, percent-encoded, or a data: URL"
+            f"media URL {_shown(url)} is not allowed; use http://host/path or https://host/path without"
+            " user or password, percent-encoded, or a data: URL",
+            request_id=request_id,
         )
     return found[1].lower().removesuffix(".")
 
@@ -122,8 +124,9 @@ def _check_host(host: str, url: str, request_id: str) -> None:
         return
     reason = "is on a private or reserved network" if addresses else "has no address"
     raise InvalidRequest(
-        f"request {request_id}: media URL {_shown(url)}: its host {_shown(host)} {reason}; use a public host,"
-        " send the data itself as a data: URL, or add the host to GRISTMILL_ALLOWED_MEDIA_DOMAINS"
+        f"media URL {_shown(url)}: its host {_shown(host)} {reason}; use a public host, send the data itself"
+        " as a data: URL, or add the host to GRISTMILL_ALLOWED_MEDIA_DOMAINS",
+        request_id=request_id,
     )
 
 

@@ -27,8 +27,9 @@ from gristmill.shared.operations import (
     Stats,
     SubmitCode,
 )
-from gristmill.shared.records import Claimed, Request
+from gristmill.shared.records import Claimed
 from gristmill.shared.replication import write_to_replicas
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 from gristmill.shared.scripts import Scripts
 from gristmill.shared.tenant_shares import TenantShares

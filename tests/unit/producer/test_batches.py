@@ -17,7 +17,7 @@ from gristmill.producer.batches import (
 from gristmill.producer.batches import output as output_module
 from gristmill.producer.batches.lines import lines_of
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
 

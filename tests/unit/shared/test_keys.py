@@ -6,7 +6,7 @@ import pytest
 
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.keys import LANES, ORDERED, PENDING, Keys
-from gristmill.shared.records import PRIORITIES
+from gristmill.shared.request import PRIORITIES
 from gristmill.shared.scripts import VERBS, script_source
 
 ROOT = Path(__file__).resolve().parents[3]

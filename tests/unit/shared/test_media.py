@@ -8,14 +8,14 @@ import pytest
 
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.media import check_media, media_urls
-from gristmill.shared.records import Request, request_from_body
+from gristmill.shared.request import Request
 
 NONE: frozenset[str] = frozenset()
 
 
 def naming(url: Any) -> Request:
     part = {"type": "image_url", "image_url": {"url": url}}
-    return request_from_body({"messages": [{"role": "user", "content": [part]}]})
+    return Request.from_body({"messages": [{"role": "user", "content": [part]}]})
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_every_form_of_a_url_is_found(part: dict[str, Any]) -> None:
     ):
         assert list(media_urls(body)) == [BAD]
         with pytest.raises(InvalidRequest, match=r"127\.0\.0\.1"):
-            check_media(request_from_body(body), NONE)
+            check_media(Request.from_body(body), NONE)
 
 
 def test_text_and_schemas_that_speak_of_urls_are_left_alone() -> None:
@@ -96,7 +96,7 @@ def test_text_and_schemas_that_speak_of_urls_are_left_alone() -> None:
         "messages": [{"role": "user", "content": f'look at {BAD} and {{"image_url": "{BAD}"}}'}],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
     }  # fmt: skip
-    check_media(request_from_body(body), NONE)
+    check_media(Request.from_body(body), NONE)
 
 
 def test_a_body_without_urls_is_not_parsed() -> None:
@@ -106,7 +106,7 @@ def test_a_body_without_urls_is_not_parsed() -> None:
 def test_hosts_of_one_request_are_bounded_and_depth_is_no_matter() -> None:
     parts = [{"image_url": {"url": f"http://host-{n}.invalid/"}} for n in range(40)]
     with pytest.raises(InvalidRequest, match="40 hosts; the limit is 32"):
-        check_media(request_from_body({"input": parts}), NONE)
+        check_media(Request.from_body({"input": parts}), NONE)
     nested: Any = {"image_url": BAD}
     for _ in range(200):
         nested = [nested]

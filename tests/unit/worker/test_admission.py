@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.shared.records import Record, request_from_body
+from gristmill.shared.records import Record
 from gristmill.worker.admission.room import (
     NO_ROOM,
     UNBOUNDED,
@@ -215,6 +215,6 @@ def test_no_history_keeps_an_idle_engine_from_a_request(
 
 def test_each_of_several_outputs_counts() -> None:
     body = {"prompt": "x", "max_tokens": 100, "n": 3}
-    assert request_from_body(body).max_tokens == 300
-    assert request_from_body(body | {"n": "3"}).max_tokens == 100
-    assert request_from_body(json.loads('{"prompt": "x", "n": 2}')).max_tokens == 512
+    assert Request.from_body(body).max_tokens == 300
+    assert Request.from_body(body | {"n": "3"}).max_tokens == 100
+    assert Request.from_body(json.loads('{"prompt": "x", "n": 2}')).max_tokens == 512

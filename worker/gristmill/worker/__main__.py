@@ -6,16 +6,15 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version
 
 import structlog
 import uvloop
 from redis.exceptions import AuthenticationError
 
-from gristmill.shared.connection import notice_waits
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 from gristmill.shared.log import configure_logging
+from gristmill.shared.redis_retry import announce_redis_waits
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
@@ -33,7 +32,6 @@ log = structlog.get_logger()
 EXIT_OK, EXIT_ENGINE, EXIT_SETTINGS = 0, 1, 2
 
 LOOP_TICK_S = 1.0
-REDIS_NOTICE_S = 10.0
 REDIS_SILENCE_BEATS = 5
 """Beats without an answer after which Redis counts as away."""
 
@@ -56,9 +54,7 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
     """
     engine = engine_from(settings, engine_argv)
     configure_logging(settings.log_level)
-    notice_waits(
-        partial(_tell_wait, redacted(settings.redis_url.get_secret_value())), REDIS_NOTICE_S
-    )
+    announce_redis_waits(settings.redis_url.get_secret_value())
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, engine))
@@ -104,11 +100,6 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
         await engine.close()
         await end(ticking)
         health.close()
-
-
-def _tell_wait(url: str, error: Exception) -> None:
-    remedy = "check that it runs, that this machine may reach it, and REDIS_URL"
-    log.warning("redis.waited_for", url=url, error=str(error), remedy=remedy)
 
 
 def _open_health(settings: WorkerSettings, liveness: Liveness) -> HealthServer:

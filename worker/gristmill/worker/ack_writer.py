@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from gristmill.shared.connection import retrying
 from gristmill.shared.operations import Settlement
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import retrying
 
 log = structlog.get_logger()
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.connection import retrying
 from gristmill.shared.operations import Claim, Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
+from gristmill.shared.redis_retry import retrying
 from gristmill.shared.results import response_outcome
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response

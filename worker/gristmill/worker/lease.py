@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 from ulid import ULID
 
-from gristmill.shared.connection import retrying
 from gristmill.shared.operations import SchedulingPolicy
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import retrying
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 

@@ -13,11 +13,11 @@ from redis.exceptions import RedisError
 from ulid import ULID
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.connection import retrying
 from gristmill.shared.errors import InvalidRequest, LeaseLost
-from gristmill.shared.intake import request_from_json
 from gristmill.shared.operations import Claim, Settlement, Stats
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import retrying
+from gristmill.shared.request_json import request_from_json
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.ack_writer import AckWriter

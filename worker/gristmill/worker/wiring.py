@@ -11,9 +11,10 @@ from importlib.metadata import version
 import structlog
 from redis.exceptions import RedisError
 
-from gristmill.shared.connection import AnyRedis, connect, retrying
+from gristmill.shared.connection import AnyRedis, connect
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import redacted
 from gristmill.worker import metrics
 from gristmill.worker.admission.room import Admission, Capacity

@@ -20,7 +20,7 @@ from gristmill.producer.batches.skipped import Skipped
 from gristmill.producer.batches.window import commit_interval_s, room
 from gristmill.shared.errors import QueueFull
 from gristmill.shared.operations import IDS_A_CALL
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
 LINES_A_SUBMIT = 128

@@ -12,8 +12,8 @@ import orjson
 from gristmill.producer.batches.lines import Line, lines_of
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet
-from gristmill.shared.intake import MAX_CUSTOM_ID, max_element_bytes, request_from_json
-from gristmill.shared.records import Request, shown
+from gristmill.shared.request import Request, shown
+from gristmill.shared.request_json import MAX_CUSTOM_ID, max_element_bytes, request_from_json
 
 NUM_SHOWN = 10
 """Errors of a file that are shown; the others are counted."""

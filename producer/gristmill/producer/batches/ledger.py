@@ -12,7 +12,7 @@ from gristmill.producer.batches.parts import Rows
 from gristmill.producer.batches.progress import Part, Place, Progress
 from gristmill.producer.batches.registry import BatchState
 from gristmill.producer.batches.rows import bad_line_row, result_row, unanswered_row
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
 Closing = Literal["completed", "expired", "cancelled", "failed"]

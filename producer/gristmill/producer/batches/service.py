@@ -37,7 +37,7 @@ from gristmill.producer.batches.upload import Upload
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest, LimitReached
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import ENDPOINTS, Priority
+from gristmill.shared.request import ENDPOINTS, Priority
 
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 _WINDOW = re.compile(r"([1-9]\d{0,8})([smhd])")

@@ -16,7 +16,7 @@ from gristmill.producer.batches.service import Batches
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet, read_fleet
 from gristmill.shared.media import check_media
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 
 MAX_ERRORS = 100
 """Errors of a file that are kept; the others are counted."""

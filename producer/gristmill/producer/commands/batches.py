@@ -19,8 +19,8 @@ from gristmill.producer.commands.progress import Tally, display
 from gristmill.producer.commands.session import absence, on_queue, print_json
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest
-from gristmill.shared.intake import request_from_json
 from gristmill.shared.queue import Queue
+from gristmill.shared.request_json import request_from_json
 
 T = TypeVar("T")
 

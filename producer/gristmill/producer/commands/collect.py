@@ -10,10 +10,11 @@ from itertools import islice
 from gristmill.producer.batches import BadLine, BatchInput, bad_line_row, result_row
 from gristmill.producer.client import Client
 from gristmill.producer.commands.progress import Display, Tally, display
-from gristmill.producer.commands.session import IDS_A_CALL, absence
+from gristmill.producer.commands.session import absence
 from gristmill.shared.cli import say
-from gristmill.shared.connection import retrying
-from gristmill.shared.records import Request
+from gristmill.shared.operations import IDS_A_CALL
+from gristmill.shared.redis_retry import retrying
+from gristmill.shared.request import Request
 from gristmill.shared.tasks import end
 
 CHUNK = 5_000

@@ -124,7 +124,7 @@ def requeue(ids: tuple[str, ...], all_letters: bool, settings: "QueueSettings") 
 
 
 async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
-    from gristmill.shared.records import new_id
+    from gristmill.shared.request import new_id
 
     num_refused = 0
     for dead_id in ids or [dead_id async for dead_id in _all_ids(queue)]:

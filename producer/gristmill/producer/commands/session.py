@@ -10,16 +10,17 @@ import orjson
 
 from gristmill.producer.client import Client
 from gristmill.shared.cli import say
-from gristmill.shared.connection import connect, notice_waits
+from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import announce_redis_waits
 from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tasks import end
 
 T = TypeVar("T")
 
-IDS_A_CALL = 500
-SECONDS_BETWEEN_NOTICES = 5.0
+NOTICE_INTERVAL_S = 5.0
 RETRIES_BEFORE_NOTICE = 3
+"""Retries that a person need not see: together they last about a second."""
 
 
 @asynccontextmanager
@@ -30,8 +31,11 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[Queue]:
         redis.exceptions.RedisError: No answer at the first call; `queue_options` turns it into
             exit code 3. Later calls of `Client` wait instead until Redis is back.
     """
-    notice_waits(_tell_wait, SECONDS_BETWEEN_NOTICES, RETRIES_BEFORE_NOTICE)
-    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+    url = settings.redis_url.get_secret_value()
+    announce_redis_waits(
+        url, retries_before=RETRIES_BEFORE_NOTICE, interval_s=NOTICE_INTERVAL_S, tell=_tell_wait
+    )
+    redis = connect(url, settings.socket_timeout_s)
     try:
         await redis.ping()
         yield Queue(redis, settings.queue, settings.limits)
@@ -89,8 +93,8 @@ def absence(queue: str, workers: Mapping[str, int]) -> str | None:
     return f"{what}; start one: gristmill worker --queue {queue} -- --model MODEL"
 
 
-def _tell_wait(error: Exception) -> None:
-    say(f"Redis does not answer ({error}); waiting for it, Ctrl-C stops")
+def _tell_wait(notice: str) -> None:
+    say(f"{notice}, Ctrl-C stops")
 
 
 def print_json(value: Any) -> None:

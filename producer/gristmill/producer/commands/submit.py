@@ -125,7 +125,7 @@ def _check_fields(options: Options) -> None:
     """Read a line with them: what no line may have is refused once, not with each line."""
     from gristmill.producer.batches import BadLine, LineReader
     from gristmill.producer.batches.lines import Line
-    from gristmill.shared.records import COMPLETIONS
+    from gristmill.shared.request import COMPLETIONS
 
     endpoint = COMPLETIONS if options.endpoint is None else options.endpoint
     reader = LineReader(

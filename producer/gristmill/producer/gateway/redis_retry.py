@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from gristmill.shared.connection import retrying
+from gristmill.shared.redis_retry import retrying
 
 P = ParamSpec("P")
 T = TypeVar("T")

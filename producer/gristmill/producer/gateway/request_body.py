@@ -13,9 +13,9 @@ from ulid import ULID
 from gristmill.producer.gateway.http_errors import RETRY_AFTER_S, ApiError, too_large
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.intake import max_element_bytes, request_from_json
 from gristmill.shared.media import check_media
-from gristmill.shared.records import Request as QueuedRequest
+from gristmill.shared.request import Request as QueuedRequest
+from gristmill.shared.request_json import max_element_bytes, request_from_json
 
 MAX_BODIES_BYTES = 128 * 2**20
 """Memory of all bodies that are being read at the same time."""

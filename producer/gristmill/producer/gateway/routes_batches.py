@@ -11,7 +11,7 @@ from gristmill.producer.batches.objects import BatchObject, Mode, Order
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
 from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.gateway.upload_form import MAX_EXPIRY_S, MIN_EXPIRY_S
-from gristmill.shared.records import Priority
+from gristmill.shared.request import Priority
 
 router = APIRouter(tags=["batches"])
 

@@ -12,7 +12,7 @@ from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.shared.errors import NotFound
 from gristmill.shared.fleet import read_fleet
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import ENDPOINTS
+from gristmill.shared.request import ENDPOINTS
 
 router = APIRouter(tags=["models"])
 unsupported_router = APIRouter(include_in_schema=False)

@@ -19,7 +19,7 @@ from gristmill.producer.gateway.request_body import BODY_SCHEMA, queued_request,
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import NotFound
 from gristmill.shared.media import names_media
-from gristmill.shared.records import Request as QueuedRequest
+from gristmill.shared.request import Request as QueuedRequest
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 

@@ -5,7 +5,6 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.metadata import version
 from types import FrameType
 from typing import Any
@@ -29,14 +28,12 @@ from gristmill.producer.gateway import (
 from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gateway
 from gristmill.producer.gateway.middleware import CallMiddleware
 from gristmill.producer.gateway.settings import GatewaySettings
-from gristmill.shared.connection import notice_waits
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
-from gristmill.shared.redis_url import redacted
+from gristmill.shared.redis_retry import announce_redis_waits
 
 log = structlog.get_logger()
 
-REDIS_NOTICE_S = 10.0
 BACKLOG = 2048
 MAX_HEAD_BYTES = 64 * 1024
 """Largest head of a call; h11 closes the connection of a longer one."""
@@ -99,8 +96,7 @@ def run_gateway(settings: GatewaySettings) -> int:
     """
     configure_logging(settings.log_level)
     Storage(settings.storage_url).check()
-    url = redacted(settings.redis_url.get_secret_value())
-    notice_waits(partial(_tell_wait, url), REDIS_NOTICE_S)
+    announce_redis_waits(settings.redis_url.get_secret_value())
     listener = listen(settings.gateway_host, settings.gateway_port)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, listener))
@@ -187,8 +183,3 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         message = f"the gateway cannot listen on {host}:{port} ({error}); set GRISTMILL_GATEWAY_HOST or GRISTMILL_GATEWAY_PORT"
         raise SettingsError(message) from error
-
-
-def _tell_wait(url: str, error: Exception) -> None:
-    remedy = "check that it runs, that this machine may reach it, and REDIS_URL"
-    log.warning("redis.waited_for", url=url, error=str(error), remedy=remedy)

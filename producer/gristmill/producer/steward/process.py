@@ -17,16 +17,15 @@ from gristmill.producer.batches.storage import Storage
 from gristmill.producer.steward.dispatcher import Dispatcher
 from gristmill.producer.steward.job_registry import JobRegistry
 from gristmill.producer.steward.rq_connection import check_access, rq_connect
-from gristmill.producer.steward.rq_log import NOTICE_S, RedisWaitNotice, route_rq_logs
+from gristmill.producer.steward.rq_log import route_rq_logs
 from gristmill.producer.steward.rq_queue import JobQueue, rq_queue_of
 from gristmill.producer.steward.rq_worker import StewardWorker
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.time_slice import STOP_GRACE_S, Stopped
-from gristmill.shared.connection import notice_waits
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.probes import ProbeServer
-from gristmill.shared.redis_url import redacted
+from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits
 
 log = structlog.get_logger()
 
@@ -55,7 +54,7 @@ class Steward:
     def __init__(self, settings: StewardSettings, registry: JobRegistry) -> None:
         self._settings = settings
         self._time_slice = registry.time_slice
-        self._notice_wait = RedisWaitNotice(redacted(settings.rq_url))
+        self._notice_wait = RedisNotice(settings.rq_url)
         self._redis = rq_connect(settings.rq_url)
         self._queue = rq_queue_of(self._redis, settings.queue, registry.job_class)
         separate = rq_queue_of(rq_connect(settings.rq_url), settings.queue, registry.job_class)
@@ -160,5 +159,5 @@ def run_steward(settings: StewardSettings, registry: JobRegistry) -> int:
     configure_logging(settings.log_level)
     Storage(settings.storage_url).check()
     route_rq_logs()
-    notice_waits(RedisWaitNotice(redacted(settings.redis_url.get_secret_value())), NOTICE_S)
+    announce_redis_waits(settings.redis_url.get_secret_value())
     return Steward(settings, registry).run()

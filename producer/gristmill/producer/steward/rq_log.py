@@ -1,7 +1,6 @@
-"""Log events about RQ: its own warnings, and waits for its Redis."""
+"""Log events for what RQ's own loggers say."""
 
 import logging
-import time
 
 import structlog
 from redis.exceptions import RedisError
@@ -9,28 +8,6 @@ from redis.exceptions import RedisError
 log = structlog.get_logger()
 
 MAX_CHARACTERS = 200
-
-NOTICE_S = 10.0
-"""Shortest time between two notices of a Redis that does not answer."""
-
-
-class RedisWaitNotice:
-    """Logs that the steward waits for Redis, at most once per `NOTICE_S`.
-
-    Args:
-        url: URL of that Redis, without its password.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._next_s = 0.0
-
-    def __call__(self, error: Exception) -> None:
-        """Log the error of the last try."""
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + NOTICE_S
-            remedy = "check that it runs, that this machine may reach it, and REDIS_URL"
-            log.warning("redis.waited_for", url=self._url, error=str(error), remedy=remedy)
 
 
 def route_rq_logs() -> None:

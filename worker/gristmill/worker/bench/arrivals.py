@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 
 SUBMIT_SIZE = 128
 

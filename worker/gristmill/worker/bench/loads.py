@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest, SettingsError
-from gristmill.shared.intake import request_from_json
-from gristmill.shared.records import COMPLETIONS, Priority, Request, request_from_body
+from gristmill.shared.request import COMPLETIONS, Priority, Request
+from gristmill.shared.request_json import request_from_json
 
 FIRST_TOKEN, LAST_TOKEN = 100, 299
 """The prompts' token ids: words or pieces of words in any vocabulary, none of them special."""
@@ -66,7 +66,7 @@ class LoadRequest:
             salt: Requests of different salts find nothing of each other in vLLM's prefix cache.
         """
         extra = {"cache_salt": salt} if salt else {}
-        return request_from_body(
+        return Request.from_body(
             {"model": model, **self.body, **extra},
             endpoint=self.endpoint,
             prompt_tokens=self.prompt_tokens,

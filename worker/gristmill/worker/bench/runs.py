@@ -12,7 +12,7 @@ from ulid import ULID
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, EngineError, GristmillError
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
 from gristmill.worker.bench.arrivals import submit, until

@@ -17,7 +17,7 @@ from statistics import fmean, quantiles
 from ulid import ULID
 
 from gristmill.shared.errors import EngineDied, EngineError, InvalidRequest
-from gristmill.shared.records import Request
+from gristmill.shared.request import Request
 from gristmill.worker.bench.loads import LoadRequest
 from gristmill.worker.engine import Engine, EngineStats
 from gristmill.worker.tune.points import Candidate, Point

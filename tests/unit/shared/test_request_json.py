@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.intake import request_from_json
-from gristmill.shared.records import CHAT, COMPLETIONS, EMBEDDINGS, Request
+from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS, Request
+from gristmill.shared.request_json import request_from_json
 
 LIMIT = 2**20
 

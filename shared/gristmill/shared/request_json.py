@@ -1,7 +1,7 @@
 """Read one JSON element as a `Request`: a line of a file, or an element of the inbox.
 
-`gristmill submit` and the gateway come here for each line, the worker for what it admits from the
-inbox, so the three accept and refuse the same. An element has one of three forms:
+`gristmill submit` and the gateway call this for each line, and the worker for each element that it admits
+from the inbox, so the three accept and refuse the same. An element has one of three forms:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   OpenAI's
     {"body": {...}, "endpoint": "/v1/completions", "priority": "high", ...}              envelope
@@ -15,14 +15,8 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.records import (
-    PLAIN,
-    Request,
-    check_metadata,
-    prefix_of_key,
-    request_from_body,
-    shown,
-)
+from gristmill.shared.prefix import prefix_of_key
+from gristmill.shared.request import PLAIN, Request, check_metadata, shown
 
 ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "body": (dict,),
@@ -105,7 +99,7 @@ def request_from_json(
         envelope.setdefault("id", default_id)
     if metadata := envelope.get("metadata"):
         check_metadata(metadata)
-    request = request_from_body(body, **(dict(defaults or {}) | envelope))
+    request = Request.from_body(body, **(dict(defaults or {}) | envelope))
     if len(request.body) > max_request_bytes:
         raise InvalidRequest(
             f"its body has {len(request.body):,} bytes; the limit is {max_request_bytes:,}"

@@ -1,4 +1,5 @@
 import math
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,18 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.intake import request_from_json
-from gristmill.shared.records import (
+from gristmill.shared.records import Record
+from gristmill.shared.request import (
     CHAT,
     COMPLETIONS,
     DEFAULT_MAX_TOKENS,
     ENDPOINTS,
-    Record,
     Request,
     encode_body,
     new_id,
-    request_from_body,
 )
+from gristmill.shared.request_json import request_from_json
 from gristmill.shared.results import Result, response_outcome
 
 NAMES = st.from_regex(r"[A-Za-z0-9._:/@=+-]{1,128}", fullmatch=True)
@@ -171,7 +171,7 @@ def test_durations_are_rounded_up_to_milliseconds(deadline_s: float, ms: int) ->
 
 
 def test_model_and_estimates_are_read_from_the_body() -> None:
-    request = request_from_body({"model": "m", "prompt": "x" * 400, "max_tokens": 9})
+    request = Request.from_body({"model": "m", "prompt": "x" * 400, "max_tokens": 9})
     assert (request.model, request.max_tokens, request.endpoint) == ("m", 9, COMPLETIONS)
     assert 100 <= request.prompt_tokens <= 120
 
@@ -188,23 +188,23 @@ def test_model_and_estimates_are_read_from_the_body() -> None:
     ],
 )
 def test_limit_of_output_is_estimated(body: dict[str, Any], expected: int) -> None:
-    assert request_from_body(body).max_tokens == expected
+    assert Request.from_body(body).max_tokens == expected
 
 
 def test_given_fields_win_over_what_the_body_says() -> None:
-    request = request_from_body({"model": "m"}, model="other", endpoint=COMPLETIONS)
+    request = Request.from_body({"model": "m"}, model="other", endpoint=COMPLETIONS)
     assert (request.model, request.endpoint) == ("other", COMPLETIONS)
 
 
 def test_streaming_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="remove stream"):
-        request_from_body({"stream": True})
-    assert request_from_body({"stream": False}).body == b'{"stream":false}'
+        Request.from_body({"stream": True})
+    assert Request.from_body({"stream": False}).body == b'{"stream":false}'
 
 
 def test_requests_with_one_system_message_share_a_prefix() -> None:
     def of(*messages: Any) -> str:
-        return request_from_body({"messages": list(messages)}).prefix
+        return Request.from_body({"messages": list(messages)}).prefix
 
     system = {"role": "system", "content": "you label"}
     assert of(system, {"role": "user", "content": "a"}) == of(system) != ""
@@ -213,7 +213,7 @@ def test_requests_with_one_system_message_share_a_prefix() -> None:
 
 
 def _prefix(**body: Any) -> str:
-    return request_from_body(body).prefix
+    return Request.from_body(body).prefix
 
 
 def test_a_long_beginning_names_the_prefix_where_no_system_message_does() -> None:
@@ -269,3 +269,25 @@ def test_outcome_embeds_the_answer_as_it_is() -> None:
 )
 def test_result_says_in_one_line_why_it_failed(fields: dict[str, Any], failure: str) -> None:
     assert result_of(**fields).failure == failure
+
+
+def test_an_error_carries_its_reason_and_the_id() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Request.from_body({"prompt": "x"}, id="q1", priority="urgent")
+    error = pickle.loads(pickle.dumps(caught.value))  # noqa: S301  # made above
+    assert (error.request_id, error.code) == ("q1", "invalid_request")
+    assert error.reason == "unknown priority 'urgent'; use high, normal or low"
+    assert str(error) == f"request q1: {error.reason}"
+
+
+def test_an_unknown_field_names_the_nearest_and_all_others() -> None:
+    with pytest.raises(
+        InvalidRequest,
+        match=r"unknown keyword 'prioritty'; did you mean 'priority'\? Use endpoint, id,",
+    ):
+        Request.from_body({"prompt": "x"}, prioritty="high")
+
+
+def test_a_dict_where_bytes_are_meant_names_the_way() -> None:
+    with pytest.raises(InvalidRequest, match=r"not bytes; use Request\.from_body"):
+        Request(body={"prompt": "x"})  # type: ignore[arg-type]

@@ -1,0 +1,300 @@
+"""Request: what a producer submits, the rules of its fields, and how it is made from a body. No Redis here.
+
+`records.py` has the stored form. `docs/protocol.md` describes the bytes that `submit_values` returns.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from hashlib import blake2b
+from typing import Any, Literal, Self
+
+import orjson
+from ulid import ULID
+
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.prefix import prefix_of
+
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+ENDPOINTS = (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/score",
+    "/v1/rerank",
+    "/pooling",
+    "/tokenize",
+)
+"""What a request may ask for; whether a worker serves it depends on its model."""
+
+PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EMBEDDINGS}
+"""The field of a body that tells its endpoint, where nobody names one."""
+
+EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}]}'
+"""A body, for messages."""
+
+DEFAULT_MAX_TOKENS = 256
+"""Output tokens assumed for a body that sets no limit; only fairness and claims use the estimate."""
+
+MAX_ESTIMATE = 10**15 - 1
+"""Largest estimate of tokens: what the scripts take, 15 digits."""
+
+_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
+_OPTIONAL_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{0,128}")
+_MODEL = re.compile(r"[^|\x00-\x1f]{0,256}")
+_NAME_RULE = "1 to 128 letters, digits or any of . _ : / @ = + -"
+
+
+def new_id(shard: str = "0") -> str:
+    """Return a fresh request id; ids sort by the time at which they were made."""
+    return f"{shard}-{ULID()}"
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Make sure that metadata can be written down.
+
+    Raises:
+        InvalidRequest: As `encode_body`.
+    """
+    _encode("metadata", metadata)
+
+
+def check_tenant(name: object) -> None:
+    """Make sure that a name may be a tenant's.
+
+    Raises:
+        InvalidRequest: Says what names are made of.
+    """
+    if not _is_match(_NAME, name):
+        raise InvalidRequest(f"tenant {shown(name)} is not allowed; use {_NAME_RULE}")
+
+
+def encode_body(body: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a body.
+
+    Raises:
+        InvalidRequest: The body has a lone surrogate, a number that is not finite, or a type that
+            JSON lacks.
+    """
+    return _encode("body", body)
+
+
+def _encode(what: str, value: Mapping[str, Any]) -> bytes:
+    try:
+        encoded = orjson.dumps(value)
+        if b"null" in encoded:  # what orjson makes of a number that is not finite
+            json.dumps(value, allow_nan=False, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = (
+            f"the {what} cannot be written as JSON: {error}; use str, int, finite float, bool, None,"
+            " list, dict"
+        )
+        raise InvalidRequest(message) from error
+    return encoded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request, as a producer hands it to the queue.
+
+    Args:
+        body: JSON bytes of the OpenAI request; reaches the engine untouched.
+        endpoint: One of `ENDPOINTS`.
+        id: Names the request and, later, its result. The same id with the same body is the same
+            request: submitting it again changes nothing.
+        priority: Lane; `high` is claimed before `normal`, that before `low`.
+        tenant: Whose share of the engine it uses; tenants share one lane fairly.
+        batch: The group that it is counted in, or "".
+        deadline_s: Seconds from now after which it expires unless finished; 0 for none.
+        delay_s: Seconds from now before which no worker claims it.
+        max_attempts: 1 to 100; failures that a retry may mend are tried this often.
+        model: For people and routing; the engine reads the body.
+        prompt_tokens: Estimate, for fairness and claim budgets.
+        max_tokens: Estimate of the output.
+        prefix: What requests with a common prompt prefix share, or "".
+        reply: The client that waits, or "".
+        metadata: Returned with the result.
+
+    Raises:
+        InvalidRequest: A field breaks its rule; the message names it, the limit and the remedy.
+    """
+
+    body: bytes
+    endpoint: str = CHAT
+    id: str = field(default_factory=new_id)
+    priority: Priority = "normal"
+    tenant: str = "default"
+    batch: str = ""
+    deadline_s: float = 0
+    delay_s: float = 0
+    max_attempts: int = 3
+    model: str = ""
+    prompt_tokens: int = 0
+    max_tokens: int = 0
+    prefix: str = ""
+    reply: str = ""
+    metadata: Mapping[str, Any] | None = None
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any], **fields: Any) -> Self:
+        """Return a request for a body; endpoint, model, prefix and token estimates are read from it.
+
+        Args:
+            body: An OpenAI request as a mapping.
+            **fields: Fields of `Request`; what is given here wins.
+
+        Raises:
+            InvalidRequest: A field is unknown, or a field or the body breaks a rule.
+        """
+        check_names(fields, FIELDS)
+        if not isinstance(body, Mapping):
+            raise InvalidRequest(f"the body is {shown(body)}; use a dict such as {EXAMPLE}")
+        if body.get("stream"):
+            raise InvalidRequest(
+                "the body asks for stream: true; results are written whole, so remove stream"
+            )
+        encoded = encode_body(body)
+        model = body.get("model")
+        read: dict[str, Any] = {
+            "endpoint": next((PLAIN[name] for name in PLAIN if name in body), CHAT),
+            "model": model if isinstance(model, str) else "",
+            "prompt_tokens": len(encoded) // 4,
+            "max_tokens": _output_limit(body),
+            "prefix": prefix_of(body),
+        }
+        return cls(body=encoded, **(read | fields))
+
+    def __post_init__(self) -> None:
+        check_id(self.id)
+        self._check_types()
+        if reason := self._broken_name() or self._broken_value():
+            raise InvalidRequest(reason, request_id=self.id)
+
+    def _check_types(self) -> None:
+        if not isinstance(self.body, bytes):
+            raise InvalidRequest(
+                f"the body is {shown(self.body)}, not bytes; use Request.from_body for a dict",
+                request_id=self.id,
+            )
+        if self.metadata is not None and not isinstance(self.metadata, Mapping):
+            raise InvalidRequest("metadata is an object of names and values", request_id=self.id)
+
+    def _broken_name(self) -> str | None:
+        """Return which name breaks its rule, or None."""
+        if not _is_match(_NAME, self.tenant):
+            return f"tenant {shown(self.tenant)} is not allowed; use {_NAME_RULE}"
+        for name, value in (("batch", self.batch), ("reply", self.reply), ("prefix", self.prefix)):
+            if not _is_match(_OPTIONAL_NAME, value):
+                return f"{name} {shown(value)} is not allowed; use {_NAME_RULE}"
+        if not _is_match(_MODEL, self.model):
+            return (
+                f"model {shown(self.model)} is not allowed; use up to 256 characters without | or"
+                " control characters"
+            )
+        if self.endpoint not in ENDPOINTS:
+            return f"unknown endpoint {shown(self.endpoint)}; use one of {', '.join(ENDPOINTS)}"
+        return None
+
+    def _broken_value(self) -> str | None:
+        """Return which other field breaks its rule, or None."""
+        if self.priority not in PRIORITIES:
+            return f"unknown priority {shown(self.priority)}; use high, normal or low"
+        if not _is_int(self.max_attempts, 1, 100):
+            return f"max_attempts is {shown(self.max_attempts)}; use 1 to 100"
+        estimates = (self.prompt_tokens, self.max_tokens)
+        if not all(_is_int(estimate, 0, MAX_ESTIMATE) for estimate in estimates):
+            return "prompt_tokens and max_tokens are whole numbers, 0 to 10^15"
+        if not (_is_duration(self.deadline_s) and _is_duration(self.delay_s)):
+            return "deadline_s and delay_s are seconds from now, 0 to 1e9"
+        return None
+
+    @property
+    def digest(self) -> str:
+        """What tells two requests under one id apart: 16 hex digits over endpoint and body."""
+        return blake2b(self.body, digest_size=8, key=self.endpoint.encode()).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what is stored beside the header: metadata and body."""
+        return len(self.body) + (len(_encode("metadata", self.metadata)) if self.metadata else 0)
+
+    def submit_values(self) -> tuple[str | int | bytes, ...]:
+        """Return the eight values of this request in `lua/submit.lua`."""
+        tail = (
+            f"{self.batch}|{self.prompt_tokens}|{self.max_tokens}|{self.max_attempts}|{self.reply}"
+            f"|{self.endpoint}|{self.model}|{self.prefix}|"
+        )
+        metadata = _encode("metadata", self.metadata) if self.metadata else b""
+        return (
+            self.id,
+            self.tenant,
+            self.priority,
+            math.ceil(self.deadline_s * 1000),
+            math.ceil(self.delay_s * 1000),
+            self.digest,
+            tail,
+            metadata + b"\n" + self.body,
+        )
+
+
+FIELDS = tuple(known.name for known in fields(Request) if known.name not in {"body", "reply"})
+"""Fields that go with a body; `reply` belongs to the client."""
+
+
+def check_names(names: Iterable[str], known: Sequence[str]) -> None:
+    """Make sure that each keyword is known.
+
+    Raises:
+        InvalidRequest: One is not; the message names the nearest known keyword and all others.
+    """
+    for name in names:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
+            raise InvalidRequest(f"unknown keyword {shown(name)}{hint} Use {', '.join(known)}")
+
+
+def check_id(value: object) -> None:
+    """Make sure that a value can be the id of a request.
+
+    Raises:
+        InvalidRequest: It cannot.
+    """
+    if not _is_match(_NAME, value):
+        raise InvalidRequest(f"id {shown(value)} is not allowed; use {_NAME_RULE}")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, cut to what a person reads."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}... ({len(text):,} characters)"
+
+
+def _is_match(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_duration(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e9  # type: ignore[operator]  # a number by now
+
+
+def _output_limit(body: Mapping[str, Any]) -> int:
+    """Return the tokens of all the outputs that a body asks for, at most."""
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    each = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_TOKENS
+    n = body.get("n")
+    return min(each * (n if type(n) is int and n > 0 else 1), MAX_ESTIMATE)
