@@ -285,7 +285,9 @@ def test_a_command_whose_package_is_missing_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode == 4
-    assert done.stderr == b"gristmill: needs psutil; run: pip install 'gristmill[worker]'\n"
+    assert done.stderr == (
+        b"gristmill: needs psutil; run in a checkout of Gristmill: pip install '.[worker]'\n"
+    )
 
 
 def test_the_version_is_printed(shell: CommandLine) -> None:

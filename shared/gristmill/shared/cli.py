@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 
 from gristmill.shared.errors import GristmillError, InvalidRequest, SettingsError
+from gristmill.shared.install import missing_module
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,33 +83,6 @@ def _unavailable(name: str, reason: str) -> click.Command:
         context_settings={"ignore_unknown_options": True},
         add_help_option=False,
     )
-
-
-def missing_module(error: ModuleNotFoundError) -> str:
-    """Return what is missing and the pip command that brings it."""
-    module = (error.name or "").partition(".")[0]
-    extra = _smallest_extra_with(module.replace("_", "-"))
-    if extra is None:
-        return f"{error}; reinstall it: pip install --force-reinstall gristmill"
-    return f"needs {module}; run: pip install 'gristmill[{extra}]'"
-
-
-def _smallest_extra_with(distribution: str) -> str | None:
-    members: dict[str, set[str]] = {}
-    for requirement in metadata.requires("gristmill") or ():
-        name, _, condition = requirement.partition(";")
-        if "extra ==" in condition:
-            extra = condition.rpartition("extra ==")[2].strip(" '\"")
-            members.setdefault(extra, set()).add(_bare_name(name))
-    having = [extra for extra, names in members.items() if distribution in names]
-    return min(having, key=lambda extra: len(members[extra]), default=None)
-
-
-def _bare_name(requirement: str) -> str:
-    """Return `prometheus-client` of `prometheus-client>=0.23`."""
-    for mark in "[<>=!~ ":
-        requirement = requirement.partition(mark)[0]
-    return requirement
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

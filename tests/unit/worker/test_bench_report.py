@@ -96,7 +96,7 @@ def test_without_matplotlib_the_tables_are_there(
     present(report, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.csv"}
     message = capsys.readouterr().err
-    assert "pip install 'gristmill[bench]'" in message
+    assert "pip install '.[bench]'" in message
     assert f"gristmill bench --plot {tmp_path}/results.json" in message
 
 

@@ -13,6 +13,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from gristmill.shared.errors import SettingsError
+from gristmill.shared.install import install_hint
 
 BLOCK_BYTES = 8 * 2**20
 """What is fetched or sent at a time; S3 takes no less than 5 MiB for a part."""
@@ -45,7 +46,7 @@ class Storage:
             self._fs, self._root = fsspec.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise SettingsError(
-                f"GRISTMILL_STORAGE_URL {url!r} cannot be used: {error}; for S3 run: pip install 'gristmill[s3]'"
+                f"GRISTMILL_STORAGE_URL {url!r} cannot be used: {error}; for S3 {install_hint('s3')}"
             ) from None
         self.url = url
         self._is_local = isinstance(self._fs, LocalFileSystem)

@@ -23,6 +23,7 @@ from gristmill.producer.demo.processes import running
 from gristmill.producer.demo.steps import step
 from gristmill.shared.cli import people, redis_errors, say
 from gristmill.shared.errors import GristmillError, InvalidRequest
+from gristmill.shared.install import install_hint
 from gristmill.shared.server import free_port, running_server
 from gristmill.shared.settings import QueueSettings, read_settings
 
@@ -162,9 +163,8 @@ def _check_packages() -> None:
     missing = [name for name in ("vllm", "prometheus_client", "psutil") if find_spec(name) is None]
     if missing:
         raise GristmillError(
-            f"the demo runs a worker, which needs {', '.join(missing)}; run:"
-            " pip install 'gristmill[gpu,demo]' on a machine with an NVIDIA GPU,"
-            " else: pip install 'gristmill[cpu,demo]'"
+            f"the demo runs a worker, which needs {', '.join(missing)}; on a machine with an NVIDIA GPU"
+            f" {install_hint('gpu', 'demo')}; on any other run there: make demo"
         )
 
 

@@ -15,6 +15,7 @@ import uvloop
 
 from gristmill.shared.cli import cache_folder, made_folder, redis_errors, say
 from gristmill.shared.connection import connect
+from gristmill.shared.install import install_hint
 from gristmill.shared.server import running_server
 from gristmill.shared.settings import read_settings
 from gristmill.worker.bench import loads, plots, table
@@ -137,7 +138,7 @@ def present(report: Report, folder: Path) -> None:
     except ModuleNotFoundError as error:
         what = "tables"
         say(
-            f"no plots: {error.name} is missing; pip install 'gristmill[bench]', here or elsewhere,"
+            f"no plots: {error.name} is missing; here or elsewhere, {install_hint('bench')},"
             f" then: gristmill bench --plot {folder / RESULTS}"
         )
     say(f"{what} and all that was measured are in {folder}")
