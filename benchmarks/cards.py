@@ -96,7 +96,7 @@ async def measure(options: argparse.Namespace, url: str, running: ExitStack) -> 
     print("| workers | output tok/s | of one worker | each | their ends apart, s |")
     print("| --- | --- | --- | --- | --- |", flush=True)
     rows = []
-    async with Client(Queue(connect(url))) as client:
+    async with Client(queue=Queue(connect(url))) as client:
         await drain(client, named("lognormal", 64 * len(cards), 1, options.scale))
         for number in range(len(cards), 0, -1):
             load = named("lognormal", options.requests * number, number + 1, options.scale)

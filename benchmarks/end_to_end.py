@@ -106,7 +106,7 @@ async def measure(number: int, log: Path) -> tuple[float, float, float, float]:
     with running_server() as url:
         redis = connect(url)
         queue = Queue(redis)
-        async with Client(Queue(connect(url))) as client:
+        async with Client(queue=Queue(connect(url))) as client:
             drain = await drained(client, queue, url, number, log)
             with worker(url, log):
                 await client.wait(await client.submit(requests(1)[0]))

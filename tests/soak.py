@@ -18,7 +18,6 @@ from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
-from gristmill.shared.settings import QueueSettings
 
 LASTING = {
     "result", "finished", "stats", "times", "virtual_time", "scheduling", "tenant_output_shares", "debt",
@@ -83,7 +82,7 @@ def _requests(number: int, model: str) -> Iterator[Request]:
 async def main(number: int, model: str) -> None:
     """Print the RSS in bytes at each fortieth of the way."""
     process, num_done = psutil.Process(), 0
-    async with Client.from_settings(QueueSettings()) as client:
+    async with Client() as client:
         async for result in client.as_completed(_requests(number, model)):
             assert result.is_success, result
             num_done += 1

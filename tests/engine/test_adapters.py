@@ -36,7 +36,7 @@ async def test_adapter_is_a_model_of_its_own_beside_the_base(
     queue = Queue(connect(redis_url), f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
     environment = {"OMP_NUM_THREADS": "1"}
     async with (
-        Client(queue) as client,
+        Client(queue=queue) as client,
         worker_process(TRUE, redis_url, queue, tmp_path / "log", argv, **environment),
     ):
         (worker,) = (await queue.stats()).workers

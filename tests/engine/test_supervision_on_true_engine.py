@@ -39,7 +39,7 @@ async def queue(redis_url: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def client(redis_url: str, queue: Queue) -> AsyncIterator[Client]:
-    async with Client(Queue(connect(redis_url), queue.keys.queue, queue.limits)) as client:
+    async with Client(queue=Queue(connect(redis_url), queue.keys.queue, queue.limits)) as client:
         yield client
 
 

@@ -22,6 +22,7 @@ from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import CHAT, COMPLETIONS, Request
 from gristmill.shared.results import Result
+from gristmill.shared.settings import QueueSettings
 
 MODEL = "tiny"
 
@@ -41,7 +42,9 @@ async def queue(redis_url: str, queue_name: str) -> AsyncIterator[Queue]:
 @pytest.fixture
 async def client(redis_url: str, queue: Queue) -> AsyncIterator[Client]:
     own = Queue(connect(redis_url), queue.keys.queue, queue.limits)
-    async with Client(own, check_models=False) as client:  # the worker's own word on a model counts
+    async with Client(
+        QueueSettings(check_models=False), queue=own
+    ) as client:  # the worker's own word on a model counts
         yield client
 
 

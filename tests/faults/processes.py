@@ -153,7 +153,7 @@ async def _produce(order: ProducerOrder) -> None:
     requests = [prompt.request(request_id) for request_id, prompt in order.prompts.items()]
     queue = Queue(connect(order.redis_url, 5), order.queue)
     with order.journal.open("ab", buffering=0) as journal:
-        async with Client(queue) as client:
+        async with Client(queue=queue) as client:
             for start in range(0, len(requests), 10):
                 ids = await client.submit_many(requests[start : start + 10])
                 journal.write(orjson.dumps({"accepted": ids}) + b"\n")

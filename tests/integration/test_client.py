@@ -1,7 +1,9 @@
 """The client: waiting together, spoiled records, windows, its synchronous twin."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -10,7 +12,13 @@ from pydantic import SecretStr
 
 from gristmill.producer import Client, SyncClient
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull, ResultExpired
+from gristmill.shared.errors import (
+    IdConflict,
+    InvalidRequest,
+    QueueFull,
+    ResultExpired,
+    SettingsError,
+)
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
@@ -26,7 +34,7 @@ async def queue(redis_url: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def client(queue: Queue, redis_url: str) -> AsyncIterator[Client]:
-    async with Client(Queue(connect(redis_url), queue.keys.queue, queue.limits)) as client:
+    async with Client(queue=Queue(connect(redis_url), queue.keys.queue, queue.limits)) as client:
         yield client
 
 
@@ -54,11 +62,11 @@ async def test_many_waits_for_one_id_all_end(client: Client) -> None:
 @pytest.mark.usefixtures("worker")
 async def test_a_spoiled_record_hides_no_neighbour(client: Client, queue: Queue) -> None:
     await queue.redis.set(queue.keys.result("spoiled"), b'{"id": \xff')
-    requests = list(prompts(10))
-    results = {r.id: r async for r in client.as_completed([*requests, "spoiled"])}
+    ids = await client.submit_many(prompts(10))
+    results = {r.id: r async for r in client.as_completed([*ids, "spoiled"])}
     assert results["spoiled"].status == "failed"
     assert results["spoiled"].failure.startswith("unreadable: the record under result:spoiled")
-    assert all(results[request.id].is_success for request in requests)
+    assert all(results[request_id].is_success for request_id in ids)
 
 
 @pytest.mark.usefixtures("worker")
@@ -69,7 +77,7 @@ async def test_a_queue_smaller_than_the_window_is_waited_for(client: Client) -> 
 async def test_a_full_queue_is_told_to_who_does_not_wait(client: Client) -> None:
     await client.submit_many(prompts(50))
     with pytest.raises(QueueFull, match="50 of 50 requests"):
-        await client.submit(next(prompts(1)), wait=False)
+        await client.submit(next(prompts(1)), wait_if_full=False)
 
 
 @pytest.mark.usefixtures("worker")
@@ -121,13 +129,103 @@ async def test_a_window_below_one_is_refused(client: Client, window: int) -> Non
         client.as_completed(prompts(1), window=window)
 
 
-async def test_too_large_a_request_names_size_limit_and_setting(client: Client) -> None:
-    client._max_request_bytes = 100
+async def test_too_large_a_request_names_size_limit_and_setting(queue: Queue) -> None:
+    client = Client(QueueSettings(max_request_bytes=1024), queue=queue)
     with pytest.raises(
         InvalidRequest,
-        match=r"its body has 213 bytes; the limit is 100 \(GRISTMILL_MAX_REQUEST_BYTES\)",
+        match=r"its body has 2,013 bytes; the limit is 1,024 \(GRISTMILL_MAX_REQUEST_BYTES\)",
     ):
-        await client.submit({"prompt": "x" * 200}, endpoint=COMPLETIONS)
+        await client.submit({"prompt": "x" * 2000}, endpoint=COMPLETIONS)
+
+
+@pytest.mark.usefixtures("worker")
+async def test_every_call_that_submits_takes_bodies_and_their_fields(client: Client) -> None:
+    bodies = [{"prompt": f"p{i}"} for i in range(20)]
+    ids = await client.submit_many(bodies, tenant="docs", metadata={"from": "test"})
+    results = [r async for r in client.as_completed(ids)]
+    results += [r async for r in client.as_completed(bodies, metadata={"from": "test"}, window=4)]
+    in_order = [r async for r in client.map(iter(bodies), metadata={"from": "test"})]
+    assert len(results) == 40
+    assert all(r.metadata == {"from": "test"} for r in results + in_order)
+    assert [r.body["choices"][0]["text"] for r in in_order] == [body["prompt"] for body in bodies]
+
+
+BODY = {"prompt": "p"}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.submit(BODY, prioritty="high"), "unknown keyword 'prioritty'; did you mean 'priority'?"),
+        (lambda c: c.submit(BODY, wait=False), "unknown keyword 'wait'; did you mean 'wait_if_full'?"),
+        (lambda c: c.submit(BODY, priority="urgent"), "unknown priority 'urgent'; use high, normal or low"),
+        (lambda c: c.submit("Hello"), "a str is no request; use a dict such as {"),
+        (lambda c: c.submit([BODY]), "a list is no request; use a dict"),
+        (lambda c: c.submit(next(prompts(1)), tenant="t"), "tenant cannot be set here, because it is a Request already"),
+        (lambda c: c.submit_many([True]), "items[0]: a bool is no request"),
+        (lambda c: c.submit_many([BODY] * 200 + ["x"]), "items[200]: a str is no request"),
+        (lambda c: c.submit_many([BODY, BODY | {"stream": True}]), "items[1]: the body asks for stream: true"),
+        (lambda c: c.submit_many(BODY), "submit_many takes a list or another iterable, not a dict"),
+        (lambda c: c.submit_many([BODY], id="one"), "unknown keyword 'id'"),
+        (lambda c: c.map("Hello"), "map takes a list or another iterable, not a str"),
+        (lambda c: c.map([BODY], windw=3), "unknown keyword 'windw'; did you mean 'window'?"),
+        (lambda c: c.map(["Hello"]), "items[0]: a str is no request"),
+        (lambda c: c.as_completed(None), "as_completed takes a list or another iterable, not a NoneType"),
+        (lambda c: c.as_completed(["What is 2 + 2?"]), "items[0]: 'What is 2 + 2?' is no id; an id is what submit returned"),
+        (lambda c: c.as_completed(["0-a", BODY]), "items[1]: a dict is no id"),
+        (lambda c: c.as_completed([BODY, "0-a"]), "items[1]: a str is no request"),
+        (lambda c: c.wait(BODY), "a dict is no id; an id is what submit returned"),
+        (lambda c: c.result(["0-a"]), "a list is no id"),
+        (lambda c: c.status("0-a"), "ids is a str; use a list of ids, also for one id"),
+        (lambda c: c.cancel([BODY]), "items[0]: a dict is no id"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_argument_is_an_error_in_our_words(
+    queue: Queue, redis_url: str, call: Callable[[Any], Any], message: str
+) -> None:
+    settings = QueueSettings(redis_url=SecretStr(redis_url), queue=queue.keys.queue)
+
+    async def asynchronous() -> None:
+        async with Client(settings) as client:
+            made = call(client)
+            await made if isinstance(made, Awaitable) else [result async for result in made]
+
+    def synchronous() -> None:
+        with SyncClient(settings) as client:
+            list(call(client))
+
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        await asynchronous()
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        await asyncio.to_thread(synchronous)
+
+
+async def test_the_clients_read_the_environment(
+    queue: Queue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("GRISTMILL_QUEUE", queue.keys.queue)
+    async with Client() as client:
+        request_id = await client.submit({"prompt": "p"})
+
+    def state() -> str:
+        with SyncClient() as client:
+            return client.status([request_id])[0][0]
+
+    assert await asyncio.to_thread(state) == "queued"
+    monkeypatch.setenv("GRISTMILL_MAX_DEPTH", "none")
+    with pytest.raises(SettingsError, match="GRISTMILL_MAX_DEPTH"):
+        SyncClient()
+
+
+async def test_an_error_names_its_request(client: Client) -> None:
+    await client.submit({"prompt": "a"}, id="same")
+    with pytest.raises(IdConflict) as conflict:
+        await client.submit({"prompt": "b"}, id="same")
+    assert (conflict.value.request_id, conflict.value.code) == ("same", "id_conflict")
+    with pytest.raises(ResultExpired) as expired:
+        await client.wait("nobody", 10)
+    assert str(expired.value) == f"request nobody: {expired.value.reason}"
 
 
 @pytest.mark.usefixtures("worker")

@@ -183,7 +183,7 @@ async def test_worker_with_least_rights_serves_and_ends(
     url = as_least_user(any_redis_url)
     async with (
         worker_process(STUB, url, queue, tmp_path / "log") as worker,
-        Client(Queue(connect(url), queue.keys.queue)) as client,
+        Client(queue=Queue(connect(url), queue.keys.queue)) as client,
     ):
         result = await client.wait(await client.submit({"prompt": "x"}), 20)
         assert result.is_success

@@ -6,10 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import pytest
 from gateways import gateway_settings, running_gateway
-from pydantic import SecretStr
 from stewards import TRUE as STEWARD
 from stewards import steward_process
 from workers import STUB, worker_process
@@ -21,7 +22,6 @@ from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import CHAT
 from gristmill.shared.server import running_server
-from gristmill.shared.settings import QueueSettings
 from gristmill.worker.settings import WorkerSettings
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
@@ -63,16 +63,19 @@ async def test_the_inbox_example_names_its_result(redis_url: str, tmp_path: Path
     await redis.aclose()
 
 
-async def test_the_asynchronous_example_runs(redis_url: str, tmp_path: Path) -> None:
+async def test_the_asynchronous_example_runs(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1]
     redis = connect(redis_url)
     queue = Queue(redis, f"test-{uuid4().hex[:12]}")
-    settings = QueueSettings(redis_url=SecretStr(redis_url), queue=queue.keys.queue)
-    names = {"Client": Client, "QueueSettings": lambda: settings}
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.setenv("GRISTMILL_QUEUE", queue.keys.queue)
+    names: dict[str, Any] = {"Client": Client}
     body = "\n".join(f"    {line}" for line in code.splitlines())
     exec(f"async def main():\n{body}\n    return result", names)  # noqa: S102  # the README's own lines
     async with worker_process(STUB, redis_url, queue, tmp_path / "log"):
-        result = await names["main"]()  # type: ignore[operator]
+        result = await names["main"]()
     await redis.aclose()
     assert result.is_success
 

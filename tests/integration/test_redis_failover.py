@@ -82,7 +82,7 @@ async def test_primary_killed_in_mid_run(tmp_path: Path) -> None:
         log = tmp_path / "log"
         async with (
             worker_process(STUB, replicated.url, queue, log, **slow) as worker,
-            Client(queue) as client,
+            Client(queue=queue) as client,
         ):
             accepted: list[str] = []
 
@@ -115,7 +115,7 @@ async def test_demoted_primary_answers_readonly_and_unblocked(tmp_path: Path) ->
         queue = Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=3000))
         async with (
             worker_process(STUB, replicated.url, queue, tmp_path / "log") as worker,
-            Client(queue) as client,
+            Client(queue=queue) as client,
         ):
             await client.wait(await client.submit(requests(0, 1)[0]), 20)
             ask(replicated.sentinels[0], "SENTINEL", "FAILOVER", SERVICE)
@@ -136,7 +136,7 @@ async def test_primary_of_a_cluster_killed_in_mid_run(tmp_path: Path) -> None:
         queue = Queue(redis, name, Limits(lease_ms=3000))
         async with (
             worker_process(STUB, url, queue, tmp_path / "log") as worker,
-            Client(queue) as client,
+            Client(queue=queue) as client,
         ):
             await client.submit_many(requests(0, 100))
             await asyncio.to_thread(kill, first)

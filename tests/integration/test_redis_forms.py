@@ -25,7 +25,7 @@ async def serve_one(url: str, log: Path) -> None:
     """Submit a request and wait for its result, which a worker process writes."""
     redis = connect(url)
     queue = Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
-    async with worker_process(STUB, url, queue, log) as worker, Client(queue) as client:
+    async with worker_process(STUB, url, queue, log) as worker, Client(queue=queue) as client:
         result = await client.wait(await client.submit({"prompt": "x"}), 20)
         assert await worker.terminate() == 0
     assert result.is_success

@@ -35,7 +35,9 @@ async def queue(own_redis_url: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def client(queue: Queue, own_redis_url: str) -> AsyncIterator[Client]:
-    async with Client(Queue(connect(own_redis_url), queue.keys.queue, queue.limits)) as client:
+    async with Client(
+        queue=Queue(connect(own_redis_url), queue.keys.queue, queue.limits)
+    ) as client:
         yield client
 
 

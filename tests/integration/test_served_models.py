@@ -12,6 +12,7 @@ from gristmill.shared.errors import NotServed
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS, Request
+from gristmill.shared.settings import QueueSettings
 
 
 class CountingQueue(Queue):
@@ -43,7 +44,7 @@ async def serve(queue: Queue, worker: str, *models: str, endpoints: str = COMPLE
 async def test_a_model_that_nobody_serves_is_refused_by_name(queue: CountingQueue) -> None:
     await serve(queue, "w1", "base", "adapter")
     await serve(queue, "w2", "other")
-    client = Client(queue)
+    client = Client(queue=queue)
     with pytest.raises(NotServed) as refusal:
         await client.submit_many([asking_for("base"), asking_for("bsae")])
     assert refusal.value.code == "model_not_found"
@@ -61,14 +62,14 @@ async def test_a_model_that_nobody_serves_is_refused_by_name(queue: CountingQueu
 async def test_an_endpoint_that_nobody_serves_is_refused(queue: CountingQueue) -> None:
     await serve(queue, "w", "embedder", endpoints=f"{EMBEDDINGS},/pooling")
     with pytest.raises(NotServed, match=f"serves {CHAT}; they serve /pooling, {EMBEDDINGS}"):
-        await Client(queue).submit({"messages": [{"role": "user", "content": "hi"}]})
+        await Client(queue=queue).submit({"messages": [{"role": "user", "content": "hi"}]})
 
 
 async def test_without_workers_or_without_facts_everything_is_taken(queue: CountingQueue) -> None:
-    client = Client(queue)
+    client = Client(queue=queue)
     await client.submit(asking_for("later"))
     await queue.register("says-nothing", {"host": "h"})
-    await Client(queue).submit(asking_for("later"))
+    await Client(queue=queue).submit(asking_for("later"))
     assert (await queue.stats()).counters["queued"] == 2
 
 
@@ -77,12 +78,12 @@ async def test_a_worker_whose_lease_has_ended_serves_nothing(queue: CountingQueu
     await serve(queue, "alive", "new")
     await end_lease(queue, "dead")
     with pytest.raises(NotServed, match="they serve new"):
-        await Client(queue).submit(asking_for("old"))
+        await Client(queue=queue).submit(asking_for("old"))
 
 
 async def test_many_submits_share_a_look_and_a_refusal_looks_anew(queue: CountingQueue) -> None:
     await serve(queue, "w1", "base")
-    client = Client(queue)
+    client = Client(queue=queue)
     for _ in range(50):
         await client.submit(asking_for("base"))
     assert queue.num_looks == 1
@@ -93,17 +94,17 @@ async def test_many_submits_share_a_look_and_a_refusal_looks_anew(queue: Countin
 
 async def test_what_the_queue_knows_may_be_submitted_again(queue: CountingQueue) -> None:
     """A run that goes on asks for what it submitted when the fleet was another."""
-    client, request = Client(queue), asking_for("later")
+    client, request = Client(queue=queue), asking_for("later")
     await client.submit(request)
     await serve(queue, "w", "base")
-    assert await Client(queue).submit(request) == request.id
+    assert await Client(queue=queue).submit(request) == request.id
     with pytest.raises(NotServed):
-        await Client(queue).submit(asking_for("later"))
+        await Client(queue=queue).submit(asking_for("later"))
 
 
 async def test_the_check_can_be_left_out(queue: CountingQueue) -> None:
     await serve(queue, "w", "base")
-    await Client(queue, check_models=False).submit(asking_for("later"))
+    await Client(QueueSettings(check_models=False), queue=queue).submit(asking_for("later"))
     assert queue.num_looks == 0
 
 
@@ -115,4 +116,4 @@ async def test_facts_that_cannot_be_read_stop_no_submit(
 ) -> None:
     await serve(queue, "w", "m")
     await queue.redis.hset(queue.keys.worker("w"), mapping=facts)  # type: ignore[arg-type]
-    await Client(queue).submit_many([asking_for("m")])
+    await Client(queue=queue).submit_many([asking_for("m")])

@@ -35,7 +35,7 @@ async def queue(redis_url: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def client(queue: Queue, redis_url: str) -> AsyncIterator[Client]:
-    async with Client(Queue(connect(redis_url), queue.keys.queue, queue.limits)) as client:
+    async with Client(queue=Queue(connect(redis_url), queue.keys.queue, queue.limits)) as client:
         yield client
 
 

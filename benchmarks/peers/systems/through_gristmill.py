@@ -22,7 +22,7 @@ async def main(url: str) -> None:
     command = [sys.executable, "-m", "gristmill.shared.cli", "worker", "--redis-url", url, "--"]
     worker = subprocess.Popen([*command, *argv], preexec_fn=die_with_parent)  # noqa: PLW1509, S603, ASYNC220  # one C call, our own flags
     queue = Queue(connect(url))
-    async with Client(queue) as client:
+    async with Client(queue=queue) as client:
         while not await queue.redis.zcard(queue.keys.workers):
             if worker.poll() is not None:
                 raise SystemExit(f"the worker left with {worker.returncode}")

@@ -39,7 +39,7 @@ def request(prompt: str) -> Request:
 @asynccontextmanager
 async def opened() -> AsyncIterator[None]:
     global client  # the peers' modules have module clients too
-    async with Client(Queue(connect(os.environ["REDIS_URL"]))) as client:
+    async with Client(queue=Queue(connect(os.environ["REDIS_URL"]))) as client:
         yield
 
 

@@ -1,6 +1,34 @@
-"""The producer's side: clients and the commands that submit requests and read results."""
+"""The producer's side: clients and the commands that submit requests and read results.
+
+The names here are the public interface; `docs/python.md` explains each. Everything else is private.
+"""
 
 from gristmill.producer.client import Client
 from gristmill.producer.sync import SyncClient
+from gristmill.shared.errors import (
+    GristmillError,
+    IdConflict,
+    InvalidRequest,
+    NotServed,
+    QueueFull,
+    ResultExpired,
+    SettingsError,
+)
+from gristmill.shared.request import Request
+from gristmill.shared.results import Result
+from gristmill.shared.settings import QueueSettings
 
-__all__ = ["Client", "SyncClient"]
+__all__ = [
+    "Client",
+    "GristmillError",
+    "IdConflict",
+    "InvalidRequest",
+    "NotServed",
+    "QueueFull",
+    "QueueSettings",
+    "Request",
+    "Result",
+    "ResultExpired",
+    "SettingsError",
+    "SyncClient",
+]

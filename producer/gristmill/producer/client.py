@@ -1,12 +1,11 @@
-"""The producer's client: submit requests, wait for results.
+"""The producer's client: submit requests, wait for results. `docs/python.md` lists what is public.
 
-One `Client` a process is enough: it holds a connection pool and one task that waits for everything.
+One `Client` a process is enough: it holds a connection pool and one task that waits for every result.
 `sync.py` is its twin for code without an event loop.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -14,62 +13,68 @@ from typing import Any, Self
 
 from ulid import ULID
 
-from gristmill.producer.stream import Item, Stream, chunks
+from gristmill.producer.items import (
+    Body,
+    Ids,
+    ItemReader,
+    Requests,
+    check_call,
+    many_ids,
+    one_id,
+    one_request,
+)
+from gristmill.producer.stream import Stream, grouped
+from gristmill.producer.submitter import Submitter
 from gristmill.producer.waiter import Waiter, result_expired
+from gristmill.shared.chunking import chunks
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull
-from gristmill.shared.fleet import FleetCache
-from gristmill.shared.operations import IDS_A_CALL, State, SubmitCode
+from gristmill.shared.operations import IDS_A_CALL, State
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
-from gristmill.shared.request import Request
+from gristmill.shared.request import FIELDS, Request, check_names
 from gristmill.shared.results import Result
-from gristmill.shared.settings import QueueSettings
+from gristmill.shared.settings import QueueSettings, read_settings
 
-MAX_CHUNK_BYTES = 8 * 2**20
-FULL_WAIT_MIN_S = 0.05
-FULL_WAIT_MAX_S = 2.0
+SUBMIT_CHUNK = 128
+"""Requests that `submit_many` sends in one call."""
+
 WINDOW = 4096
+"""Requests of one `map` or `as_completed` that may be unfinished at a time, unless the caller says otherwise."""
 
 
 class Client:
-    """Submit requests and wait for their results.
+    """Submits requests and waits for their results.
 
     Args:
-        queue: Which queue.
-        max_request_bytes: Longest body that is accepted.
-        check_models: Whether to refuse what no live worker of the queue serves.
-        name: Names the reply list; unique to this client.
+        settings: Redis, the queue and its bounds; None reads the environment.
+        queue: An open queue to use instead of a connection to that of `settings`; closed with the client.
+        name: Name of the reply list, unique to this client; None makes a fresh one.
 
     Attributes:
-        queue: Which queue.
-        name: Of the client.
+        queue: The queue.
+        name: Name of the reply list.
 
-    A request is done when its result is written; how it ended is the result's `status`. Nothing
-    here is lost when Redis is away: calls wait until it is back.
+    Raises:
+        SettingsError: A setting of the environment is wrong.
+
+    A request is done when its result is written; the result's `status` says how it ended. Nothing is lost
+    when Redis is away: calls wait until it is back.
     """
 
     def __init__(
         self,
-        queue: Queue,
+        settings: QueueSettings | None = None,
         *,
-        max_request_bytes: int = 32 * 2**20,
-        check_models: bool = True,
+        queue: Queue | None = None,
         name: str | None = None,
     ) -> None:
-        self.queue = queue
-        self._lookout = FleetCache(queue) if check_models else None
-        self._max_request_bytes = max_request_bytes
+        settings = read_settings(QueueSettings) if settings is None else settings
+        self.queue = queue or _connected(settings)
         self.name = name or f"client-{ULID()}"
-        self._waiter = Waiter(queue, self.name)
-
-    @classmethod
-    def from_settings(cls, settings: QueueSettings) -> Self:
-        """Return a client for what the environment says."""
-        redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
-        queue = Queue(redis, settings.queue, settings.limits)
-        return cls(
-            queue,
+        self._waiter = Waiter(self.queue, self.name)
+        self._submitter = Submitter(
+            self.queue,
+            self.name,
             max_request_bytes=settings.max_request_bytes,
             check_models=settings.check_models,
         )
@@ -86,43 +91,54 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop waiting and close the connections. What was submitted runs on."""
+        """Stop waiting and close the connections. Submitted requests run on."""
         await self._waiter.aclose()
         await self.queue.redis.aclose()
 
     async def submit(
-        self, request: Request | Mapping[str, Any], *, wait: bool = True, **fields: Any
+        self, request: Request | Body, *, wait_if_full: bool = True, **fields: Any
     ) -> str:
         """Submit one request.
 
         Args:
-            request: A request, or the body of one.
-            wait: Whether to wait while the queue is full.
-            **fields: Fields of `Request`, if a body was given.
+            request: A body, or a `Request`.
+            wait_if_full: Whether to wait while the queue is full.
+            **fields: Fields of `Request` that go with a body.
 
         Returns:
             Its id. Submitting the same request under the same id again changes nothing.
 
         Raises:
-            InvalidRequest: It breaks a rule.
+            InvalidRequest: It breaks a rule, or a keyword is unknown.
             NotServed: The queue has workers, and none serves its model or endpoint.
             IdConflict: Its id belongs to another request.
-            QueueFull: The queue is at its cap and `wait` is false.
+            QueueFull: The queue is at its cap and `wait_if_full` is false.
         """
-        made = request if isinstance(request, Request) else Request.from_body(request, **fields)
-        await self._submit([made], wait=wait)
+        check_names(fields, ("wait_if_full", *FIELDS))
+        made = one_request(request, fields)
+        await self._submitter.submit([made], wait_if_full=wait_if_full)
         return made.id
 
-    async def submit_many(self, requests: Iterable[Request] | AsyncIterable[Request]) -> list[str]:
-        """Submit requests in bulk, waiting while the queue is full; returns their ids in order.
+    async def submit_many(self, requests: Requests, **fields: Any) -> list[str]:
+        """Submit requests in bulk, waiting while the queue is full.
+
+        Args:
+            requests: Bodies or `Request`s.
+            **fields: Fields of `Request` that go with each body.
+
+        Returns:
+            Their ids, in order.
 
         Raises:
             InvalidRequest, NotServed, IdConflict: As `submit`; requests before the bad one are in the queue.
         """
+        check_call("submit_many", requests, fields)
+        reader = ItemReader(fields)
         ids: list[str] = []
-        async for chunk in chunks(requests, 128):
-            await self._submit(chunk)
-            ids.extend(request.id for request in chunk)
+        async for group in grouped(requests, SUBMIT_CHUNK):
+            made = reader.read_requests(group)
+            await self._submitter.submit(made)
+            ids.extend(request.id for request in made)
         return ids
 
     async def result(self, request_id: str) -> Result | None:
@@ -131,6 +147,7 @@ class Client:
         Raises:
             ResultExpired: The queue does not know the id.
         """
+        one_id(request_id)
         result = (await retrying(lambda: self.queue.results([request_id])))[0]
         if result is None and (await self.status([request_id]))[0][0] == "unknown":
             raise result_expired(request_id)
@@ -139,126 +156,81 @@ class Client:
     async def wait(self, request_id: str, timeout_s: float | None = None) -> Result:
         """Wait for a result.
 
+        Args:
+            request_id: What `submit` returned, here or elsewhere.
+            timeout_s: Longest wait in seconds; None waits without a limit.
+
         Raises:
             TimeoutError: It is not there after `timeout_s`; the request runs on.
             ResultExpired: The queue does not know the id.
         """
-        future = self._waiter.expect(request_id, is_own=False)
+        future = self._waiter.expect(one_id(request_id), is_own=False)
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(future)
         finally:
             self._waiter.forget(request_id, future)
 
-    def as_completed(
-        self, items: Iterable[Item] | AsyncIterable[Item], *, window: int = WINDOW
+    def map(
+        self, requests: Requests, *, window: int = WINDOW, **fields: Any
     ) -> AsyncIterator[Result]:
-        """Yield results as they finish.
+        """Submit requests and yield their results in the same order.
 
         Args:
-            items: Requests, submitted as the window allows, or ids that were submitted before.
-            window: How many may be unfinished at a time: what bounds Redis and this process.
+            requests: Bodies or `Request`s, any number; read as the window allows.
+            window: Requests that may be unfinished at a time, which bounds Redis and this process.
+            **fields: Fields of `Request` that go with each body.
 
         Raises:
-            InvalidRequest, IdConflict, ResultExpired: At the item that is at fault.
+            InvalidRequest, NotServed, IdConflict: As `submit`, when the item at fault is read.
         """
-        return Stream(items, window, self._start).as_completed()
+        check_call("map", requests, fields, ("window",))
+        return Stream(requests, window, partial(self._start, ItemReader(fields))).in_order()
 
-    def map(
-        self, items: Iterable[Item] | AsyncIterable[Item], *, window: int = WINDOW
+    def as_completed(
+        self, items: Requests | Ids, *, window: int = WINDOW, **fields: Any
     ) -> AsyncIterator[Result]:
-        """Yield results in the order of the items; otherwise as `as_completed`."""
-        return Stream(items, window, self._start).in_order()
+        """Yield results as requests finish.
 
-    async def cancel(self, ids: Sequence[str]) -> list[str]:
-        """Cancel requests; a code for each: queued or running (cancelled now), done, unknown."""
-        chunks = _chunks(ids)
-        codes = [await retrying(partial(self.queue.cancel, chunk)) for chunk in chunks]
+        Args:
+            items: Either bodies or `Request`s, which are submitted as the window allows, or ids of requests
+                that were submitted before. The first item decides; a call takes one kind.
+            window: Items that may be unfinished at a time, which bounds Redis and this process.
+            **fields: Fields of `Request` that go with each body.
+
+        Raises:
+            InvalidRequest, NotServed, IdConflict, ResultExpired: When the item at fault is read.
+        """
+        check_call("as_completed", items, fields, ("window",))
+        reader = ItemReader(fields, may_be_ids=True)
+        return Stream(items, window, partial(self._start, reader)).as_completed()
+
+    async def cancel(self, ids: Iterable[str]) -> list[str]:
+        """Cancel requests; returns a code for each: queued or running (cancelled now), done, unknown."""
+        calls = chunks(many_ids(ids), IDS_A_CALL)
+        codes = [await retrying(partial(self.queue.cancel, chunk)) for chunk in calls]
         return list(chain.from_iterable(codes))
 
-    async def status(self, ids: Sequence[str]) -> list[tuple[State, str]]:
+    async def status(self, ids: Iterable[str]) -> list[tuple[State, str]]:
         """Return the state of each request and the worker that runs it, or ""."""
-        chunks = _chunks(ids)
-        states = [await retrying(partial(self.queue.status, chunk)) for chunk in chunks]
+        calls = chunks(many_ids(ids), IDS_A_CALL)
+        states = [await retrying(partial(self.queue.status, chunk)) for chunk in calls]
         return list(chain.from_iterable(states))
 
-    async def _start(self, items: list[Item]) -> "list[asyncio.Future[Result]]":
-        requests = [item for item in items if isinstance(item, Request)]
-        codes = iter(await self._submit(requests)) if requests else iter(())
+    async def _start(
+        self, reader: ItemReader, items: Sequence[object]
+    ) -> "list[asyncio.Future[Result]]":
+        """Submit the next items of a stream, or note their ids; returns a future for each."""
+        if reader.are_ids(items):
+            return [self._waiter.expect(i, is_own=False) for i in reader.read_ids(items)]
+        requests = reader.read_requests(items)
+        codes = await self._submitter.submit(requests)
         return [
-            self._waiter.expect(item.id, is_own=next(codes) == "accepted")
-            if isinstance(item, Request)
-            else self._waiter.expect(item, is_own=False)
-            for item in items
+            self._waiter.expect(request.id, is_own=code == "accepted")
+            for request, code in zip(requests, codes, strict=True)
         ]
 
-    async def _submit(self, requests: Sequence[Request], *, wait: bool = True) -> list[SubmitCode]:
-        """Submit a chunk; while the queue is full, ever smaller parts of it."""
-        self._check_sizes(requests)
-        if self._lookout:
-            await self._lookout.check(requests)
-        own = [replace(request, reply=self.name) for request in requests]
-        if sum(request.num_bytes for request in own) > MAX_CHUNK_BYTES and len(own) > 1:
-            return await self._submit_halves(requests, wait=wait)
-        pause_s = FULL_WAIT_MIN_S
-        while True:
-            try:
-                codes = await retrying(lambda: self.queue.submit(own))
-            except QueueFull:
-                if not wait:
-                    raise
-                if len(own) > 1:
-                    return await self._submit_halves(requests, wait=wait)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, FULL_WAIT_MAX_S)
-            else:
-                _raise_conflicts(requests, codes)
-                return codes
 
-    async def _submit_halves(self, requests: Sequence[Request], *, wait: bool) -> list[SubmitCode]:
-        middle = len(requests) // 2
-        first = await self._submit(requests[:middle], wait=wait)
-        return first + await self._submit(requests[middle:], wait=wait)
-
-    def _check_sizes(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            _check_size(
-                request,
-                "its body has",
-                len(request.body),
-                self._max_request_bytes,
-                "MAX_REQUEST_BYTES",
-            )
-            _check_size(
-                request,
-                "body and metadata have",
-                request.num_bytes,
-                self.queue.limits.max_bytes,
-                "MAX_BYTES",
-            )
-
-
-def _check_size(request: Request, what: str, num_bytes: int, limit: int, setting: str) -> None:
-    if num_bytes > limit:
-        raise InvalidRequest(
-            f"{what} {num_bytes:,} bytes; the limit is {limit:,} (GRISTMILL_{setting}); shorten it,"
-            " or raise the limit here and on the workers",
-            request_id=request.id,
-        )
-
-
-def _chunks(ids: Sequence[str]) -> list[Sequence[str]]:
-    """Split ids into calls that stay short."""
-    if isinstance(ids, str):
-        raise InvalidRequest(f"ids is the string {ids[:80]!r}; give a list of ids")
-    return [ids[start : start + IDS_A_CALL] for start in range(0, len(ids), IDS_A_CALL)]
-
-
-def _raise_conflicts(requests: Sequence[Request], codes: Sequence[SubmitCode]) -> None:
-    for request, code in zip(requests, codes, strict=True):
-        if code == "conflict":
-            raise IdConflict(
-                "the id belongs to another request (another body or endpoint); use a new id, or wait"
-                " until its result's TTL has ended",
-                request_id=request.id,
-            )
+def _connected(settings: QueueSettings) -> Queue:
+    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+    return Queue(redis, settings.queue, settings.limits)

@@ -2,66 +2,71 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from typing import TypeVar
+from itertools import islice
+from typing import Generic, TypeVar
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
-Item = Request | str
-Start = Callable[[list[Item]], Awaitable[list["asyncio.Future[Result]"]]]
 T = TypeVar("T")
+Start = Callable[[list[T]], Awaitable[list["asyncio.Future[Result]"]]]
 
 CHUNK = 128
+"""Items that are started together at most."""
+
 LINGER_S = 0.01
+"""Longest wait of a group for its next item; longer would delay the first result of a slow source."""
 
 
-async def chunks(items: Iterable[T] | AsyncIterable[T], size: int) -> AsyncIterator[list[T]]:
+async def grouped(items: Iterable[T] | AsyncIterable[T], size: int) -> AsyncIterator[list[T]]:
     """Group items; a slow asynchronous source is not held back until a group is full."""
-    chunk: list[T] = []
     if isinstance(items, AsyncIterable):
-        iterator = aiter(items)
-        pending: asyncio.Future[T] = asyncio.ensure_future(anext(iterator))
-        while True:
-            done, _ = await asyncio.wait([pending], timeout=LINGER_S if chunk else None)
-            if not done or len(chunk) == size:
-                yield chunk
-                chunk = []
-                continue
-            try:
-                chunk.append(pending.result())
-            except StopAsyncIteration:
-                break
-            pending = asyncio.ensure_future(anext(iterator))
-    else:
-        for item in items:
-            chunk.append(item)
-            if len(chunk) == size:
-                yield chunk
-                chunk = []
-    if chunk:
-        yield chunk
+        async for group in _grouped_as_they_come(aiter(items), size):
+            yield group
+        return
+    iterator = iter(items)
+    while group := list(islice(iterator, size)):
+        yield group
 
 
-class Stream:
+async def _grouped_as_they_come(items: AsyncIterator[T], size: int) -> AsyncIterator[list[T]]:
+    """Yield a group when it is full, or when the next item takes longer than `LINGER_S`."""
+    group: list[T] = []
+    pending: asyncio.Future[T] = asyncio.ensure_future(anext(items))
+    while True:
+        done, _ = await asyncio.wait([pending], timeout=LINGER_S if group else None)
+        if not done or len(group) == size:
+            yield group
+            group = []
+            continue
+        try:
+            group.append(pending.result())
+        except StopAsyncIteration:
+            break
+        pending = asyncio.ensure_future(anext(items))
+    if group:
+        yield group
+
+
+class Stream(Generic[T]):
     """A window of unfinished requests over an iterable.
 
     Args:
         items: Requests to submit, or ids that were submitted before.
-        window: How many may be submitted and not yet handed out.
-        start: Submits a chunk; returns a future for each item.
+        window: Items that may be started and not yet handed out, 1 or more.
+        start: Submits a group; returns a future for each item.
     """
 
     def __init__(
-        self, items: Iterable[Item] | AsyncIterable[Item], window: int, start: Start
+        self, items: Iterable[T] | AsyncIterable[T], window: int, start: "Start[T]"
     ) -> None:
         if window < 1:
             raise InvalidRequest(
                 f"window is {window}; it is how many requests may be unfinished, 1 or more"
             )
         self._items = items
-        self._chunk = max(1, min(CHUNK, window // 4))
+        self._group_size = max(1, min(CHUNK, window // 4))
         self._slots = asyncio.Semaphore(window)
         self._start = start
 
@@ -103,8 +108,8 @@ class Stream:
             await end(pump)
 
     async def _pump(self, started: Callable[["asyncio.Future[Result]"], None]) -> None:
-        async for chunk in chunks(self._items, self._chunk):
-            for _ in chunk:
+        async for group in grouped(self._items, self._group_size):
+            for _ in group:
                 await self._slots.acquire()
-            for future in await self._start(chunk):
+            for future in await self._start(group):
                 started(future)

@@ -3,12 +3,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gristmill.producer.client import WINDOW, Client
-from gristmill.producer.stream import CHUNK, Item
+from gristmill.producer.items import Body, check_call
+from gristmill.producer.stream import CHUNK
 from gristmill.shared.operations import State
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
@@ -17,6 +18,7 @@ from gristmill.shared.settings import QueueSettings
 T = TypeVar("T")
 
 PULL_S = 0.01
+"""Longest wait for more items than the first."""
 
 
 async def pulled(items: Iterable[T]) -> AsyncIterator[T]:
@@ -39,19 +41,22 @@ def _pull(iterator: Iterator[T]) -> list[T]:
 
 
 class SyncClient:
-    """A `Client` on an event loop in a thread of its own; methods as there.
+    """A `Client` on an event loop in a thread of its own; the methods are those of `Client`.
 
     Args:
-        settings: Which Redis and which queue.
+        settings: Redis, the queue and its bounds; None reads the environment.
+
+    Raises:
+        SettingsError: A setting of the environment is wrong.
     """
 
-    def __init__(self, settings: QueueSettings) -> None:
+    def __init__(self, settings: QueueSettings | None = None) -> None:
+        self._client = Client(settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="gristmill-client", daemon=True
         )
         self._thread.start()
-        self._client = Client.from_settings(settings)
 
     def __enter__(self) -> Self:
         return self
@@ -71,15 +76,14 @@ class SyncClient:
         self._thread.join()
         self._loop.close()
 
-    def submit(
-        self, request: Request | Mapping[str, Any], *, wait: bool = True, **fields: Any
-    ) -> str:
+    def submit(self, request: Request | Body, *, wait_if_full: bool = True, **fields: Any) -> str:
         """See `Client.submit`."""
-        return self._run(self._client.submit(request, wait=wait, **fields))
+        return self._run(self._client.submit(request, wait_if_full=wait_if_full, **fields))
 
-    def submit_many(self, requests: Iterable[Request]) -> list[str]:
+    def submit_many(self, requests: Iterable[Request | Body], **fields: Any) -> list[str]:
         """See `Client.submit_many`."""
-        return self._run(self._client.submit_many(pulled(requests)))
+        check_call("submit_many", requests, fields)
+        return self._run(self._client.submit_many(pulled(requests), **fields))
 
     def result(self, request_id: str) -> Result | None:
         """See `Client.result`."""
@@ -89,19 +93,30 @@ class SyncClient:
         """See `Client.wait`."""
         return self._run(self._client.wait(request_id, timeout_s))
 
-    def as_completed(self, items: Iterable[Item], *, window: int = WINDOW) -> Iterator[Result]:
-        """See `Client.as_completed`."""
-        return self._iterate(self._client.as_completed(pulled(items), window=window))
-
-    def map(self, items: Iterable[Item], *, window: int = WINDOW) -> Iterator[Result]:
+    def map(
+        self, requests: Iterable[Request | Body], *, window: int = WINDOW, **fields: Any
+    ) -> Iterator[Result]:
         """See `Client.map`."""
-        return self._iterate(self._client.map(pulled(items), window=window))
+        check_call("map", requests, fields, ("window",))
+        return self._iterate(self._client.map(pulled(requests), window=window, **fields))
 
-    def cancel(self, ids: Sequence[str]) -> list[str]:
+    def as_completed(
+        self,
+        items: Iterable[Request | Body] | Iterable[str],
+        *,
+        window: int = WINDOW,
+        **fields: Any,
+    ) -> Iterator[Result]:
+        """See `Client.as_completed`."""
+        check_call("as_completed", items, fields, ("window",))
+        taken: AsyncIterator[Any] = pulled(items)
+        return self._iterate(self._client.as_completed(taken, window=window, **fields))
+
+    def cancel(self, ids: Iterable[str]) -> list[str]:
         """See `Client.cancel`."""
         return self._run(self._client.cancel(ids))
 
-    def status(self, ids: Sequence[str]) -> list[tuple[State, str]]:
+    def status(self, ids: Iterable[str]) -> list[tuple[State, str]]:
         """See `Client.status`."""
         return self._run(self._client.status(ids))
 

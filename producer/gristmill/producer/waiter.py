@@ -7,12 +7,13 @@ so a slow sweep looks at every id again; ids that somebody else submitted are fo
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from redis.exceptions import RedisError
 
+from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import ResultExpired
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.queue import Queue
@@ -122,11 +123,10 @@ class Waiter:
             return []
         return [request_id.decode() for request_id in (first[1], *(more or ()))]
 
-    async def _collect(self, ids: list[str]) -> int:
+    async def _collect(self, ids: Sequence[str]) -> int:
         """Resolve those of `ids` that have results; returns how many."""
         found = 0
-        for start in range(0, len(ids), RESULTS_A_CALL):
-            chunk = ids[start : start + RESULTS_A_CALL]
+        for chunk in chunks(ids, RESULTS_A_CALL):
             results = await retrying(partial(self._queue.results, chunk))
             for result in filter(None, results):
                 found += 1
@@ -141,8 +141,8 @@ class Waiter:
     async def _sweep(self, ids: list[str]) -> None:
         """Look at ids one by one: finished unheard, past their deadline, or gone for good."""
         await retrying(self._queue.expire)
-        found, remaining = 0, iter(ids)
-        while chunk := list(islice(remaining, IDS_A_CALL)):
+        found = 0
+        for chunk in chunks(ids, IDS_A_CALL):
             states = await retrying(partial(self._queue.status, chunk))
             found += await self._collect(
                 [i for i, (state, _) in zip(chunk, states, strict=True) if state == "done"]

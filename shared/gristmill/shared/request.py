@@ -156,9 +156,11 @@ class Request:
         Raises:
             InvalidRequest: A field is unknown, or a field or the body breaks a rule.
         """
-        check_names(fields, FIELDS)
+        check_names(fields.keys() - {"reply"}, FIELDS)
         if not isinstance(body, Mapping):
-            raise InvalidRequest(f"the body is {shown(body)}; use a dict such as {EXAMPLE}")
+            raise InvalidRequest(
+                f"the body is a {type(body).__name__}; use a dict such as {EXAMPLE}"
+            )
         if body.get("stream"):
             raise InvalidRequest(
                 "the body asks for stream: true; results are written whole, so remove stream"
@@ -175,7 +177,8 @@ class Request:
         return cls(body=encoded, **(read | fields))
 
     def __post_init__(self) -> None:
-        check_id(self.id)
+        if not is_id(self.id):
+            raise InvalidRequest(f"id {shown(self.id)} is not allowed; use {_NAME_RULE}")
         self._check_types()
         if reason := self._broken_name() or self._broken_value():
             raise InvalidRequest(reason, request_id=self.id)
@@ -183,7 +186,7 @@ class Request:
     def _check_types(self) -> None:
         if not isinstance(self.body, bytes):
             raise InvalidRequest(
-                f"the body is {shown(self.body)}, not bytes; use Request.from_body for a dict",
+                f"the body is a {type(self.body).__name__}, not bytes; use Request.from_body for a dict",
                 request_id=self.id,
             )
         if self.metadata is not None and not isinstance(self.metadata, Mapping):
@@ -259,19 +262,14 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
     """
     for name in names:
         if name not in known:
-            nearest = get_close_matches(name, known, n=1)
+            nearest = get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
             raise InvalidRequest(f"unknown keyword {shown(name)}{hint} Use {', '.join(known)}")
 
 
-def check_id(value: object) -> None:
-    """Make sure that a value can be the id of a request.
-
-    Raises:
-        InvalidRequest: It cannot.
-    """
-    if not _is_match(_NAME, value):
-        raise InvalidRequest(f"id {shown(value)} is not allowed; use {_NAME_RULE}")
+def is_id(value: object) -> bool:
+    """Return whether a value can be the id of a request."""
+    return _is_match(_NAME, value)
 
 
 def shown(value: object) -> str:

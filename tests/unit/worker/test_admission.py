@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.shared.records import Record
+from gristmill.shared.request import Request
 from gristmill.worker.admission.room import (
     NO_ROOM,
     UNBOUNDED,

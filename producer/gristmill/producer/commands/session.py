@@ -57,11 +57,7 @@ def on_client(settings: QueueSettings, work: Callable[[Client], Coroutine[Any, A
     """Run a coroutine on a client of the queue."""
 
     async def on_open_client(queue: Queue) -> T:
-        async with Client(
-            queue,
-            max_request_bytes=settings.max_request_bytes,
-            check_models=settings.check_models,
-        ) as client:
+        async with Client(settings, queue=queue) as client:
             return await work(client)
 
     return on_queue(settings, on_open_client)

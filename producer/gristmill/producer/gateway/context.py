@@ -62,9 +62,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     queue = Queue(redis, settings.queue, settings.limits)
     media = MediaGuard(settings.allowed_media_domains)
-    async with Client(
-        queue, max_request_bytes=settings.max_request_bytes, check_models=settings.check_models
-    ) as client:
+    async with Client(settings, queue=queue) as client:
         yield Gateway(
             settings=settings,
             queue=queue,

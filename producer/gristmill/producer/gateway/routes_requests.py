@@ -129,7 +129,7 @@ async def _submit(gateway: Gateway, queued: QueuedRequest) -> None:
     """Submit a request, for `REDIS_RETRY_S` at most; `Client` alone would wait for Redis without a limit."""
     try:
         async with asyncio.timeout(REDIS_RETRY_S):
-            await gateway.client.submit(queued, wait=False)
+            await gateway.client.submit(queued, wait_if_full=False)
     except TimeoutError:
         raise ConnectionError(f"no answer to a submit within {REDIS_RETRY_S:g} s") from None
     _submitted_requests.inc()

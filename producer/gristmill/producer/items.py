@@ -1,0 +1,141 @@
+"""Read what callers hand to a client: requests to submit, or ids of requests that were submitted.
+
+`Client` and `SyncClient` check their arguments here, so that a wrong one is an error in our words at the call.
+"""
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.request import EXAMPLE, FIELDS, Request, check_names, is_id, shown
+
+T = TypeVar("T")
+
+Body = Mapping[str, Any]
+"""An OpenAI request, as JSON has it."""
+
+Requests = Iterable[Request | Body] | AsyncIterable[Request | Body]
+Ids = Iterable[str] | AsyncIterable[str]
+
+FIELDS_OF_MANY = tuple(name for name in FIELDS if name != "id")
+"""Keywords that may go with many bodies; an id names one request."""
+
+
+def one_request(item: object, fields: Mapping[str, Any]) -> Request:
+    """Return the request that one item stands for.
+
+    Args:
+        item: A `Request`, or the body of one.
+        fields: Fields of `Request` that go with a body.
+
+    Raises:
+        InvalidRequest: The item is neither, it is a `Request` and there are fields, or a rule is broken.
+    """
+    if isinstance(item, Request):
+        if fields:
+            names = ", ".join(fields)
+            raise InvalidRequest(
+                f"{names} cannot be set here, because it is a Request already; set {names} in the Request",
+                request_id=item.id,
+            )
+        return item
+    if not isinstance(item, Mapping):
+        raise InvalidRequest(f"a {_kind(item)} is no request; use a dict such as {EXAMPLE}")
+    return Request.from_body(item, **fields)
+
+
+def one_id(value: object) -> str:
+    """Return an id.
+
+    Raises:
+        InvalidRequest: The value can be no id.
+    """
+    if isinstance(value, str) and is_id(value):
+        return value
+    what = shown(value) if isinstance(value, str) else f"a {_kind(value)}"
+    raise InvalidRequest(
+        f"{what} is no id; an id is what submit returned, and a request is a dict such as {EXAMPLE}"
+    )
+
+
+def many_ids(ids: object) -> Sequence[str]:
+    """Return ids as a sequence.
+
+    Raises:
+        InvalidRequest: They are no iterable, or one of them can be no id.
+    """
+    if isinstance(ids, str | Mapping) or not isinstance(ids, Iterable):
+        raise InvalidRequest(f"ids is a {_kind(ids)}; use a list of ids, also for one id")
+    return [_at(index, one_id, value) for index, value in enumerate(ids)]
+
+
+def check_call(call: str, items: object, fields: Iterable[str], own: Sequence[str] = ()) -> None:
+    """Check the arguments of a call that takes many items, before the first item is read.
+
+    Args:
+        call: Name of the method.
+        items: The items of the call.
+        fields: Keywords that go with each body.
+        own: Keywords of the method itself, which a wrong keyword may have meant.
+
+    Raises:
+        InvalidRequest: The items are no iterable of items, or a keyword is unknown.
+    """
+    check_names(fields, (*own, *FIELDS_OF_MANY))
+    is_one = isinstance(items, str | bytes | Mapping | Request)
+    if is_one or not isinstance(items, Iterable | AsyncIterable):
+        raise InvalidRequest(f"{call} takes a list or another iterable, not a {_kind(items)}")
+
+
+class ItemReader:
+    """Reads the items of one call, chunk by chunk; an error names the index of its item.
+
+    Args:
+        fields: Fields of `Request` that go with each body.
+        may_be_ids: Whether the call takes ids too. Then the first item decides: all are ids, or all are requests.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], *, may_be_ids: bool = False) -> None:
+        self._read_request = partial(one_request, fields=fields)
+        self._are_ids = None if may_be_ids else False
+        self._num_read = 0
+
+    def are_ids(self, items: Sequence[object]) -> bool:
+        """Return whether the call is about ids; `items` are its next items."""
+        if self._are_ids is None:
+            self._are_ids = isinstance(items[0], str)
+        return self._are_ids
+
+    def read_ids(self, items: Sequence[object]) -> list[str]:
+        """Return the next items as ids.
+
+        Raises:
+            InvalidRequest: An item can be no id.
+        """
+        return [_at(index, one_id, item) for index, item in self._numbered(items)]
+
+    def read_requests(self, items: Sequence[object]) -> list[Request]:
+        """Return the next items as requests.
+
+        Raises:
+            InvalidRequest: An item is no request, or breaks a rule.
+        """
+        return [_at(index, self._read_request, item) for index, item in self._numbered(items)]
+
+    def _numbered(self, items: Sequence[object]) -> Iterable[tuple[int, object]]:
+        start = self._num_read
+        self._num_read += len(items)
+        return enumerate(items, start)
+
+
+def _kind(value: object) -> str:
+    """Return the name of a type; a message repeats no prompt."""
+    return type(value).__name__
+
+
+def _at(index: int, read: Callable[[object], T], item: object) -> T:
+    try:
+        return read(item)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"items[{index}]: {error.reason}", error.code) from None
