@@ -17,11 +17,11 @@ from typing import NamedTuple
 from simulation import SimulatedWorker, simulate
 from ulid import ULID
 
+from gristmill.local.server import running_server
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
-from gristmill.shared.server import running_server
 from gristmill.worker.admission.room import Capacity
 from gristmill.worker.engine.stub_batch import StubBatch
 

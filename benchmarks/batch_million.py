@@ -26,9 +26,9 @@ from openai import APIError, AsyncOpenAI
 from openai.types import Batch
 from redis.exceptions import RedisError
 
+from gristmill.local.server import die_with_parent, free_port, server_binary
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
-from gristmill.shared.server import die_with_parent, free_port, server_binary
 
 ENDPOINT: Final = "/v1/chat/completions"
 RUNNING = ("validating", "in_progress", "finalizing")

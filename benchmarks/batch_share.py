@@ -26,10 +26,10 @@ import orjson
 from engine_share import demo_argv
 from pydantic import SecretStr
 
+from gristmill.local.server import die_with_parent, running_server
 from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.shared.log import configure_logging
-from gristmill.shared.server import die_with_parent, running_server
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import InProcessEngine
 from gristmill.worker.liveness import Liveness

@@ -21,12 +21,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.bench.loads import LoadRequest, named
+from gristmill.local.server import die_with_parent, running_server
 from gristmill.producer.client import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.results import Result
-from gristmill.shared.server import die_with_parent, running_server
-from gristmill.worker.bench.loads import LoadRequest, named
 
 MODEL = "m"
 

@@ -16,11 +16,11 @@ from typing import get_args
 
 from queue_ops import CLAIM, SUBMIT
 
+from gristmill.local.server import running_server
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Scheduling, SchedulingPolicy
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import Request
-from gristmill.shared.server import running_server
 
 WORKER = "gristmill-worker-5d4f9c7b84-x7k2p-01K2ZV7Q3M8T5R9W1X4Y6B0CDE"
 """As long as the name of a worker in a pod."""

@@ -21,11 +21,11 @@ from tempfile import TemporaryDirectory
 
 import orjson
 
+from gristmill.local.server import die_with_parent, running_server
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
-from gristmill.shared.server import die_with_parent, running_server
 
 STUB_WORKER = Path(__file__).resolve().parent.parent / "tests" / "stub_worker.py"
 NUM_IDLE = 200

@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.local.demo_model import demo_model
 from gristmill.worker.engine import InProcessEngine
-from gristmill.worker.engine.demo_model import demo_model
 
 Prompt = list[int]
 

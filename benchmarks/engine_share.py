@@ -20,11 +20,11 @@ from typing import Any
 from pydantic import SecretStr
 from ulid import ULID
 
+from gristmill.bench.loads import LoadRequest, named
+from gristmill.local.server import running_server
 from gristmill.shared.connection import connect
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue import Queue
-from gristmill.shared.server import running_server
-from gristmill.worker.bench.loads import LoadRequest, named
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import EngineInfo, InProcessEngine
 from gristmill.worker.liveness import Liveness
@@ -134,7 +134,7 @@ async def measure(options: argparse.Namespace) -> None:
 
 
 def demo_argv() -> list[str]:
-    from gristmill.worker.engine.demo_model import demo_model
+    from gristmill.local.demo_model import demo_model
 
     model = demo_model(Path.home() / ".cache" / "gristmill")
     flags = "--enforce-eager --max-num-seqs 64 --max-model-len 2048 --no-enable-prefix-caching"

@@ -16,13 +16,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from gristmill.local.server import running_server
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import PRIORITIES, Request
 from gristmill.shared.results import response_outcome
-from gristmill.shared.server import running_server
 
 SUBMIT, CLAIM = 500, 64
 TEXT = "".join(random.Random(1).choices(string.ascii_letters, k=4096))

@@ -23,12 +23,12 @@ from pathlib import Path
 from redis.exceptions import RedisError
 from stamina.instrumentation import set_on_retry_hooks
 
+from gristmill.local.server import die_with_parent, free_port
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
-from gristmill.shared.server import die_with_parent, free_port
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from servers import Replicated, ask, kill, running_sentinels, until

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gristmill.bench.tune.budget import Budget
+from gristmill.bench.tune.points import Candidate, Goal, Point, Setting
+from gristmill.bench.tune.report import point_line, print_report
+from gristmill.bench.tune.rig import Rig
+from gristmill.bench.tune.sample import Sample
+from gristmill.bench.tune.session import Options, tuned
 from gristmill.shared.log import configure_logging
-from gristmill.worker.tune.budget import Budget
-from gristmill.worker.tune.points import Candidate, Goal, Point, Setting
-from gristmill.worker.tune.report import point_line, print_report
-from gristmill.worker.tune.rig import Rig
-from gristmill.worker.tune.sample import Sample
-from gristmill.worker.tune.session import Options, tuned
 
 STAGES = ("grid", "tune", "compare")
 NO_LIMIT_S = 86_400.0

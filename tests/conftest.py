@@ -11,10 +11,10 @@ from uuid import uuid4
 import pytest
 from servers import running_cluster, without_dangerous
 
+from gristmill.local.server import running_server, server_binary
 from gristmill.shared.connection import AnyRedis, connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.server import running_server, server_binary
 
 # Before anything imports it: what it asserts is told as in a test.
 pytest.register_assert_rewrite("faults.outcome")

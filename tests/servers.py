@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from gristmill.local.server import die_with_parent, free_port, running_server, server_binary
 from gristmill.shared.redis_url import parse
-from gristmill.shared.server import die_with_parent, free_port, running_server, server_binary
 
 NUM_SLOTS = 16_384
 SERVICE = "mymaster"

@@ -19,9 +19,9 @@ from redis import Redis
 from rq.queue import Queue as RqQueue
 from rq.serializers import JSONSerializer
 
+from gristmill.local.server import die_with_parent, free_port
 from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.settings import BatchSettings
-from gristmill.shared.server import die_with_parent, free_port
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_steward.py")))
 TRUE = (*COMMAND, "steward")

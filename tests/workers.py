@@ -15,9 +15,9 @@ from typing import Any
 
 import orjson
 
+from gristmill.local.server import die_with_parent, free_port
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
-from gristmill.shared.server import die_with_parent, free_port
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import Engine
 from gristmill.worker.liveness import Liveness

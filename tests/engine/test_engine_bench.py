@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gristmill.worker.bench.figures import rows
-from gristmill.worker.bench.records import Report
+from gristmill.bench.figures import rows
+from gristmill.bench.records import Report
 
-COMMAND = "from gristmill.worker.bench.commands import bench; bench()"
+COMMAND = "from gristmill.bench.commands import bench; bench()"
 PREFIX_TOKENS = 256
 """Of a scale of 0.5: two blocks of vLLM's cache on a CPU."""
 

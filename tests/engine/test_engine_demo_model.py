@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.local.demo_model import demo_model
 from gristmill.shared.errors import GristmillError
-from gristmill.worker.engine.demo_model import demo_model
 
 
 def test_demo_model_is_an_ordinary_model_folder_and_made_once(tmp_path: Path) -> None:

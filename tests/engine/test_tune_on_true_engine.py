@@ -9,12 +9,12 @@ from time import monotonic
 import psutil
 import pytest
 
+from gristmill.bench.tune.budget import Budget
+from gristmill.bench.tune.commands import tune
+from gristmill.bench.tune.points import Candidate, Setting
+from gristmill.bench.tune.rig import Rig, setting_of
+from gristmill.bench.tune.sample import Sample
 from gristmill.shared.errors import EngineDied, SettingsError
-from gristmill.worker.tune.budget import Budget
-from gristmill.worker.tune.commands import tune
-from gristmill.worker.tune.points import Candidate, Setting
-from gristmill.worker.tune.rig import Rig, setting_of
-from gristmill.worker.tune.sample import Sample
 
 EngineProcesses = Callable[[], list[psutil.Process]]
 

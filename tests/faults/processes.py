@@ -21,13 +21,13 @@ from typing import Any
 
 import orjson
 
+from gristmill.local.server import die_with_parent
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import announce_redis_waits
 from gristmill.shared.request import COMPLETIONS, Request
-from gristmill.shared.server import die_with_parent
 from gristmill.worker.__main__ import serve
 from gristmill.worker.engine import InProcessEngine, Response, StubEngine
 from gristmill.worker.settings import WorkerSettings

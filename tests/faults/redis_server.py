@@ -11,8 +11,8 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from gristmill.local.server import die_with_parent
 from gristmill.shared.connection import connect
-from gristmill.shared.server import die_with_parent
 
 SNAPSHOT = "snapshot.rdb"
 DEAD_ADDRESS = ("127.0.0.1", "1")

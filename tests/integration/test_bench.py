@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gristmill.bench.commands import bench
+from gristmill.bench.figures import rows
+from gristmill.bench.loads import named
+from gristmill.bench.records import Report, Run
+from gristmill.bench.session import Options, run_bench
+from gristmill.bench.setups import ALONE
+from gristmill.local.server import free_port
 from gristmill.shared.cli import RedisUnreachable
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, GristmillError, InvalidRequest, SettingsError
-from gristmill.shared.server import free_port
-from gristmill.worker.bench.commands import bench
-from gristmill.worker.bench.figures import rows
-from gristmill.worker.bench.loads import named
-from gristmill.worker.bench.records import Report, Run
-from gristmill.worker.bench.session import Options, run_bench
-from gristmill.worker.bench.setups import ALONE
 from gristmill.worker.engine import EngineInfo, Response, StubEngine
 
 Bench = Callable[..., Report]

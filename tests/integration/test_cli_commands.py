@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from command_line import CommandLine, SettlingWorker, ended, interrupt
 from servers import ask
 
+from gristmill.local.server import free_port
 from gristmill.shared.cli import gristmill
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import parse
 from gristmill.shared.request import Request
-from gristmill.shared.server import free_port
 
 
 @pytest.fixture
@@ -295,8 +295,8 @@ def test_the_version_is_printed(shell: CommandLine) -> None:
 
 
 def test_the_examples_of_the_demo_are_valid_and_packaged() -> None:
+    from gristmill.local.demo.show import REQUESTS
     from gristmill.producer.batches import BatchInput, LineReader
-    from gristmill.producer.demo.show import REQUESTS
 
     report = BatchInput(REQUESTS, LineReader("run", max_request_bytes=2**20)).check()
     assert (report.num_lines, report.num_bad) == (40, 0)

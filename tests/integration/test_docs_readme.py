@@ -15,13 +15,13 @@ from stewards import TRUE as STEWARD
 from stewards import steward_process
 from workers import STUB, worker_process
 
+from gristmill.local.server import running_server
 from gristmill.producer import Client
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import CHAT
-from gristmill.shared.server import running_server
 from gristmill.worker.settings import WorkerSettings
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()

@@ -10,11 +10,11 @@ from redis.exceptions import AuthenticationError, ConnectionError, ResponseError
 from servers import ask, port_of, running_cluster, running_sentinels, with_user
 from workers import STUB, worker_process
 
+from gristmill.local.server import free_port, running_server
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.server import free_port, running_server
 
 OPERATIONS = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
 PASSWORD = "p@ss/w?rd#1"

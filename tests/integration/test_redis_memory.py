@@ -10,12 +10,12 @@ from queues import claimed_by, outcome, some_requests, succeed
 from redis.exceptions import OutOfMemoryError
 from workers import local_worker, settings_for
 
+from gristmill.local.server import running_server
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Settlement, Stats
 from gristmill.shared.queue import Queue
-from gristmill.shared.server import running_server
 from gristmill.worker.engine import StubEngine
 from gristmill.worker.redis_memory import should_pause_claims
 

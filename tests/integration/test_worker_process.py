@@ -11,6 +11,7 @@ import pytest
 from servers import port_of, process_id
 from workers import STUB, WorkerProcess, worker_process
 
+from gristmill.local.server import running_server
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
@@ -19,7 +20,6 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.results import Result
-from gristmill.shared.server import running_server
 
 
 @pytest.fixture

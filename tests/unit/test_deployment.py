@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from gristmill.local.server import running_server
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect
 from gristmill.shared.request import CHAT
 from gristmill.shared.request_json import request_from_json
-from gristmill.shared.server import running_server
 from gristmill.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]

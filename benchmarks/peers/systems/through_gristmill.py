@@ -7,11 +7,11 @@ from importlib.metadata import version
 
 from peers.systems.report import Report, arguments, openai_answers, rows
 
+from gristmill.local.server import die_with_parent, running_server
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import CHAT, Request
-from gristmill.shared.server import die_with_parent, running_server
 
 POLL_S = 0.05
 

@@ -15,11 +15,11 @@ import pytest
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from servers import ask_all, kill, port_of, with_user
 
+from gristmill.local.server import die_with_parent, free_port, running_server
 from gristmill.producer.gateway import authentication, redis_retry, routes_requests
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
-from gristmill.shared.server import die_with_parent, free_port, running_server
 
 COMMAND = "import sys; from gristmill.producer.gateway.commands import gateway; sys.exit(gateway(standalone_mode=False))"
 

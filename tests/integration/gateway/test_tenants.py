@@ -8,11 +8,11 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
+from gristmill.local.server import running_server
 from gristmill.producer.commands.tenant import tenant as command
 from gristmill.producer.tenants import Tenant, Tenants, new_webhook_secret, tenant_from
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.queue import Queue
-from gristmill.shared.server import running_server
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from aiohttp import web
 from standardwebhooks import Webhook
 from stewards import TRUE, Place, steward_process
 
+from gristmill.local.server import free_port
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.steward.webhooks import Event, NotDelivered, NotWanted, Webhooks
 from gristmill.producer.tenants import Tenant, Tenants
-from gristmill.shared.server import free_port
 
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 RECORD = BatchRecord(

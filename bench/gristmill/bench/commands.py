@@ -1,0 +1,186 @@
+"""The command `gristmill bench`."""
+
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gristmill.shared.cli import FiniteRange
+from gristmill.worker.commands import FLAGS, EngineCommand, scale_option
+
+CSV = "separated by commas"
+
+
+def _policies(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
+    from gristmill.bench.setups import POLICIES
+
+    return _known(text, POLICIES)
+
+
+def _schedulings(context: click.Context, parameter: click.Parameter, text: str | None) -> list[str]:
+    from gristmill.bench.setups import SCHEDULINGS
+
+    return _known(text, SCHEDULINGS)
+
+
+def _known(text: str | None, known: Collection[str]) -> list[str]:
+    names = _parts(text)
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is none; use {', '.join(known)}")
+    return names
+
+
+def _sizes(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
+    sizes = [int(part) if part.isdecimal() else 0 for part in _parts(text)]
+    if not all(1 <= size <= 4096 for size in sizes):
+        raise click.BadParameter(f"{text!r}: a size is a whole number from 1 to 4096")
+    return sizes
+
+
+def _parts(text: str | None) -> list[str]:
+    """Return what a list names; none if the option is not given."""
+    if text is None:
+        return []
+    parts = [part for each in text.split(",") if (part := each.strip())]
+    if not parts:
+        raise click.BadParameter("it names none; leave the option out for its default")
+    return parts
+
+
+@click.command(cls=EngineCommand)
+@click.option(
+    "--load",
+    default="lognormal",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="lognormal, uniform, bimodal, shared-prefix, tenants, or a JSONL file as submit takes.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests of a run.  [default: 256; all of a file]",
+)
+@scale_option
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of lengths, prompts and arrivals."
+)
+@click.option(
+    "--rate",
+    type=FiniteRange(0, min_open=True),
+    metavar="REQ/S",
+    help="Poisson arrivals.  [default: all at once]",
+)
+@click.option(
+    "--policies",
+    metavar="NAMES",
+    callback=_policies,
+    help=f"Policies of batching, {CSV}.  [default: all]",
+)
+@click.option(
+    "--scheduling",
+    "schedulings",
+    metavar="NAMES",
+    callback=_schedulings,
+    help=f"Orders of scheduling, {CSV}.  [default: the worker's]",
+)
+@click.option(
+    "--batch-size",
+    "--sizes",
+    "sizes",
+    metavar="NUMBERS",
+    callback=_sizes,
+    help=f"Requests in the engine at a time; several, {CSV}, for a curve.  [default: its max_num_seqs]",
+)
+@click.option(
+    "--batch-timeout-ms",
+    type=FiniteRange(0, 600_000),
+    default=50.0,
+    show_default=True,
+    metavar="MS",
+    help="How long policies with a barrier wait to fill a batch.",
+)
+@click.option(
+    "--rounds",
+    "num_rounds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Runs of each, in turns.",
+)
+@click.option(
+    "--warm-up",
+    "num_warm_up",
+    type=click.IntRange(0),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Requests that run before and are not counted.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("bench"),
+    show_default=True,
+    help="Folder for tables, plots and all that was measured.",
+)
+@click.option(
+    "--redis-url",
+    metavar="URL",
+    envvar=["GRISTMILL_REDIS_URL", "REDIS_URL"],
+    help="Use this Redis, in queues that are deleted.  [env: REDIS_URL; default: one of its own]",
+)
+@click.option(
+    "--vllm-url",
+    metavar="URL",
+    envvar=["GRISTMILL_VLLM_URL", "VLLM_URL"],
+    help="Measure this server, not an engine in this process.  [env: VLLM_URL]",
+)
+@click.option(
+    "--plot",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="JSON",
+    help="Measure nothing; draw a results.json once more, beside it.",
+)
+@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
+@click.pass_context
+def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
+    """Run a load through the policies on your engine, and compare.
+
+    What follows `--` are vLLM's own flags, the same that `gristmill worker` takes; without any, the
+    demo's model runs on the CPU:
+
+    gristmill bench --load lognormal --requests 256 -- --model Qwen/Qwen3-8B --max-num-seqs 256
+
+    docs/bench.md says what each column means. Exit codes: 0 all is measured, 2 an option or a line is
+    wrong, 3 Redis does not answer, 4 the engine did not start or refuses the load.
+    """
+    from gristmill.bench.session import Options, present_again, run_bench
+    from gristmill.shared.log import configure_logging
+
+    configure_logging("ERROR")
+    if plot:
+        present_again(plot)
+    else:
+        run_bench(Options(**options, command=_command(context)))  # fmt: skip
+
+
+def _command(context: click.Context) -> str:
+    """Return the command line to repeat this, without URLs and keys, which may be secret."""
+    from gristmill.worker.engine.vllm.arguments import without_secrets
+
+    words = ["gristmill", "bench"]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if is_given and isinstance(parameter, click.Option) and not name.endswith("_url"):
+            value = context.params[name]
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words += [parameter.opts[0], text]
+    if context.params["engine_argv"]:
+        words += ["--", *without_secrets(context.params["engine_argv"])]
+    return shlex.join(words)

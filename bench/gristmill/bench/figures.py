@@ -1,0 +1,215 @@
+"""From what runs left behind to the figures of the table; pure arithmetic, the names are the columns."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median, quantiles
+
+from gristmill.bench.records import Run, Timed
+from gristmill.bench.setups import ALONE, Setup
+
+HTTP_ERROR = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A distribution in seconds, or another unit; None where nothing was measured."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        """Return mean and percentiles, interpolated between neighbours as numpy does."""
+        known = sorted(values)
+        if not known:
+            return cls()
+        cuts = quantiles(known, n=100, method="inclusive") if len(known) > 1 else known * 99
+        return cls(mean(known), cuts[49], cuts[94], cuts[98])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of one setup over all its rounds.
+
+    Attributes:
+        setup: Which.
+        num_rounds: How many runs it pools.
+        num_requests: Of all of them.
+        num_failed: Those without a good answer.
+        seconds: Of all runs together.
+        requests_per_s: Good answers a second.
+        output_tokens_per_s: Of the good answers.
+        by_round: Output tokens a second of each round.
+        share: Of the engine alone: the median, over the rounds, of the ratio within one round.
+        claim_size: Mean requests of the batches that the worker started.
+        closed_by: Why they were closed, most frequent first.
+        running: Mean of the engine's running requests until it had been given the last one.
+        steps: Of the engine, in one run: what a busy machine does not change.
+        kv_cache_peak: Highest share of the KV cache in use.
+        hit_rate: Share of the prompt tokens looked up that were in the prefix cache.
+        preemptions: Running requests pushed back for want of KV cache.
+        gpu: Mean busy share of the GPU.
+        wait_s: From the submit to the arrival at the engine.
+        ttft_s: From the arrival at the engine to the first token.
+        tpot_s: Time of each token after the first.
+        engine_s: From the arrival at the engine to its answer.
+        e2e_s: From the submit to the engine's answer.
+        fairness: Jain's index of the tokens that the tenants were given while all had requests waiting.
+    """
+
+    setup: Setup
+    num_rounds: int
+    num_requests: int
+    num_failed: int
+    seconds: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    by_round: list[float]
+    share: float | None
+    claim_size: float | None
+    closed_by: Mapping[str, int]
+    running: float | None
+    steps: float | None
+    kv_cache_peak: float | None
+    hit_rate: float | None
+    preemptions: int | None
+    gpu: float | None
+    wait_s: Spread
+    ttft_s: Spread
+    tpot_s: Spread
+    engine_s: Spread
+    e2e_s: Spread
+    fairness: float | None
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """Return a row for each setup, in the order in which they first ran."""
+    alone = {run.round: _tokens_per_s(run) for run in runs if run.setup.policy == ALONE}
+    setups = dict.fromkeys(run.setup for run in runs)
+    return [_row(setup, [run for run in runs if run.setup == setup], alone) for setup in setups]
+
+
+def _row(setup: Setup, runs: Sequence[Run], alone: Mapping[int, float]) -> Row:
+    requests = [request for run in runs for request in run.requests]
+    good = [request for request in requests if is_good(request)]
+    seconds = sum(run.seconds for run in runs)
+    closed_by = sum((Counter(run.closed_by) for run in runs), Counter[str]())
+    ratios = [_tokens_per_s(run) / alone[run.round] for run in runs if alone.get(run.round)]
+    samples = [sample for run in runs for sample in run.samples]
+    busy = [sample.gpu for sample in samples if sample.gpu is not None]
+    return Row(
+        setup=setup,
+        num_rounds=len(runs),
+        num_requests=len(requests),
+        num_failed=len(requests) - len(good),
+        seconds=seconds,
+        requests_per_s=len(good) / seconds,
+        output_tokens_per_s=sum(request.output_tokens for request in good) / seconds,
+        by_round=[_tokens_per_s(run) for run in runs],
+        share=median(ratios) if ratios else None,
+        claim_size=_ratio(sum(run.num_claimed for run in runs), closed_by.total()),
+        closed_by=dict(closed_by.most_common()),
+        running=_running(runs),
+        steps=_total(runs, "steps") / len(runs) if samples else None,
+        kv_cache_peak=max((sample.kv_cache_usage for sample in samples), default=None),
+        hit_rate=_ratio(_total(runs, "prefix_cache_hits"), _total(runs, "prefix_cache_queries")),
+        preemptions=_total(runs, "preemptions") if samples else None,
+        gpu=mean(busy) if busy else None,
+        wait_s=Spread.of(wait_s(request) for request in good),
+        ttft_s=Spread.of(request.ttft_s for request in good if request.ttft_s is not None),
+        tpot_s=Spread.of(each for request in good if (each := tpot_s(request)) is not None),
+        engine_s=Spread.of(engine_s(request) for request in good),
+        e2e_s=Spread.of(e2e_s(request) for request in good),
+        fairness=_fairness(runs),
+    )
+
+
+def is_good(request: Timed) -> bool:
+    """Whether the engine answered it, and not with an error."""
+    return 0 < request.status < HTTP_ERROR
+
+
+def wait_s(request: Timed) -> float:
+    """Return the time from submit to engine of a request that got there."""
+    return (request.arrived_s or 0.0) - request.submitted_s
+
+
+def engine_s(request: Timed) -> float:
+    """Return the time in the engine of a request that ended there."""
+    return (request.ended_s or 0.0) - (request.arrived_s or 0.0)
+
+
+def e2e_s(request: Timed) -> float:
+    """Return the time from submit to answer of a request that has one."""
+    return (request.ended_s or 0.0) - request.submitted_s
+
+
+def tpot_s(request: Timed) -> float | None:
+    """Return the mean time of each token after the first; None if there is no second, or nobody saw the first."""
+    if request.ttft_s is None or request.output_tokens < 2:
+        return None
+    return (engine_s(request) - request.ttft_s) / (request.output_tokens - 1)
+
+
+def jain(shares: Sequence[float]) -> float | None:
+    """Return Jain's index: 1 if all shares are equal, 1/n if one has everything, None for nothing at all."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else None
+
+
+def served_while_backlogged(requests: Sequence[Timed]) -> dict[str, int]:
+    """Return the tokens that each tenant was given until the first of them had none left waiting.
+
+    What is given counts when the engine gets it, prompt and output: that is what a scheduler decides.
+    """
+    waiting = Counter(request.tenant for request in requests)
+    served: Counter[str] = Counter()
+    for request in sorted(
+        (each for each in requests if each.arrived_s is not None),
+        key=lambda each: each.arrived_s or 0.0,
+    ):
+        served[request.tenant] += request.prompt_tokens + request.output_tokens
+        waiting[request.tenant] -= 1
+        if not waiting[request.tenant]:
+            break
+    return {tenant: served[tenant] for tenant in waiting}
+
+
+def _fairness(runs: Sequence[Run]) -> float | None:
+    """Return the mean index of the runs; None for one tenant, without a queue, or if not all came at once."""
+    indices = []
+    for run in runs:
+        shares = served_while_backlogged(run.requests)
+        if run.setup.policy != ALONE and len(shares) > 1 and _came_at_once(run):
+            indices.append(jain(list(shares.values())))
+    known = [index for index in indices if index is not None]
+    return mean(known) if known else None
+
+
+def _came_at_once(run: Run) -> bool:
+    return len({request.submitted_s for request in run.requests}) == 1
+
+
+def _tokens_per_s(run: Run) -> float:
+    return sum(request.output_tokens for request in run.requests if is_good(request)) / run.seconds
+
+
+def _running(runs: Sequence[Run]) -> float | None:
+    """Return the mean of the running requests while some waited in the queue."""
+    seen = []
+    for run in runs:
+        if run.setup.policy != ALONE:
+            last_s = max((each.arrived_s or 0.0 for each in run.requests), default=0.0)
+            seen += [sample.running for sample in run.samples if sample.at_s <= last_s]
+    return mean(seen) if seen else None
+
+
+def _total(runs: Sequence[Run], counter: str) -> int:
+    return sum(run.engine.get(counter, 0) for run in runs)
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,96 @@
+"""The command `gristmill tune`."""
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from gristmill.shared.cli import FiniteRange
+from gristmill.worker.commands import FLAGS, EngineCommand, scale_option
+
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not found or not float(found[1]):
+        raise click.BadParameter(f"{text!r}: a time is a number with s, m or h, such as 90s or 30m")
+    return float(found[1]) * UNITS[found[2]]
+
+
+@click.command(cls=EngineCommand)
+@click.option(
+    "--sample",
+    required=True,
+    metavar="FILE|NAME",
+    help="A JSONL file of your requests, as submit takes them; or lognormal, uniform, bimodal, shared-prefix, tenants.",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    default="30m",
+    show_default=True,
+    metavar="TIME",
+    callback=_seconds,
+    help="How long it may take, starts of engines included; only the first may go over it.",
+)
+@click.option(
+    "--max-p95-s",
+    type=FiniteRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Bound of the p95 from a request's claim to its answer.  [default: none, throughput alone]",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Size of the sample.  [default: all of a file; 512]",
+)
+@scale_option
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of a named load's lengths and prompts."
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("tune"),
+    show_default=True,
+    help="Folder for the settings, all points and the engines' logs.",
+)
+@click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, required=True, metavar=FLAGS)
+def tune(
+    *,
+    sample: str,
+    budget_s: float,
+    max_p95_s: float | None,
+    requests: int | None,
+    scale: float,
+    seed: int,
+    out: Path,
+    engine_argv: tuple[str, ...],
+) -> None:
+    """Find max_num_seqs, max_num_batched_tokens and MAX_IN_FLIGHT for your model, card and load.
+
+    What follows `--` are vLLM's own flags, the same that `gristmill worker` takes; the search begins
+    where they stand:
+
+    gristmill tune --sample my.jsonl --budget 20m -- --model Qwen/Qwen3-8B
+
+    Exit codes: 0 settings are written, 1 no point keeps the bound, 2 an option or a line is wrong, 4 the
+    engine does not start with your flags.
+    """
+    from gristmill.bench.tune.points import Goal
+    from gristmill.bench.tune.sample import Sample
+    from gristmill.bench.tune.session import Options, run_tune
+    from gristmill.shared.log import configure_logging
+
+    configure_logging("ERROR")
+    options = Options(
+        sample=Sample(sample, requests, seed, scale),
+        budget_s=budget_s,
+        goal=Goal(max_p95_s),
+        out=out,
+        engine_argv=engine_argv,
+    )
+    sys.exit(run_tune(options))

@@ -1,0 +1,215 @@
+"""What a search leaves: the curve for people, the settings for a worker, every point for programs."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gristmill.bench.tune.points import Goal, Point
+from gristmill.bench.tune.rig import SEQUENCES, TOKENS, Start, without_flags
+from gristmill.bench.tune.sample import Sample
+from gristmill.bench.tune.search import Search
+from gristmill.shared.cli import say
+from gristmill.worker.engine.vllm.arguments import without_secrets
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SETTINGS, RESULTS = "settings.env", "tune.json"
+BAR_CELLS = 24
+TABLE_WIDTH = 160
+
+
+@dataclass(slots=True)
+class Report:
+    """One search.
+
+    Attributes:
+        goal: What was wanted.
+        engine_argv: The user's flags.
+        engine: What the first engine said of itself.
+        sample: What was run.
+        search: With all points.
+        starts: Of all engines.
+        ended_by: Why it ended; "" while it runs.
+        spent_s: Time so far.
+        started_at: Wall clock.
+    """
+
+    goal: Goal
+    engine_argv: Sequence[str]
+    engine: dict[str, Any]
+    sample: Sample
+    search: Search
+    starts: list[Start]
+    ended_by: str = ""
+    spent_s: float = 0.0
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def best(self) -> Point | None:
+        """What was found."""
+        return self.search.best
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it, without secrets."""
+        return {
+            "gristmill": version("gristmill"),
+            "started_at": self.started_at,
+            "ended_by": self.ended_by,
+            "spent_s": self.spent_s,
+            "goal": asdict(self.goal),
+            "sample": asdict(self.sample),
+            "engine": self.engine,
+            "engine_args": without_secrets(self.engine_argv),
+            "best": self.best.as_json() if self.best else None,
+            "points": [point.as_json() for point in self.search.points],
+            "starts": [start.as_json() for start in self.starts],
+            "pruned": self.search.pruned,
+        }
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier search has left, or its settings would pass for this one's."""
+    for old in (folder / SETTINGS, folder / RESULTS, *folder.glob("engine-*.log")):
+        old.unlink(missing_ok=True)
+
+
+def save(report: Report, folder: Path) -> None:
+    """Write what is known by now; settings only if some point may be chosen."""
+    content = orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2)
+    (folder / RESULTS).write_bytes(content)
+    if report.best:
+        (folder / SETTINGS).write_text(settings(report.best))
+    else:
+        (folder / SETTINGS).unlink(missing_ok=True)  # what was best may fall over the bound later
+
+
+def settings(best: Point) -> str:
+    """Return a file for a shell to source, and for `--env-file` and the like: no quotes, no blanks."""
+    setting = best.candidate.setting
+    return (
+        f"MAX_IN_FLIGHT={best.candidate.in_flight}\n"
+        f"MAX_NUM_SEQS={setting.max_num_seqs}\n"
+        f"MAX_NUM_BATCHED_TOKENS={setting.max_num_batched_tokens}\n"
+    )
+
+
+def worker_command(report: Report) -> str:
+    """Return the worker's command line with what `settings` sets."""
+    words = shlex.join(without_secrets(without_flags(report.engine_argv)))
+    return f"gristmill worker -- {words} {SEQUENCES} $MAX_NUM_SEQS {TOKENS} $MAX_NUM_BATCHED_TOKENS"
+
+
+def print_report(report: Report, folder: Path) -> None:
+    """Print the curve on stdout, and on stderr what to do with it."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(curve(report))
+    for what, reason in report.search.pruned.items():
+        say(f"  not tried: {what}: {reason}")
+    start_s = sum(start.seconds for start in report.starts)
+    say(
+        f"  {report.ended_by} after {report.spent_s:.0f} s; points: {len(report.search.points)};"
+        f" starts of an engine: {len(report.starts)}, which took {start_s:.0f} s of it"
+    )
+    if report.best is None:
+        say(f"  no settings: {_why_none(report)}")
+        return
+    say(f"  best: {point_line(report.best)}{_gain(report)}")
+    if report.best.runs == 1:
+        say("  it was measured once: the time did not suffice for a second look (--budget)")
+    say(f"  to use it:\n    set -a; . {folder / SETTINGS}; set +a\n    {worker_command(report)}")
+
+
+def curve(report: Report) -> "Table":
+    """Return the points as a table, in the order of their settings, with bars."""
+    from rich.table import Table
+
+    table = Table()
+    for title in ("max_num_seqs", "tokens a step", "in flight", "tok/s", "req/s", "p50 / p95, s"):
+        table.add_column(title, justify="right")
+    for title in ("running", "KV peak", "preempted"):
+        table.add_column(title, justify="right")
+    table.add_column("tok/s, of the best", width=BAR_CELLS)
+    table.add_column("note", overflow="fold")
+    points = sorted(report.search.points, key=lambda point: point.candidate)
+    highest = max((point.tokens_per_s for point in points if point.is_settled), default=0.0)
+    for point in points:
+        setting = point.candidate.setting
+        table.add_row(
+            str(setting.max_num_seqs),
+            str(setting.max_num_batched_tokens),
+            str(point.candidate.in_flight),
+            *_figures(point),
+            "█" * round(BAR_CELLS * point.tokens_per_s / highest)
+            if highest and point.is_settled
+            else "",
+            _note(point, report),
+        )
+    return table
+
+
+def point_line(point: Point) -> str:
+    """Return a point in one line."""
+    if point.failure:
+        return f"{point.candidate}: failed: {point.failure}"
+    refused = (
+        f", {point.num_failed:,} of {point.num_requests:,} refused" if point.num_failed else ""
+    )
+    rest = refused if point.is_settled else f"{refused}, did not settle"
+    return (
+        f"{point.candidate}: {point.tokens_per_s:,.0f} tok/s, p95 {_seconds(point.p95_s)} s{rest}"
+    )
+
+
+def _figures(point: Point) -> list[str]:
+    if point.failure:
+        return ["-"] * 6
+    return [
+        f"{point.tokens_per_s:,.0f}",
+        f"{point.requests_per_s:,.2f}",
+        f"{_seconds(point.p50_s)} / {_seconds(point.p95_s)}",
+        f"{point.running:,.1f}",
+        f"{point.kv_cache_peak:.0%}",
+        f"{point.preemptions:,}",
+    ]
+
+
+def _note(point: Point, report: Report) -> str:
+    if point is report.best:
+        return "best" if point.runs == 1 else f"best, mean of {point.runs}"
+    if point.failure:
+        return point.failure
+    if not point.is_settled:
+        return "did not settle"
+    return "" if report.goal.allows(point) else "above the bound"
+
+
+def _gain(report: Report) -> str:
+    """Return how much better the best is than what the flags as given would have done."""
+    first = report.search.points[0]
+    if report.best is None or first is report.best or not report.goal.value(first):
+        return ""
+    factor = report.best.tokens_per_s / first.tokens_per_s
+    return f"; {factor:.2f} times what these flags alone do"
+
+
+def _why_none(report: Report) -> str:
+    settled = [point for point in report.search.points if point.is_settled]
+    measured = [point.p95_s for point in settled if point.p95_s is not None]
+    if not measured:
+        return "no point could be measured; see the reasons above, or give more time (--budget)"
+    return (
+        f"no point keeps a p95 of {report.goal.max_p95_s:g} s; the lowest was {min(measured):.2f} s"
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,289 @@
+"""Which point to measure next: a walk that prunes, not a grid. Pure: no engine, no clock, no files.
+
+`Search.asks` is a generator: it yields a `Candidate` and is sent the `Point` that was measured there.
+Whoever drives it (`session.py`, and the tests with a computed surface) stops when the time is up; what
+was found by then is `Search.best`.
+
+Starts of the engine are dear and the in-flight limit is free, so each engine is asked what fewer in
+flight would do: an engine of 256 sequences with 32 in flight runs like one of 32. That tells where more
+sequences cannot help, and which fewer are worth a start.
+
+The best of many noisy points is partly luck. So where the walk ends, the best is measured once more, and
+the walk repeated with what is known then (old points cost nothing), until the best is one that was
+measured twice.
+"""
+
+from collections.abc import Generator
+from math import sqrt
+
+from gristmill.bench.tune.points import Candidate, Goal, Point, Setting
+
+GAIN = 1.03
+"""A step that does not gain this much is not repeated: noise of short runs, or a plateau."""
+
+NEAR = 0.97
+"""As good as this is as good; below it a direction is given up at once."""
+
+WORSE = 0.93
+"""Fewer in flight that lose this much are worse, whatever the noise. Down to it they are looked at, which costs no
+start, and fewer sequences get one: they may do better alone than they seem to on a larger engine."""
+
+IN_FLIGHT_STEP = 1.1
+"""Under a bound, the largest in-flight that keeps it is found to this factor."""
+
+ENOUGH_RUNS = 2
+"""How often the best must have been measured."""
+
+NEAR_STEP = 0.25
+"""How far beyond what another engine allowed the first look goes."""
+
+MAX_NUM_SEQS = 16_384
+TOKENS_STEP = 4.0
+"""Of `max_num_batched_tokens`: its slope is gentle, and a step of two would drown in the noise."""
+
+SPARE_STEP = 4
+"""Steps that hold less than a quarter of their limit on average gain nothing from a larger one."""
+
+Asks = Generator[Candidate, Point, Point | None]
+Walk = Generator[Candidate, Point, Point]
+"""A walk comes from a point and so ends at one."""
+
+
+class Search:
+    """One search from the engine's own setting.
+
+    Attributes:
+        points: All that was measured, in this order.
+        pruned: What was not, and why.
+    """
+
+    def __init__(self, start: Setting, goal: Goal, min_num_batched_tokens: int = 1) -> None:
+        """Set out.
+
+        Args:
+            start: Where to begin: the engine's default, or what the user's flags say.
+            goal: What is wanted.
+            min_num_batched_tokens: No engine starts with less: `max_model_len` without chunked prefill.
+        """
+        self._start, self._goal = start, goal
+        self._min_tokens = min_num_batched_tokens
+        self._measured: dict[Candidate, Point] = {}
+        self.pruned: dict[str, str] = {}
+
+    @property
+    def points(self) -> list[Point]:
+        """All that was measured, in this order."""
+        return list(self._measured.values())
+
+    @property
+    def best(self) -> Point | None:
+        """The best of what was measured; None if nothing may be chosen."""
+        return self._goal.best(self.points)
+
+    def asks(self) -> Asks:
+        """Yield what to measure, be sent the point; return the best."""
+        while True:
+            yield from self._walk()
+            best = self.best
+            if best is None or best.runs >= ENOUGH_RUNS:
+                return best
+            self._measured[best.candidate] = best.merged((yield best.candidate))
+
+    def _walk(self) -> Asks:
+        """Walk along sequences and tokens in turns, until neither leads to another engine."""
+        best = yield from self._first()
+        while best is not None and self._value(best):
+            before = best
+            best = yield from self._sequences(best)
+            best = yield from self._tokens(best)
+            if best.candidate.setting == before.candidate.setting:
+                break
+        return best
+
+    def _first(self) -> Asks:
+        """Return the best of the first engine; of half of it, and so on, where a full one breaks."""
+        setting = self._start
+        best = yield from self._engine(setting)
+        while best is None and setting.max_num_seqs > 1 and self.points[-1].failure:
+            setting = setting.with_sequences(setting.max_num_seqs // 2)
+            best = yield from self._engine(setting)
+        return best
+
+    def _ask(self, candidate: Candidate) -> Asks:
+        """Measure a point, once; None if it failed."""
+        if candidate not in self._measured:
+            self._measured[candidate] = yield candidate
+        point = self._measured[candidate]
+        return None if point.failure else point
+
+    def _engine(self, setting: Setting, at_least: float = 0.0, in_flight: int = 0) -> Asks:
+        """Return the best in-flight of one engine, None if it failed or keeps no bound.
+
+        Args:
+            setting: The engine's.
+            at_least: Once it falls short of this value, it is not worth another look.
+            in_flight: What did best on a like engine; 0 for a full engine and fewer.
+        """
+        if self._goal.max_p95_s is not None:
+            most = yield from self._within_bound(setting, in_flight)
+            return (yield from self._fewer(most, at_least))
+        most = yield from self._ask(Candidate(setting, in_flight or setting.full))
+        return most if in_flight else (yield from self._fewer(most, at_least))
+
+    def _fewer(self, most: Point | None, at_least: float) -> Asks:
+        """Return the best of this and of what fills half as many sequences, down to the first that is worse."""
+        best = most
+        while best and most and self._value(most) >= max(at_least, WORSE * self._value(best)):
+            best = max(best, most, key=self._value)
+            setting, fewer = most.candidate.setting, most.candidate.filled // 2
+            if not fewer:
+                break
+            in_flight = setting.with_sequences(fewer).full
+            most = yield from self._ask(Candidate(setting, in_flight))
+        return best
+
+    def _within_bound(self, setting: Setting, near: int) -> Asks:
+        """Return the most in flight that keep the bound: the p95 grows with them, so halve the distance."""
+        best: Point | None = None
+        low, high, in_flight = 0, setting.full + 1, near or setting.full
+        while high - low > 1 and (not low or high > IN_FLIGHT_STEP * low):
+            point = yield from self._ask(Candidate(setting, in_flight))
+            if point is None:
+                break
+            if self._goal.allows(point):
+                low, best = in_flight, point
+            else:
+                high = in_flight
+            in_flight = round(sqrt(low * high)) if low else max(1, high // 2)
+            if near and low:
+                in_flight = min(in_flight, low + max(1, round(NEAR_STEP * low)))
+        if high == 1:
+            self._prune(setting, f"one alone takes longer than {self._goal.max_p95_s:g} s")
+        return best
+
+    def _sequences(self, best: Point) -> Walk:
+        """Walk along `max_num_seqs`: up while it gains, or down to what ran as well."""
+        setting = best.candidate.setting
+        reason = self._no_more_sequences(best)
+        if reason is None:
+            return (yield from self._climb(best))
+        self._prune(_scaled(setting, sequences=2), reason)
+        fewer = self._enough(best, WORSE)
+        if self._goal.max_p95_s is not None or fewer >= setting.max_num_seqs:
+            return best
+        less = setting.with_sequences(fewer)
+        return self._better(best, (yield from self._engine(less, NEAR * self._value(best))))
+
+    def _enough(self, best: Point, share: float) -> int:
+        """Return the fewest sequences that did as well as this share of the best on the same engine."""
+        least, on_it = share * self._value(best), self._points_of(best.candidate.setting)
+        return min(each.candidate.filled for each in on_it if self._value(each) >= least)
+
+    def _points_of(self, setting: Setting) -> list[Point]:
+        return [point for point in self.points if point.candidate.setting == setting]
+
+    def _climb(self, best: Point) -> Walk:
+        at, is_flat = best.candidate.setting, False
+        while True:
+            at = _scaled(at, sequences=2)
+            if at.max_num_seqs > MAX_NUM_SEQS:
+                return best
+            value = self._value(best)
+            point = yield from self._engine(at, at_least=NEAR * value)
+            gain = self._value(point) / value
+            best = self._better(best, point)
+            if point is None or gain < NEAR or (is_flat and gain < GAIN):
+                return best
+            reason = self._no_more_sequences(point)
+            if reason is not None:
+                self._prune(_scaled(at, sequences=2), reason)
+                return best
+            is_flat = gain < GAIN
+
+    def _no_more_sequences(self, best: Point) -> str | None:
+        """Return why a larger `max_num_seqs` than this engine's cannot help; None if it may."""
+        setting, in_flight = best.candidate.setting, best.candidate.in_flight
+        if self._goal.max_p95_s is not None and in_flight <= setting.max_num_seqs:
+            return f"{in_flight} in flight do best within the bound"
+        full = self._measured.get(Candidate(setting, setting.full))
+        if full and not full.is_settled:
+            return f"{setting.full} in flight did not settle in the time for a point"
+        enough = self._enough(best, NEAR)
+        if enough <= setting.max_num_seqs // 2:
+            return f"{enough} sequences are enough"
+        if best.has_full_cache:
+            return f"the KV cache is full with {best.running:.0f} running"
+        return None
+
+    def _tokens(self, best: Point) -> Walk:
+        """Walk along `max_num_batched_tokens`, around the best: up while it gains, else down; then look between."""
+        start = best.candidate.setting
+        for step in (TOKENS_STEP, 1 / TOKENS_STEP):
+            is_gain = True
+            while is_gain:
+                before = self._value(best)
+                best = yield from self._with_tokens(best, step)
+                is_gain = self._value(best) >= GAIN * before
+            if best.candidate.setting != start:
+                break
+        return (yield from self._between(best))
+
+    def _between(self, best: Point) -> Walk:
+        """Look half a step of tokens towards the better of the neighbours."""
+        step = max(TOKENS_STEP, 1 / TOKENS_STEP, key=lambda step: self._neighbour(best, step))
+        if not self._neighbour(best, step):
+            return best
+        return (yield from self._with_tokens(best, sqrt(step)))
+
+    def _neighbour(self, best: Point, step: float) -> float:
+        setting = _scaled(best.candidate.setting, tokens=step)
+        return max(map(self._value, self._points_of(setting)), default=0.0)
+
+    def _with_tokens(self, best: Point, step: float) -> Walk:
+        """Return the better of the best and the same with so many times its tokens a step."""
+        setting = best.candidate.setting
+        at = _scaled(setting, tokens=step)
+        least = max(self._min_tokens, setting.max_num_seqs)
+        if at.max_num_batched_tokens < least < setting.max_num_batched_tokens:
+            at = Setting(setting.max_num_seqs, least)
+        if reason := self._no_such_tokens(best, at):
+            self._prune(at, reason)
+            return best
+        # More may run where full steps held them back, so what did best there need not do best here.
+        is_wider = step > 1 and self._goal.max_p95_s is None and self._has_full_steps(setting)
+        in_flight = 0 if is_wider else best.candidate.in_flight
+        point = yield from self._engine(at, NEAR * self._value(best), in_flight)
+        return self._better(best, point)
+
+    def _has_full_steps(self, setting: Setting) -> bool:
+        return any(point.has_full_steps for point in self._points_of(setting))
+
+    def _no_such_tokens(self, best: Point, setting: Setting) -> str | None:
+        tokens = setting.max_num_batched_tokens
+        if tokens < self._min_tokens:
+            return f"without chunked prefill a step holds a whole prompt, {self._min_tokens} tokens"
+        if tokens < setting.max_num_seqs:
+            return "a step has a token for each sequence at least"
+        known = best.candidate.setting
+        most = max(point.tokens_per_step for point in self._points_of(known))
+        if tokens > known.max_num_batched_tokens > SPARE_STEP * most > 0:
+            return f"a step holds {most:.0f} tokens on average, far from its limit"
+        return None
+
+    def _prune(self, setting: Setting, reason: str) -> None:
+        self.pruned.setdefault(str(setting), reason)
+
+    def _better(self, best: Point, point: Point | None) -> Point:
+        return point if point and self._value(point) > self._value(best) else best
+
+    def _value(self, point: Point | None) -> float:
+        return self._goal.value(point) if point else 0.0
+
+
+def _scaled(setting: Setting, sequences: float = 1, tokens: float = 1) -> Setting:
+    """Return a neighbour; vLLM refuses fewer tokens a step than sequences."""
+    max_num_seqs = max(1, int(setting.max_num_seqs * sequences))
+    max_num_batched_tokens = int(setting.max_num_batched_tokens * tokens)
+    if sequences > 1:
+        max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
+    return Setting(max_num_seqs, max_num_batched_tokens)

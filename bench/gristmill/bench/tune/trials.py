@@ -1,0 +1,126 @@
+"""The parent's end of one engine's process; whatever happens there is a reason here, not an error."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import orjson
+
+from gristmill.bench.tune.points import Candidate, Point
+from gristmill.bench.tune.sample import Sample
+from gristmill.shared.errors import EngineDied, InvalidRequest
+
+GRACE_S = 30.0
+"""Past the time for a point, how long the answer may take before the trial counts as hung."""
+
+CLOSE_S, GIVE_UP_S = 30.0, 3.0
+"""How long an engine has to end: one that runs, one that is still starting."""
+
+TAIL_LINES = 3
+
+
+class Trial:
+    """One engine in a process of its own; `async with` ends it, dead or alive."""
+
+    def __init__(self, argv: Sequence[str], sample: Sample, log: Path) -> None:
+        """Keep what to start.
+
+        Args:
+            argv: vLLM's flags.
+            sample: What to run.
+            log: Takes what the process prints.
+        """
+        self._argv, self._sample, self._log = argv, sample, log
+        self._is_started = False
+
+    async def __aenter__(self) -> Self:
+        with self._log.open("wb") as log:
+            self._process = await _spawned(log)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._input.close()
+        with contextlib.suppress(TimeoutError):
+            timeout_s = CLOSE_S if self._is_started else GIVE_UP_S
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        if self._process.returncode is None:
+            self._process.kill()  # its engine follows: EngineCore watches its parent
+            await self._process.wait()
+
+    async def start(self, timeout_s: float) -> dict[str, Any]:
+        """Start the engine; returns its `EngineInfo` as a dictionary.
+
+        Raises:
+            EngineDied: It did not start; the message says why.
+            InvalidRequest: The sample cannot be read any more.
+        """
+        order = {"argv": list(self._argv), "sample": asdict(self._sample)}
+        info: dict[str, Any] = (await self._told(order, timeout_s))["started"]
+        self._is_started = True
+        return info
+
+    async def measure(self, candidate: Candidate, max_s: float) -> Point:
+        """Measure a point; one that failed says why.
+
+        Args:
+            candidate: Of this engine's setting.
+            max_s: How long it may take.
+
+        Raises:
+            InvalidRequest: The engine refuses every request of the sample.
+        """
+        started_at = time.monotonic()
+        order = {"in_flight": candidate.in_flight, "max_s": max_s}
+        try:
+            answer = await self._told(order, max_s + GRACE_S)
+        except EngineDied as error:
+            return Point(candidate, str(error), seconds=time.monotonic() - started_at)
+        return Point.from_json(answer["point"])
+
+    @property
+    def _input(self) -> asyncio.StreamWriter:
+        if self._process.stdin is None:
+            raise EngineDied("the trial has no input")
+        return self._process.stdin
+
+    async def _told(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        line = b""
+        with contextlib.suppress(ConnectionError):
+            self._input.write(orjson.dumps(order) + b"\n")
+            await self._input.drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._process.stdout is not None:
+                    line = await self._process.stdout.readline()
+                if not line:
+                    await self._process.wait()
+        except TimeoutError:
+            raise EngineDied(f"no answer within {timeout_s:.0f} s; log: {self._log}") from None
+        answer: dict[str, Any] = orjson.loads(line) if line else {"failed": self._end()}
+        if "refused" in answer:
+            raise InvalidRequest(str(answer["refused"]))
+        if "failed" in answer:
+            raise EngineDied(str(answer["failed"]))
+        return answer
+
+    def _end(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        code = self._process.returncode
+        return f"its process ended with {code}; {' / '.join(lines)}; log: {self._log}"
+
+
+async def _spawned(log: BinaryIO) -> asyncio.subprocess.Process:
+    """Start the process out of reach of this terminal's Ctrl-C, which ends it through its stdin."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gristmill.bench.tune.trial"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,
+        limit=2**24,
+    )

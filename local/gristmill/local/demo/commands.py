@@ -1,0 +1,42 @@
+"""`gristmill demo`: see `gristmill.local.demo`."""
+
+from pathlib import Path
+
+import click
+
+from gristmill.shared.cli import cache_folder
+
+
+@click.command()
+@click.option(
+    "--requests",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSONL file to run.  [default: 40 chat requests that come with Gristmill]",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("demo-output.jsonl"), show_default=True, help="Where the rows go; overwritten.",
+)  # fmt: skip
+@click.option(
+    "--cache", type=click.Path(file_okay=False, path_type=Path),
+    default=cache_folder, help="Where the model is kept.  [default: ~/.cache/gristmill]",
+)  # fmt: skip
+@click.option("--redis-url", metavar="URL", help="A Redis to use instead of one of its own.")
+@click.option("--model", metavar="MODEL", help="A model for vLLM instead of SmolLM2-135M.")
+def demo(
+    requests: Path | None, output: Path, cache: Path, redis_url: str | None, model: str | None
+) -> int:
+    """Show everything, with no set-up.
+
+    Starts a Redis and a worker with a small model, runs a file of requests through them, prints
+    answers and speed, and stops what it started.
+    """
+    from gristmill.local.demo.show import REQUESTS, Demo
+
+    return Demo(
+        requests=requests or REQUESTS,
+        output=output,
+        cache=cache,
+        redis_url=redis_url,
+        model=model,
+    ).run()

@@ -1,0 +1,220 @@
+"""The demo itself, a step after the other."""
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeGuard
+
+import orjson
+from ulid import ULID
+
+from gristmill.local.demo.processes import running
+from gristmill.local.demo.steps import step
+from gristmill.local.server import free_port, running_server
+from gristmill.producer.batches import BatchInput, LineReader, Output, Run, fingerprint
+from gristmill.producer.commands.collect import Collection
+from gristmill.producer.commands.progress import Tally
+from gristmill.producer.commands.session import on_client
+from gristmill.shared.cli import people, redis_errors, say
+from gristmill.shared.errors import GristmillError, InvalidRequest
+from gristmill.shared.install import install_hint
+from gristmill.shared.settings import QueueSettings, read_settings
+
+REQUESTS = Path(__file__).with_name("requests.jsonl")
+MODEL_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 600.0
+GRACE_S = 30.0
+WINDOW = 4096
+NUM_SHOWN = 8
+MAX_ANSWER_CHARACTERS = 240
+
+ENGINE_ARGUMENTS = ("--enforce-eager", "--max-num-seqs", "64", "--max-model-len", "2048")
+WORKER_ENVIRONMENT = {
+    "GRISTMILL_HEALTH_HOST": "127.0.0.1",
+    "GRISTMILL_DRAIN_TIMEOUT_S": "5",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_PRINT_MODEL = """
+import sys
+from pathlib import Path
+from gristmill.shared.errors import GristmillError
+from gristmill.local.demo_model import demo_model
+try:
+    print(demo_model(Path(sys.argv[1])))
+except GristmillError as error:
+    sys.exit(str(error))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What to show.
+
+    Attributes:
+        requests: A JSONL file.
+        output: Takes the rows; overwritten.
+        cache: Where the model is kept.
+        redis_url: A server to use; one of its own if None.
+        model: A model for vLLM; the demo model if None.
+    """
+
+    requests: Path
+    output: Path
+    cache: Path
+    redis_url: str | None
+    model: str | None
+
+    def run(self) -> int:
+        """Show everything; returns 0 if all requests succeeded, 1 if some failed.
+
+        Raises:
+            GristmillError: A package is missing, or a step failed; the message says what to do.
+        """
+        _check_packages()
+        with _stopped_by_sigterm(), ExitStack() as stack:
+            settings = self._start_redis(stack)
+            model = self.model or self._prepare_model()
+            self._start_worker(stack, settings, model)
+            code = self._run_requests(settings)
+            with step("stopping the worker and Redis"):
+                stack.close()
+        command = "gristmill" if shutil.which("gristmill") else sys.argv[0]
+        say(f"\nAll rows are in {self.output}. Next: {command} submit --help")
+        return code
+
+    def _start_redis(self, stack: ExitStack) -> QueueSettings:
+        with step("starting a Redis of its own" if self.redis_url is None else "using Redis"):
+            url = self.redis_url or stack.enter_context(running_server())
+        return read_settings(QueueSettings, redis_url=url, queue=f"demo-{ULID()}")
+
+    def _prepare_model(self) -> str:
+        arguments = ["-c", _PRINT_MODEL, str(self.cache)]
+        log = self.cache / "demo-model.log"
+        with (
+            step("preparing the model, SmolLM2-135M (once)") as shown,
+            running("the model's preparation", arguments, log, {}, 0) as process,
+        ):
+            return process.wait(shown, MODEL_TIMEOUT_S)
+
+    def _start_worker(self, stack: ExitStack, settings: QueueSettings, model: str) -> None:
+        port = free_port()
+        command = ["-m", "gristmill.shared.cli", "worker", "--", "--model", model]
+        environment = WORKER_ENVIRONMENT | {
+            "REDIS_URL": settings.redis_url.get_secret_value(),
+            "GRISTMILL_QUEUE": settings.queue,
+            "GRISTMILL_HEALTH_PORT": str(port),
+        }
+        say(f"  running: gristmill worker -- --model {model} {' '.join(ENGINE_ARGUMENTS)}")
+        with step("starting the worker and its engine") as shown:
+            log = self.cache / "demo-worker.log"
+            process = stack.enter_context(
+                running("the worker", [*command, *ENGINE_ARGUMENTS], log, environment, GRACE_S)
+            )
+            process.wait_until_ready(port, shown, START_TIMEOUT_S)
+
+    def _run_requests(self, settings: QueueSettings) -> int:
+        say(f"  running: gristmill submit {self.requests.name} --wait -o {self.output}")
+        with Output(self.output) as output, redis_errors(settings.redis_url.get_secret_value()):
+            tally = self._collect(settings, output)
+        elapsed_s = tally.elapsed_s(time.monotonic())
+        people().print(_table(self.requests, self.output))
+        say(
+            f"{tally.num_finished:,} requests in {elapsed_s:.1f} s, {tally.num_failed:,} failed;"
+            f" {tally.prompt_tokens:,} prompt tokens, {tally.output_tokens:,} output tokens,"
+            f" {tally.output_tokens / elapsed_s:,.0f} tok/s"
+        )
+        return 1 if tally.num_failed else 0
+
+    def _collect(self, settings: QueueSettings, output: Output) -> Tally:
+        size, digest = fingerprint(self.requests)
+        run = Run(
+            run=str(ULID()), queue=settings.queue, input_bytes=size, input_digest=digest, fields={}
+        )
+        reader = LineReader(run.run, max_request_bytes=settings.max_request_bytes)
+        batch_input = BatchInput(self.requests, reader)
+        report = batch_input.check()
+        if report.bad or not report.num_lines:
+            reason = report.bad[0] if report.bad else "it has no requests"
+            raise InvalidRequest(f"{self.requests}: {reason}")
+        output.begin(run)
+        tally = Tally(report.num_lines, time.monotonic())
+        on_client(
+            settings,
+            lambda client: Collection(
+                client,
+                batch_input=batch_input,
+                run=run.run,
+                write=output.append,
+                tally=tally,
+            ).run(WINDOW),
+        )
+        return tally
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("vllm", "prometheus_client", "psutil") if find_spec(name) is None]
+    if missing:
+        raise GristmillError(
+            f"the demo runs a worker, which needs {', '.join(missing)}; on a machine with an NVIDIA GPU"
+            f" {install_hint('gpu', 'demo')}; on any other run there: make demo"
+        )
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Leave by way of every `finally` when told to stop, as Ctrl-C does."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _table(requests: Path, output: Path) -> Any:
+    """Return a table of a few questions and their answers, spread over the file."""
+    from rich.table import Table
+
+    answers = {row["custom_id"]: row["response"] for row in _rows(output)}
+    pairs = [
+        (request, answers.get(request.get("custom_id", str(number))))
+        for number, request in enumerate(_rows(requests), 1)
+    ]
+    answered = [(request, response) for request, response in pairs if _has_text(response)]
+    table = Table("question", "answer", "tokens", show_lines=True)
+    for request, response in answered[:: max(1, len(answered) // NUM_SHOWN)][:NUM_SHOWN]:
+        body = response["body"]
+        table.add_row(_question(request), _answer(body), str(body["usage"]["completion_tokens"]))
+    return table
+
+
+def _has_text(response: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    return response is not None and "choices" in (response["body"] or {})
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as stream:
+        yield from (orjson.loads(line) for line in stream if line.strip())
+
+
+def _question(request: dict[str, Any]) -> str:
+    body = request.get("body", request)
+    messages = body.get("messages")
+    return str(messages[-1]["content"] if messages else body.get("prompt", ""))
+
+
+def _answer(body: dict[str, Any]) -> str:
+    choice = body["choices"][0]
+    text = str(choice["message"]["content"] if "message" in choice else choice.get("text")).strip()
+    return text if len(text) <= MAX_ANSWER_CHARACTERS else text[:MAX_ANSWER_CHARACTERS] + " ..."
