@@ -27,8 +27,11 @@ from engine_share import demo_argv
 from pydantic import SecretStr
 
 from gristmill.local.server import die_with_parent, running_server
-from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_spec import BatchSpec
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.settings import BatchSettings
+from gristmill.producer.batches.upload import Upload
 from gristmill.shared.log import configure_logging
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine import InProcessEngine
@@ -100,11 +103,11 @@ async def by_vllm(engine: InProcessEngine, argv: list[str], source: Path) -> tup
 
 async def by_batch(batches: Batches, source: Path) -> tuple[float, bytes]:
     """Return the seconds from a batch's creation to its files, and its rows."""
-    async with batches.files.upload("default") as upload:
+    async with Upload(batches.files, "default") as upload:
         upload.write(source.read_bytes())
         file = await upload.finish(source.name)
     started_s = time.perf_counter()
-    batch = await batches.create("default", input_file_id=file.id, endpoint=ENDPOINT)
+    batch = await batches.create("default", BatchSpec(input_file_id=file.id, endpoint=ENDPOINT))
     while not (record := await batches.batch("default", batch.id)).is_final:
         await asyncio.sleep(0.1)
     seconds = time.perf_counter() - started_s
@@ -133,7 +136,8 @@ async def measure(options: argparse.Namespace, url: str, folder: Path) -> None:
     supervisor = Supervisor(engine, of_worker, drain, liveness)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
-        batches = await stack.enter_async_context(Batches.from_settings(settings))
+        store = await stack.enter_async_context(BatchStore.from_settings(settings))
+        batches = Batches(store)
         stack.callback(start_steward(settings).terminate)
         working = asyncio.create_task(work(of_worker, supervisor, info, drain, liveness))
         await rounds(options, engine, info.models[0], batches, folder)

@@ -1,4 +1,4 @@
-"""Steps that the tests of batches share: a desk of files and batches, input lines, stewards of one step."""
+"""Steps that the tests of batches share: opened batches, input lines, stewards of one step."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -8,22 +8,24 @@ from typing import Any
 
 import orjson
 
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_spec import BatchSpec
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.objects import BatchRecord, FileObject
-from gristmill.producer.batches.service import Batches
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import Storage
+from gristmill.producer.batches.upload import Upload
 from gristmill.shared.queue import Queue
 
 TENANT = "acme"
 CHAT = "/v1/chat/completions"
 
 
-def desk(queue: Queue, storage_url: str | Path, **settings: Any) -> Batches:
-    """Return the files and batches of a test's queue."""
-    return Batches(
-        queue, Storage(str(storage_url)), BatchSettings(queue=queue.keys.queue, **settings)
-    )
+def open_batches(queue: Queue, storage_url: str | Path, **settings: Any) -> Batches:
+    """Return the batches and files of a test's queue."""
+    of_batches = BatchSettings(queue=queue.keys.queue, **settings)
+    return Batches(BatchStore(queue, Storage(str(storage_url)), of_batches))
 
 
 def chat(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
@@ -39,16 +41,18 @@ def jsonl(lines: Iterable[Any]) -> bytes:
 
 
 async def upload(batches: Batches, data: bytes, tenant: str = TENANT) -> FileObject:
-    async with batches.files.upload(tenant) as file:
+    async with Upload(batches.files, tenant) as file:
         file.write(data)
         return await file.finish("in.jsonl")
 
 
-async def create(batches: Batches, lines: Iterable[Any], **options: Any) -> BatchRecord:
+async def create(
+    batches: Batches, lines: Iterable[Any], max_open: int | None = None, **options: Any
+) -> BatchRecord:
     """Upload lines and create a batch of them."""
     file = await upload(batches, jsonl(lines))
-    options = {"endpoint": CHAT} | options
-    return await batches.create(TENANT, input_file_id=file.id, **options)
+    spec = BatchSpec(**({"input_file_id": file.id, "endpoint": CHAT} | options))
+    return await batches.create(TENANT, spec, max_open=max_open)
 
 
 async def run(
@@ -56,12 +60,12 @@ async def run(
 ) -> BatchRecord:
     """Be the steward until nothing is left to do for a batch, or until a condition holds."""
     while True:
-        state = await batches.registry.state(batch.id)
+        state = await batches.store.records.state(batch.id)
         if until(state.record) if until else state.phase is None:
             return await batches.batch(TENANT, batch.id)
         if state.phase == "announce":
-            await batches.registry.mark_announced(batch.id)
-        await advance(batches, batch.id, Steps(10))
+            await batches.store.records.mark_announced(batch.id)
+        await advance(batches.store, batch.id, Steps(10))
 
 
 class Steps:
@@ -101,12 +105,13 @@ async def stewarded(batches: Batches) -> AsyncIterator[None]:
 
     async def steward() -> None:
         while not is_over:
-            for work in await batches.registry.due():
+            for work in await batches.store.due.due():
                 if work.phase == "announce":
-                    await batches.registry.mark_announced(work.batch)
+                    await batches.store.records.mark_announced(work.batch)
                 else:
-                    await advance(batches, work.batch, lambda _: not is_over)
-            await batches.queue.redis.blpop([batches.queue.keys.steward_bell], timeout=0.1)
+                    await advance(batches.store, work.batch, lambda _: not is_over)
+            queue = batches.store.queue
+            await queue.redis.blpop([queue.keys.steward_bell], timeout=0.1)
 
     task = asyncio.create_task(steward())
     try:

@@ -20,8 +20,11 @@ from rq.queue import Queue as RqQueue
 from rq.serializers import JSONSerializer
 
 from gristmill.local.server import die_with_parent, free_port
-from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_spec import BatchSpec
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.settings import BatchSettings
+from gristmill.producer.batches.upload import Upload
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_steward.py")))
 TRUE = (*COMMAND, "steward")
@@ -129,7 +132,7 @@ class Place:
 
     async def upload(self, content: bytes, tenant: str = "default") -> str:
         """Store a file; returns its id."""
-        async with self.batches.files.upload(tenant) as upload:
+        async with Upload(self.batches.files, tenant) as upload:
             upload.write(content)
             return (await upload.finish("input.jsonl")).id
 
@@ -143,13 +146,13 @@ class Place:
             for n in range(prompts)
         ]  # fmt: skip
         file = await self.upload(b"".join(orjson.dumps(line) + b"\n" for line in lines), tenant)
-        record = await self.batches.create(tenant, input_file_id=file, endpoint="/v1/completions")
-        return record.id
+        spec = BatchSpec(input_file_id=file, endpoint="/v1/completions")
+        return (await self.batches.create(tenant, spec)).id
 
     async def notes(self, count: int) -> list[dict[str, Any]]:
         """Wait for so many notes of a stub's jobs; returns all there are."""
-        key, deadline = f"{self.batches.queue.keys.prefix}notes", time.monotonic() + 30
-        while len(lines := await self.batches.queue.redis.lrange(key, 0, -1)) < count:
+        key, deadline = f"{self.batches.store.queue.keys.prefix}notes", time.monotonic() + 30
+        while len(lines := await self.batches.store.queue.redis.lrange(key, 0, -1)) < count:
             assert time.monotonic() < deadline, lines
             await asyncio.sleep(0.02)
         return [orjson.loads(line) for line in lines]
@@ -160,7 +163,7 @@ async def opened(url: str, folder: Path) -> AsyncIterator[Place]:
     """Open a queue of a new name."""
     queue = f"test-{uuid4().hex[:12]}"
     settings = BatchSettings(redis_url=url, queue=queue, storage_url=str(folder / "storage"))
-    async with Batches.from_settings(settings) as batches:
+    async with BatchStore.from_settings(settings) as store:
         redis = Redis.from_url(url)
-        yield Place(url, queue, folder, batches, redis)
+        yield Place(url, queue, folder, Batches(store), redis)
         redis.close()

@@ -1,4 +1,4 @@
-"""A steward process whose jobs leave notes instead of working: `note`, `nap`, `hold`, `stubborn`; batches are noted and settled."""
+"""A steward process whose jobs leave notes instead of working: `note`, `nap`, `hold`, `stubborn`; batches are noted and no longer due."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import sys
 
 import orjson
 
-from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.steward.job_registry import JobCall, JobRegistry
 from gristmill.producer.steward.process import run_steward
 from gristmill.producer.steward.settings import StewardSettings
@@ -18,10 +18,10 @@ def stub_jobs(settings: StewardSettings) -> JobRegistry:
     time_slice = TimeSlice()
 
     async def note(call: JobCall) -> None:
-        async with Batches.from_settings(settings) as batches:
+        async with BatchStore.from_settings(settings) as store:
             line = orjson.dumps({"job": call.job, "batch": call.batch, "pid": os.getpid()})
-            await batches.queue.redis.rpush(f"{batches.queue.keys.prefix}notes", line)
-            await batches.registry.settle(call.batch)
+            await store.queue.redis.rpush(f"{store.queue.keys.prefix}notes", line)
+            await store.due.remove(call.batch)
 
     async def hold(call: JobCall) -> None:
         while time_slice.may_go_on():
@@ -39,7 +39,7 @@ def stub_jobs(settings: StewardSettings) -> JobRegistry:
         pass
 
     functions = {"note": note, "hold": hold, "nap": nap, "stubborn": stubborn, "sweep": sweep}
-    phases = dict.fromkeys(("validate", "feed", "finalize", "announce"), note)
+    phases = dict.fromkeys(("validate", "execute", "finalize", "announce"), note)
     return JobRegistry(time_slice, functions | phases)
 
 

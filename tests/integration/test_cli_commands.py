@@ -296,9 +296,10 @@ def test_the_version_is_printed(shell: CommandLine) -> None:
 
 def test_the_examples_of_the_demo_are_valid_and_packaged() -> None:
     from gristmill.local.demo.show import REQUESTS
-    from gristmill.producer.batches import BatchInput, LineReader
+    from gristmill.producer.batches.rows import LineReader
+    from gristmill.producer.batches.submit_run import InputFile
 
-    report = BatchInput(REQUESTS, LineReader("run", max_request_bytes=2**20)).check()
+    report = InputFile(REQUESTS, LineReader("run", max_request_bytes=2**20)).check()
     assert (report.num_lines, report.num_bad) == (40, 0)
     limits = [
         orjson.loads(line)["body"]["max_tokens"] for line in REQUESTS.read_bytes().splitlines()

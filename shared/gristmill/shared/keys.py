@@ -212,7 +212,7 @@ class Keys:
         return f"{self.prefix}files_expiring"
 
     def batchinfo(self, batch: str) -> str:
-        """HASH: a batch file's record, its progress, and whether it is to be cancelled."""
+        """HASH: a batch's record, its checkpoint, and what is noted about it; see `create.lua`."""
         return f"{self.prefix}batchinfo:{batch}"
 
     def batchparts(self, batch: str) -> str:
@@ -232,9 +232,9 @@ class Keys:
         return f"{self.prefix}batches_open:{tenant}"
 
     @property
-    def batches_active(self) -> str:
-        """ZSET of batches that a steward has work on -> ms at which it is due."""
-        return f"{self.prefix}batches_active"
+    def batches_due(self) -> str:
+        """ZSET of batches with a next step -> ms at which it is due."""
+        return f"{self.prefix}batches_due"
 
     @property
     def steward_bell(self) -> str:

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
-from batches import desk, stewarded
+from batches import open_batches, stewarded
 from command_line import CommandLine, SettlingWorker, ended
 
 from gristmill.producer.batches.lifecycle import advance
@@ -24,7 +24,7 @@ def shell(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
 async def working(shell: CommandLine) -> AsyncIterator[None]:
     async with (
         shell.open_queue() as queue,
-        stewarded(desk(queue, shell.folder / "storage")),
+        stewarded(open_batches(queue, shell.folder / "storage")),
         SettlingWorker(queue).running(),
     ):
         yield
@@ -78,13 +78,18 @@ async def test_rows_come_while_the_batch_runs(shell: CommandLine) -> None:
     batch = shell.run("batch", "create", "in.jsonl").out.strip()
     following = await shell.start("batch", "results", batch, "--follow")
     assert following.stdout
-    async with shell.open_queue() as queue, stewarded(desk(queue, shell.folder / "storage")):
+    async with (
+        shell.open_queue() as queue,
+        stewarded(open_batches(queue, shell.folder / "storage")),
+    ):
         worker = SettlingWorker(queue)
         await worker.register()
         while len(worker.answered) < 50:
             await worker.settle(10)
         first = orjson.loads(await following.stdout.readline())
-        assert not (await desk(queue, shell.folder / "storage").batch("default", batch)).is_final
+        assert not (
+            await open_batches(queue, shell.folder / "storage").batch("default", batch)
+        ).is_final
         async with worker.running():
             rest, _ = await following.communicate()
     rows = [first, *map(orjson.loads, rest.splitlines())]
@@ -98,9 +103,9 @@ async def test_what_holds_a_batch_up_is_said(shell: CommandLine) -> None:
     assert waiting.stderr
     assert b"no steward has taken the batch up yet" in await waiting.stderr.readline()
     async with shell.open_queue() as queue:
-        elsewhere = desk(queue, shell.folder / "elsewhere")
+        elsewhere = open_batches(queue, shell.folder / "elsewhere")
         with pytest.raises(FileNotFoundError):
-            await advance(elsewhere, batch, lambda _: True)
+            await advance(elsewhere.store, batch, lambda _: True)
     said = await waiting.stderr.readline()
     assert said.startswith(b"a steward failed and will try again: FileNotFoundError")
     async with working(shell):

@@ -15,8 +15,8 @@ from batches import (
     all_rows,
     chat,
     create,
-    desk,
     files_in,
+    open_batches,
     rows_of,
     run,
     upload,
@@ -24,15 +24,17 @@ from batches import (
 from command_line import SettlingWorker
 from queues import contents
 
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.lifecycle import advance
-from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.upload import Upload
 from gristmill.shared.errors import InvalidRequest, LimitReached, NotFound
 from gristmill.shared.queue import Queue
 
 
 @pytest.fixture
 def batches(queue: Queue, tmp_path: Path) -> Batches:
-    return desk(queue, tmp_path / "storage")
+    return open_batches(queue, tmp_path / "storage")
 
 
 @pytest.fixture
@@ -76,11 +78,11 @@ async def test_every_line_has_one_row_and_the_counts_are_true(
 
 @pytest.mark.usefixtures("worker")
 async def test_only_a_window_is_in_redis(queue: Queue, tmp_path: Path) -> None:
-    batches = desk(queue, tmp_path, batch_window_requests=50)
+    batches = open_batches(queue, tmp_path, batch_window_requests=50)
     batch = await create(batches, [chat(f"c{i}") for i in range(500)])
     deepest = 0
-    while (await batches.registry.state(batch.id)).record.status != "completed":
-        await advance(batches, batch.id, Steps(1))
+    while (await batches.store.records.state(batch.id)).record.status != "completed":
+        await advance(batches.store, batch.id, Steps(1))
         held = await keys_of(queue, "request:*") + await keys_of(queue, "result:*")
         # by id, since the worker ends requests between the two looks
         deepest = max(deepest, len({key.rpartition(b":")[2] for key in held}))
@@ -193,13 +195,15 @@ async def test_a_model_that_nobody_serves_is_a_bad_line(batches: Batches, queue:
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf"])
 async def test_an_empty_file_fails(batches: Batches, data: bytes) -> None:
     file = await upload(batches, data)
-    ended = await run(batches, await batches.create(TENANT, input_file_id=file.id, endpoint=CHAT))
+    ended = await run(
+        batches, await batches.create(TENANT, BatchSpec(input_file_id=file.id, endpoint=CHAT))
+    )
     assert ended.errors
     assert [error.code for error in ended.errors.data] == ["empty_file"]
 
 
 async def test_a_file_with_too_many_lines_fails(queue: Queue, tmp_path: Path) -> None:
-    batches = desk(queue, tmp_path, max_batch_requests=10)
+    batches = open_batches(queue, tmp_path, max_batch_requests=10)
     ended = await run(batches, await create(batches, [chat(f"c{i}") for i in range(11)]))
     assert ended.errors
     assert (ended.errors.data[0].code, ended.errors.data[0].line) == ("too_many_requests", 11)
@@ -219,7 +223,7 @@ async def test_cancel_ends_without_any_worker_and_every_line_has_a_row(
     await run(batches, batch, until=lambda record: record.status == "in_progress")
     worker = SettlingWorker(queue)
     await queue.register("worker", {"model": "m"})
-    await advance(batches, batch.id, Steps(2))
+    await advance(batches.store, batch.id, Steps(2))
     settled = await worker.settle(100)
     cancelling = await batches.cancel(TENANT, batch.id)
     assert (cancelling.status, cancelling.cancelled_at) == ("cancelling", None)
@@ -272,8 +276,8 @@ async def test_a_slice_that_only_waits_ends_when_it_is_told_to(batches: Batches)
         idle.append(idle_s)
         return idle_s < 0.2
 
-    await advance(batches, batch.id, may_go_on)  # validates
-    await advance(batches, batch.id, may_go_on)  # feeds, and nobody answers
+    await advance(batches.store, batch.id, may_go_on)  # validates
+    await advance(batches.store, batch.id, may_go_on)  # feeds, and nobody answers
     assert (await batches.batch(TENANT, batch.id)).status == "in_progress"
     assert idle[0] < 0.2 <= idle[-1]
 
@@ -344,7 +348,7 @@ async def test_what_is_another_tenants_is_not_there(batches: Batches) -> None:
         batches.batch("other", batch.id), batches.cancel("other", batch.id), batches.retry_failed("other", batch.id),
         batches.results("other", batch.id), batches.files.get("other", batch.input_file_id),
         batches.files.delete("other", batch.input_file_id),
-        batches.create("other", input_file_id=batch.input_file_id, endpoint=CHAT),
+        batches.create("other", BatchSpec(input_file_id=batch.input_file_id, endpoint=CHAT)),
     ):  # fmt: skip
         with pytest.raises(NotFound):
             await call
@@ -365,11 +369,11 @@ async def test_lists_come_in_pages(batches: Batches) -> None:
 
 
 async def test_a_tenant_has_a_limit_of_unfinished_batches(batches: Batches) -> None:
-    batch = await create(batches, [b"x"], max_active=1)
+    batch = await create(batches, [b"x"], max_open=1)
     with pytest.raises(LimitReached, match="1 batches that have not ended"):
-        await create(batches, [b"x"], max_active=1)
+        await create(batches, [b"x"], max_open=1)
     await run(batches, batch)
-    await create(batches, [b"x"], max_active=1)
+    await create(batches, [b"x"], max_open=1)
 
 
 async def test_a_file_in_use_is_not_deleted(batches: Batches) -> None:
@@ -389,9 +393,9 @@ async def test_a_window_that_is_no_duration_is_refused(batches: Batches, window:
 
 
 async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(queue: Queue, tmp_path: Path) -> None:  # fmt: skip
-    batches = desk(queue, tmp_path, max_file_bytes=1024)
+    batches = open_batches(queue, tmp_path, max_file_bytes=1024)
     with pytest.raises(InvalidRequest, match="more than 1,024 bytes"):
-        async with batches.files.upload(TENANT) as file:
+        async with Upload(batches.files, TENANT) as file:
             file.write(b"x" * 1024)
             file.write(b"x")
     assert files_in(tmp_path) == []
@@ -406,10 +410,10 @@ def small_queue(queue: Queue) -> Queue:
 async def test_a_queue_that_is_full_takes_the_rest_when_it_drains(
     small_queue: Queue, tmp_path: Path
 ) -> None:
-    batches = desk(small_queue, tmp_path)
+    batches = open_batches(small_queue, tmp_path)
     batch = await create(batches, [chat(f"c{i}") for i in range(300)])
     await run(batches, batch, until=lambda record: record.status == "in_progress")
-    await advance(batches, batch.id, Steps(3))
+    await advance(batches.store, batch.id, Steps(3))
     assert (await small_queue.stats()).counters["queued"] == 10
     async with SettlingWorker(small_queue).running():
         ended = await run(batches, batch)
@@ -419,10 +423,10 @@ async def test_a_queue_that_is_full_takes_the_rest_when_it_drains(
 async def test_a_batch_that_waits_for_a_full_queue_can_be_cancelled(
     small_queue: Queue, tmp_path: Path
 ) -> None:
-    batches = desk(small_queue, tmp_path)
+    batches = open_batches(small_queue, tmp_path)
     batch = await create(batches, [chat(f"c{i}") for i in range(300)])
     await run(batches, batch, until=lambda record: record.status == "in_progress")
-    feeding = asyncio.create_task(advance(batches, batch.id, Steps(10_000)))
+    feeding = asyncio.create_task(advance(batches.store, batch.id, Steps(10_000)))
     while (await small_queue.stats()).counters.get("queued", 0) < 10:
         await asyncio.sleep(0)
     await batches.cancel(
@@ -456,6 +460,8 @@ async def test_a_retry_keeps_the_names_of_lines_that_have_none(batches: Batches)
 
 async def test_a_file_of_blank_lines_is_no_trap(batches: Batches) -> None:
     file = await upload(batches, b"\n" * 100_000)
-    ended = await run(batches, await batches.create(TENANT, input_file_id=file.id, endpoint=CHAT))
+    ended = await run(
+        batches, await batches.create(TENANT, BatchSpec(input_file_id=file.id, endpoint=CHAT))
+    )
     assert ended.errors
     assert (ended.errors.data[0].code, ended.errors.data[0].line) == ("invalid_json_line", 1)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import TENANT, all_rows, chat, create, desk, files_in, run
+from batches import TENANT, all_rows, chat, create, files_in, open_batches, run
 from command_line import SettlingWorker
 from redis.asyncio import RedisCluster
 
-from gristmill.producer.batches.lifecycle import advance
-from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.lifecycle import LeasedBatch, advance
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.queue import Queue
@@ -30,18 +31,18 @@ class Mortal:
     """Lets a steward's clients work for a number of calls, then nothing any more.
 
     Args:
-        batches: Of this steward alone.
+        store: Of this steward alone.
         calls: After how many it dies; whether the last one took place is chance.
         chance: Where chance comes from.
     """
 
-    def __init__(self, batches: Batches, calls: int, chance: random.Random) -> None:
+    def __init__(self, store: BatchStore, calls: int, chance: random.Random) -> None:
         self._calls = calls
         self._chance = chance
-        redis: Any = batches.queue.redis
+        redis: Any = store.queue.redis
         redis.execute_command = self._dying(redis.execute_command)
-        self._write = batches.storage.write
-        batches.storage.write = self.write  # type: ignore[method-assign]  # the fault is injected here
+        self._write = store.storage.write
+        store.storage.write = self.write  # type: ignore[method-assign]  # the fault is injected here
 
     def _dying(self, execute: Any) -> Any:
         async def execute_or_die(*args: Any, **options: Any) -> Any:
@@ -77,7 +78,7 @@ async def test_each_line_runs_once_and_has_one_row(
     any_redis_url: str, queue: Queue, tmp_path: Path, seed: int, ending: str
 ) -> None:
     chance = random.Random(seed)
-    batches = desk(queue, tmp_path)
+    batches = open_batches(queue, tmp_path)
     batch = await create(
         batches, lines(chance), mode="lenient", order=chance.choice(["completion", "input"])
     )
@@ -88,9 +89,9 @@ async def test_each_line_runs_once_and_has_one_row(
             if turn == cancel_at:
                 await _cancel(batches, batch.id)
             num_deaths += await _life(any_redis_url, queue, tmp_path, batch.id, chance)
-            phase = (await batches.registry.state(batch.id)).phase
+            phase = (await batches.store.records.state(batch.id)).phase
             if phase == "announce":
-                await batches.registry.mark_announced(batch.id)
+                await batches.store.records.mark_announced(batch.id)
             if phase is None:
                 break
     ended = await batches.batch(TENANT, batch.id)
@@ -111,19 +112,21 @@ async def test_each_line_runs_once_and_has_one_row(
 
 
 async def _cancel(batches: Batches, batch: str) -> None:
-    if (await batches.registry.state(batch)).record.status in {"validating", "in_progress"}:
+    if (await batches.store.records.state(batch)).record.status in {"validating", "in_progress"}:
         await batches.cancel(TENANT, batch)
 
 
 async def _life(url: str, queue: Queue, folder: Path, batch: str, chance: random.Random) -> bool:
     """Be one steward for a slice; returns whether it was killed. Its lease ends at once."""
     redis = connect(url)
-    steward = desk(Queue(redis, queue.keys.queue, queue.limits), folder, batch_window_requests=20)
+    steward = open_batches(
+        Queue(redis, queue.keys.queue, queue.limits), folder, batch_window_requests=20
+    )
     if isinstance(redis, RedisCluster):
         await redis.initialize()
-    Mortal(steward, chance.randrange(1, 60), chance)
+    Mortal(steward.store, chance.randrange(1, 60), chance)
     try:
-        await advance(steward, batch, lambda _: chance.random() < 0.7)
+        await advance(steward.store, batch, lambda _: chance.random() < 0.7)
     except Killed:
         await queue.redis.unlink(queue.keys.batchlease(batch))
         return True
@@ -136,7 +139,7 @@ async def test_one_dies_at_each_stage_of_finalizing(
     any_redis_url: str, queue: Queue, tmp_path: Path
 ) -> None:
     """Die at the first call, then at the second, ... until nothing is left to die at."""
-    batches = desk(queue, tmp_path)
+    batches = open_batches(queue, tmp_path)
     num_deaths = 0
     while True:
         batch = await create(batches, [chat(f"c{i}") for i in range(40)])
@@ -145,8 +148,8 @@ async def test_one_dies_at_each_stage_of_finalizing(
         redis = connect(any_redis_url)
         if isinstance(redis, RedisCluster):
             await redis.initialize()
-        steward = desk(Queue(redis, queue.keys.queue, queue.limits), tmp_path)
-        Mortal(steward, num_deaths + 1, random.Random(num_deaths))
+        steward = open_batches(Queue(redis, queue.keys.queue, queue.limits), tmp_path)
+        Mortal(steward.store, num_deaths + 1, random.Random(num_deaths))
         try:
             await run(steward, batch)
             break
@@ -166,15 +169,17 @@ async def test_one_dies_at_each_stage_of_finalizing(
 async def test_a_steward_that_was_away_is_told_though_another_made_a_commit_of_its_number(
     queue: Queue, tmp_path: Path
 ) -> None:
-    batches = desk(queue, tmp_path)
+    batches = open_batches(queue, tmp_path)
     batch = await create(batches, [chat("a")])
-    one = await batches.registry.lease(batch.id)
-    state = await batches.registry.state(batch.id)
+    one = await LeasedBatch.take(batches.store, batch.id)
     await queue.redis.unlink(queue.keys.batchlease(batch.id))
-    two = await batches.registry.lease(batch.id)
+    two = await LeasedBatch.take(batches.store, batch.id)
     assert one
     assert two
-    await batches.commit(two, state, state.record, state.progress)
+    before = two.state
+    await two.commit(before.record, before.checkpoint)
     with pytest.raises(LeaseLost):
-        await batches.commit(one, state, state.record, state.progress)
-    await batches.commit(two, state, state.record, state.progress)  # the same again changes nothing
+        await one.commit(before.record, before.checkpoint)
+    two.state = before  # as if the reply had been lost
+    await two.commit(before.record, before.checkpoint)  # the same again changes nothing
+    assert (await batches.store.records.state(batch.id)).num_commits == 1

@@ -8,15 +8,15 @@ from typing import Any
 
 import fsspec
 import pytest
-from batches import TENANT, all_rows, chat, create, desk, files_in, run, upload
+from batches import TENANT, all_rows, chat, create, files_in, open_batches, run, upload
 from command_line import SettlingWorker
 from moto.server import ThreadedMotoServer
 from queues import contents
 
 from gristmill.producer.batches.lifecycle import advance
-from gristmill.producer.batches.registry import UPLOAD_TTL_S
 from gristmill.producer.batches.storage import Storage
-from gristmill.producer.batches.sweep import sweep
+from gristmill.producer.batches.stored_files import UPLOAD_TTL_S
+from gristmill.producer.batches.upload import Upload
 from gristmill.shared.errors import InvalidRequest, NotFound, SettingsError
 from gristmill.shared.queue import Queue
 
@@ -35,7 +35,7 @@ def s3_url() -> Iterator[str]:
 
 
 async def test_a_batch_whose_files_lie_in_s3(queue: Queue, s3_url: str) -> None:
-    batches = desk(queue, f"{s3_url}/{queue.keys.queue}")
+    batches = open_batches(queue, f"{s3_url}/{queue.keys.queue}")
     lines = [chat(f"c{i}") for i in range(300)]
     lines[5]["body"] = 5
     async with SettlingWorker(queue).running():
@@ -64,16 +64,16 @@ async def test_a_storage_that_is_away_while_the_rows_are_assembled(
     queue: Queue, tmp_path: Path
 ) -> None:
     folder, away = tmp_path / "storage", tmp_path / "away"
-    batches = desk(queue, folder)
+    batches = open_batches(queue, folder)
     batch = await create(batches, [chat(f"c{i}") for i in range(50)])
     async with SettlingWorker(queue).running():
         await run(batches, batch, until=lambda record: record.status == "finalizing")
     folder.rename(away)
     for _ in range(3):
         with pytest.raises(FileNotFoundError):
-            await advance(batches, batch.id, lambda _: True)
+            await advance(batches.store, batch.id, lambda _: True)
         assert (await batches.batch(TENANT, batch.id)).status == "finalizing"
-        assert await batches.registry.due() == [], "it is tried again later, not at once"
+        assert await batches.store.due.due() == [], "it is tried again later, not at once"
     shutil.rmtree(folder, ignore_errors=True)
     away.rename(folder)
     ended = await run(batches, batch)
@@ -85,13 +85,13 @@ async def test_a_storage_that_is_away_while_the_rows_are_assembled(
 async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
     queue: Queue, tmp_path: Path
 ) -> None:
-    batches = desk(queue, tmp_path)
+    batches = open_batches(queue, tmp_path)
     batch = await create(batches, [chat("a")], completion_window="1s")
     shutil.rmtree(tmp_path / "files")
     failures = 0
     while not (await batches.batch(TENANT, batch.id)).is_final:
         try:
-            await advance(batches, batch.id, lambda _: True)
+            await advance(batches.store, batch.id, lambda _: True)
         except FileNotFoundError:
             failures += 1
     ended = await batches.batch(TENANT, batch.id)
@@ -101,12 +101,12 @@ async def test_an_input_that_is_gone_fails_the_batch_when_its_window_is_over(
 
 
 async def test_expired_files_are_deleted(queue: Queue, tmp_path: Path) -> None:
-    batches = desk(queue, tmp_path)
+    batches = open_batches(queue, tmp_path)
     kept = await upload(batches, b"x\n")
-    async with batches.files.upload(TENANT) as file:
+    async with Upload(batches.files, TENANT) as file:
         file.write(b"x\n")
         expiring = await file.finish("old.jsonl", expires_after_s=1)
-    while not await sweep(batches):
+    while not await batches.files.delete_expired():
         pass
     with pytest.raises(NotFound):
         await batches.files.get(TENANT, expiring.id)
@@ -117,16 +117,16 @@ async def test_expired_files_are_deleted(queue: Queue, tmp_path: Path) -> None:
 async def test_what_a_killed_upload_leaves_is_deleted_after_a_day(
     queue: Queue, tmp_path: Path
 ) -> None:
-    batches = desk(queue, tmp_path)
-    file = await batches.files.upload(TENANT).__aenter__()  # and never left, as by who is killed
+    batches = open_batches(queue, tmp_path)
+    file = await Upload(batches.files, TENANT).__aenter__()  # and never left, as by who is killed
     await asyncio.to_thread(file.write, b"x" * 100_000)
     assert len(files_in(tmp_path)) == 1
     assert (await batches.files.page(TENANT)).data == ()
-    assert await sweep(batches) == 0
+    assert await batches.files.delete_expired() == 0
     noted: Any
     (noted,) = await queue.redis.zrange(queue.keys.files_expiring, 0, -1)
     await queue.redis.zincrby(queue.keys.files_expiring, -UPLOAD_TTL_S, noted)
-    assert await sweep(batches) == 1
+    assert await batches.files.delete_expired() == 1
     assert files_in(tmp_path) == []
     with pytest.raises(InvalidRequest, match="on its way for more than a day"):
         await file.finish("late.jsonl")
@@ -135,11 +135,11 @@ async def test_what_a_killed_upload_leaves_is_deleted_after_a_day(
 
 async def test_an_id_without_a_file_is_not_swept_for_ever(queue: Queue, tmp_path: Path) -> None:
     """Who dies between two steps of a file's end leaves it; 500 of them would stop every sweep."""
-    batches = desk(queue, tmp_path)
+    batches = open_batches(queue, tmp_path)
     await queue.redis.zadd(queue.keys.files_expiring, {f"file-{n}": 1 for n in range(501)})
     file = await upload(batches, b"x\n")
     await queue.redis.zadd(queue.keys.files_expiring, {file.id: 2})
-    assert [await sweep(batches) for _ in range(3)] == [0, 1, 0]
+    assert [await batches.files.delete_expired() for _ in range(3)] == [0, 1, 0]
     assert await contents(queue) == {}
 
 

@@ -10,8 +10,8 @@ from stewards import TRUE, Place, steward_process
 from workers import STUB as STUB_WORKER
 from workers import worker_process
 
+from gristmill.producer.batches.lifecycle import LEASE_S
 from gristmill.producer.batches.objects import BatchRecord
-from gristmill.producer.batches.registry import LEASE_S
 
 
 async def _until_final(place: Place, batch: str, within_s: float) -> BatchRecord:
@@ -31,7 +31,7 @@ async def _rows(place: Place, record: BatchRecord) -> Counter[str]:
 
 async def test_a_batch_runs_from_its_file_to_its_results(place: Place) -> None:
     async with (
-        worker_process(STUB_WORKER, place.url, place.batches.queue, place.folder / "worker"),
+        worker_process(STUB_WORKER, place.url, place.batches.store.queue, place.folder / "worker"),
         steward_process(TRUE, place.url, place.queue, place.folder) as steward,
     ):
         record = await _until_final(place, await place.create(200), 30)
@@ -45,7 +45,7 @@ async def test_a_batch_runs_from_its_file_to_its_results(place: Place) -> None:
 async def test_the_batch_of_a_killed_steward_goes_on_within_its_lease(place: Place) -> None:
     async with (
         worker_process(
-            STUB_WORKER, place.url, place.batches.queue, place.folder / "worker",
+            STUB_WORKER, place.url, place.batches.store.queue, place.folder / "worker",
             STUB_TOKEN_DELAY_S="0.3", MAX_IN_FLIGHT="16",
         ),
         steward_process(TRUE, place.url, place.queue, place.folder) as one,
@@ -68,7 +68,7 @@ async def test_the_batch_of_a_killed_steward_goes_on_within_its_lease(place: Pla
 async def test_a_stopped_steward_leaves_its_batch_to_the_next_at_once(place: Place) -> None:
     async with (
         worker_process(
-            STUB_WORKER, place.url, place.batches.queue, place.folder / "worker",
+            STUB_WORKER, place.url, place.batches.store.queue, place.folder / "worker",
             STUB_TOKEN_DELAY_S="0.1", MAX_IN_FLIGHT="32",
         ),
         steward_process(TRUE, place.url, place.queue, place.folder) as one,

@@ -5,7 +5,6 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 import pytest
@@ -14,6 +13,7 @@ from standardwebhooks import Webhook
 from stewards import TRUE, Place, steward_process
 
 from gristmill.local.server import free_port
+from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.steward.webhooks import Event, NotDelivered, NotWanted, Webhooks
 from gristmill.producer.tenants import Tenant, Tenants
@@ -148,15 +148,17 @@ async def test_what_went_wrong_tells_no_more_of_the_url_than_its_host(receiver: 
 async def _end(place: Place, receiver: Receiver) -> str:
     """Leave a batch that fails its validation, of a tenant with a webhook."""
     tenant = orjson.dumps({"name": "t", "webhook_url": receiver.url, "webhook_secret": SECRET})
-    await place.batches.queue.redis.set(place.batches.queue.keys.tenant("t"), tenant)
+    queue = place.batches.store.queue
+    await queue.redis.set(queue.keys.tenant("t"), tenant)
     file = await place.upload(b"no json\n", "t")
-    record = await place.batches.create("t", input_file_id=file, endpoint="/v1/completions")
+    spec = BatchSpec(input_file_id=file, endpoint="/v1/completions")
+    record = await place.batches.create("t", spec)
     return record.id
 
 
 async def _until_announced(place: Place, batch: str) -> None:
     deadline = time.monotonic() + 30
-    while not (await place.batches.registry.state(batch)).is_announced:
+    while not (await place.batches.store.records.state(batch)).is_announced:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
 
@@ -169,7 +171,7 @@ async def test_a_failed_delivery_is_repeated_under_the_same_id(
     async with steward_process(TRUE, place.url, place.queue, place.folder, **allow) as steward:
         batch = await _end(place, receiver)
         await steward.until("job.postponed", batch=batch)
-        assert not (await place.batches.registry.state(batch)).is_announced
+        assert not (await place.batches.store.records.state(batch)).is_announced
         scheduled = place.rq.scheduled_job_registry
         assert scheduled.get_job_ids() == [f"announce-{batch}"]
         wait_s = scheduled.get_scheduled_time(f"announce-{batch}").timestamp() - time.time()
@@ -223,9 +225,8 @@ async def test_a_private_receiver_is_not_called_by_a_steward(
 async def test_a_tenant_without_a_webhook_is_done(place: Place) -> None:
     async with steward_process(TRUE, place.url, place.queue, place.folder):
         file = await place.upload(b"no json\n")
-        record = await place.batches.create(
-            "default", input_file_id=file, endpoint="/v1/completions"
-        )
+        spec = BatchSpec(input_file_id=file, endpoint="/v1/completions")
+        record = await place.batches.create("default", spec)
         await _until_announced(place, record.id)
 
 
@@ -235,11 +236,11 @@ async def test_a_receiver_that_hangs_holds_up_nobodys_batch_for_long(place: Plac
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
         tenant = Tenant(name="slow", webhook_url=url, webhook_secret=SECRET)
-        await Tenants(place.batches.queue).create(tenant)
+        await Tenants(place.batches.store.queue).create(tenant)
         file = await place.upload(b"no json\n", "slow")
-        options: Any = {"input_file_id": file, "endpoint": "/v1/completions"}
+        spec = BatchSpec(input_file_id=file, endpoint="/v1/completions")
         for _ in range(30):
-            await place.batches.create("slow", **options)
+            await place.batches.create("slow", spec)
         environment = {
             "GRISTMILL_WEBHOOK_ALLOWED_HOSTS": "127.0.0.1",
             "GRISTMILL_WEBHOOK_TIMEOUT_S": "2",
@@ -253,9 +254,8 @@ async def test_a_receiver_that_hangs_holds_up_nobodys_batch_for_long(place: Plac
                 await asyncio.sleep(0.02)
             began_s = time.monotonic()
             other = await place.upload(b"no json\n")
-            batch = await place.batches.create(
-                "default", input_file_id=other, endpoint="/v1/completions"
-            )
+            of_other = BatchSpec(input_file_id=other, endpoint="/v1/completions")
+            batch = await place.batches.create("default", of_other)
             while not (await place.batches.batch("default", batch.id)).is_final:
                 await asyncio.sleep(0.02)
             assert time.monotonic() - began_s < 10

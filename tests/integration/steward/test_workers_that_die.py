@@ -14,7 +14,7 @@ SLOW = {"STUB_TOKEN_DELAY_S": "0.05", "MAX_IN_FLIGHT": "16", "GRISTMILL_LEASE_S"
 
 @asynccontextmanager
 async def slow_worker(place: Place, name: str) -> AsyncIterator[WorkerProcess]:
-    queue = place.batches.queue
+    queue = place.batches.store.queue
     async with worker_process(STUB, place.url, queue, place.folder / name, **SLOW) as worker:
         yield worker
 
@@ -50,7 +50,7 @@ async def test_the_next_worker_runs_only_what_is_unfinished(place: Place) -> Non
     finished = [counts.finished for counts in seen]
     assert finished == sorted(finished), "counts only grow"
     assert len(set(finished)) > 3, "there was something to watch"
-    assert (await place.batches.queue.stats()).counters["succeeded"] == 200
+    assert (await place.batches.store.queue.stats()).counters["succeeded"] == 200
 
 
 async def test_a_cancel_ends_a_batch_whose_worker_is_dead(place: Place) -> None:

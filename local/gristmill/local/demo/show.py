@@ -18,7 +18,8 @@ from ulid import ULID
 from gristmill.local.demo.processes import running
 from gristmill.local.demo.steps import step
 from gristmill.local.server import free_port, running_server
-from gristmill.producer.batches import BatchInput, LineReader, Output, Run, fingerprint
+from gristmill.producer.batches.rows import LineReader
+from gristmill.producer.batches.submit_run import InputFile, OutputFile, RunRecord, fingerprint
 from gristmill.producer.commands.collect import Collection
 from gristmill.producer.commands.progress import Tally
 from gristmill.producer.commands.session import on_client
@@ -122,7 +123,7 @@ class Demo:
 
     def _run_requests(self, settings: QueueSettings) -> int:
         say(f"  running: gristmill submit {self.requests.name} --wait -o {self.output}")
-        with Output(self.output) as output, redis_errors(settings.redis_url.get_secret_value()):
+        with OutputFile(self.output) as output, redis_errors(settings.redis_url.get_secret_value()):
             tally = self._collect(settings, output)
         elapsed_s = tally.elapsed_s(time.monotonic())
         people().print(_table(self.requests, self.output))
@@ -133,13 +134,13 @@ class Demo:
         )
         return 1 if tally.num_failed else 0
 
-    def _collect(self, settings: QueueSettings, output: Output) -> Tally:
+    def _collect(self, settings: QueueSettings, output: OutputFile) -> Tally:
         size, digest = fingerprint(self.requests)
-        run = Run(
+        run = RunRecord(
             run=str(ULID()), queue=settings.queue, input_bytes=size, input_digest=digest, fields={}
         )
         reader = LineReader(run.run, max_request_bytes=settings.max_request_bytes)
-        batch_input = BatchInput(self.requests, reader)
+        batch_input = InputFile(self.requests, reader)
         report = batch_input.check()
         if report.bad or not report.num_lines:
             reason = report.bad[0] if report.bad else "it has no requests"

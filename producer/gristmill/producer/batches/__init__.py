@@ -1,25 +1,21 @@
 """Files of requests, in OpenAI's batch format.
 
-Two ways lead through here. `gristmill submit` is one process from file to file: `BatchInput`, `Output`,
-`Run`. Batches are run by stewards: `service.py` says what can be asked for, `lifecycle.py` what is done.
-Both read lines (`input.py`) and write rows (`rows.py`) alike.
+A file runs in one of two ways. `gristmill submit` is one process that reads a file and writes a file.
+A batch is run by stewards, and clients see it through the gateway or `gristmill batch`.
+
+    rows/           the lines of an input and the rows of an output; both ways use it
+    submit_run/     the files of one `gristmill submit`
+    lifecycle/      the steps of a steward, from validation to the output files
+    batch_service   what a client can ask for: create, list, cancel, retry, read results
+    batch_store     the state of batches: queue, storage, settings, and the modules below
+      batch_records   batches in Redis; batch_state is one of them as read
+      due_batches     which batch needs a steward, and when
+      stored_files    files of tenants; upload writes a new one
+      storage         the folder or bucket that holds the bytes
+
+Import each package by its own name; its `__init__` lists what others may use. `rows` imports nothing
+else from here, and only stewards import `lifecycle`.
+
+The way of a row: `Execution` collects a result, `LineTracker` turns it into a row, and
+`LeasedBatch.commit` writes it with `lua/commit.lua`. No other code writes to a batch that has started.
 """
-
-from gristmill.producer.batches.input import BadLine, BatchInput, LineReader, Report
-from gristmill.producer.batches.output import Output, Written, check_apart
-from gristmill.producer.batches.rows import bad_line_row, result_row
-from gristmill.producer.batches.run import Run, fingerprint
-
-__all__ = [
-    "BadLine",
-    "BatchInput",
-    "LineReader",
-    "Output",
-    "Report",
-    "Run",
-    "Written",
-    "bad_line_row",
-    "check_apart",
-    "fingerprint",
-    "result_row",
-]

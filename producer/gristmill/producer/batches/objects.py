@@ -1,4 +1,4 @@
-"""The objects of OpenAI's Files and Batches API, and what we keep beside them.
+"""The objects of OpenAI's Files and Batches API, and the records that Redis holds of them.
 
 The names and the meaning of the public fields are OpenAI's
 (https://platform.openai.com/docs/api-reference/batch/object); times are seconds since 1970.
@@ -15,16 +15,19 @@ BatchStatus = Literal[
 ]  # fmt: skip
 FINAL_STATUSES: tuple[BatchStatus, ...] = ("completed", "failed", "expired", "cancelled")
 
+Closing = Literal["completed", "expired", "cancelled", "failed"]
+"""The status that a batch will have once its last rows are written."""
+
 Mode = Literal["strict", "lenient"]
 Order = Literal["completion", "input"]
 Purpose = Literal["batch", "batch_output"]
 
 
-class _Object(BaseModel):
+class _ApiObject(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class FileObject(_Object):
+class FileObject(_ApiObject):
     """A file, as clients see it."""
 
     id: str
@@ -38,18 +41,18 @@ class FileObject(_Object):
 
 
 class FileRecord(FileObject):
-    """A file, as we keep it.
+    """A file, as Redis holds it.
 
     Attributes:
-        tenant: Whose it is.
-        path: Where it lies in the storage.
+        tenant: Owner of the file.
+        path: Path of its bytes in the storage.
     """
 
     tenant: str
     path: str
 
 
-class BatchError(_Object):
+class BatchError(_ApiObject):
     """Why a batch failed its validation."""
 
     code: str
@@ -58,22 +61,22 @@ class BatchError(_Object):
     param: str | None = None
 
 
-class BatchErrors(_Object):
-    """What is wrong with an input file."""
+class BatchErrors(_ApiObject):
+    """The errors of an input file."""
 
     object: Literal["list"] = "list"
     data: tuple[BatchError, ...] = ()
 
 
-class RequestCounts(_Object):
-    """How far a batch is.
+class RequestCounts(_ApiObject):
+    """Lines of a batch, counted by how they ended.
 
     Attributes:
         total: Lines of the input.
-        completed: Answered.
-        failed: Answered with an error, or not answered.
-        cancelled: Ended by a cancel; OpenAI has no such count.
-        expired: Ended by the completion window; OpenAI has no such count.
+        completed: Lines with an answer.
+        failed: Lines with an error for an answer, or without an answer.
+        cancelled: Lines that a cancel ended; OpenAI has no such count.
+        expired: Lines that the completion window ended; OpenAI has no such count.
     """
 
     total: int = 0
@@ -84,27 +87,27 @@ class RequestCounts(_Object):
 
     @property
     def finished(self) -> int:
-        """Lines that have their row; `total` in the end."""
+        """Lines that have their row; it reaches `total` at the end."""
         return self.completed + self.failed + self.cancelled + self.expired
 
 
-class BatchUsage(_Object):
-    """Tokens of a batch so far."""
+class BatchUsage(_ApiObject):
+    """Tokens of the answers of a batch so far."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     total_tokens: int = 0
 
 
-class BatchObject(_Object):
+class BatchObject(_ApiObject):
     """A batch, as clients see it.
 
-    `mode`, `order` and `retry_of` are ours; the other fields are OpenAI's.
+    `mode`, `order` and `retry_of` are Gristmill's; the other fields are OpenAI's.
 
     Attributes:
         mode: strict: a bad line fails the file; lenient: it gets an error row and the rest runs.
-        order: Of the rows in the output file.
-        retry_of: The batch whose failed lines this one runs again.
+        order: Order of the rows in the output file.
+        retry_of: Id of the batch whose failed lines this one repeats.
     """
 
     id: str
@@ -135,19 +138,19 @@ class BatchObject(_Object):
 
 
 class BatchRecord(BatchObject):
-    """A batch, as we keep it.
+    """A batch, as Redis holds it.
 
     Attributes:
-        tenant: Whose it is.
+        tenant: Owner of the batch.
         priority: Lane of its requests.
         output_expires_after_s: Seconds after which its output and error file are deleted.
-        closing: What ends it while its rows are still being written: the status it will have.
+        closing: Status that the batch will have once its last rows are written; None while it runs on.
     """
 
     tenant: str
     priority: Literal["high", "normal", "low"] = "normal"
     output_expires_after_s: int | None = None
-    closing: Literal["completed", "expired", "cancelled", "failed"] | None = None
+    closing: Closing | None = None
 
     @property
     def is_final(self) -> bool:
@@ -155,8 +158,8 @@ class BatchRecord(BatchObject):
         return self.status in FINAL_STATUSES
 
 
-class Page(_Object):
-    """A part of a list, in OpenAI's form."""
+class Page(_ApiObject):
+    """A page of a list, in OpenAI's form."""
 
     object: Literal["list"] = "list"
     data: tuple[Any, ...]
@@ -166,7 +169,7 @@ class Page(_Object):
 
 
 def page(found: Sequence[FileObject | BatchObject], limit: int) -> Page:
-    """Return a page of what was found; one more than `limit` says that there is more."""
+    """Return a page of up to `limit` objects; if more were found, the page says so."""
     data = tuple(found[:limit])
     return Page(
         data=data,
@@ -174,3 +177,16 @@ def page(found: Sequence[FileObject | BatchObject], limit: int) -> Page:
         last_id=data[-1].id if data else None,
         has_more=len(found) > limit,
     )
+
+
+def with_cancelling_status(record: BatchRecord) -> BatchRecord:
+    """Return a batch as clients see it: a cancelled one is cancelling until it has stopped."""
+    if record.cancelling_at and record.status in ("validating", "in_progress"):
+        return record.model_copy(update={"status": "cancelling"})
+    return record
+
+
+def public_fields(record: FileRecord | BatchRecord) -> dict[str, Any]:
+    """Return the fields of a record that clients may see."""
+    kind = FileObject if isinstance(record, FileRecord) else BatchObject
+    return record.model_dump(include=set(kind.model_fields))

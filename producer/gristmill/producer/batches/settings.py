@@ -9,7 +9,7 @@ from gristmill.shared.settings import QueueSettings
 
 
 class BatchSettings(QueueSettings):
-    """Where files lie, and what bounds a batch."""
+    """Storage, limits and TTLs of files and batches."""
 
     storage_url: Annotated[
         str,

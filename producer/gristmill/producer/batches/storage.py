@@ -1,7 +1,7 @@
-"""Where files lie: a folder, or whatever fsspec reaches by URL (S3, GCS, Azure, ...).
+"""The storage of files: a folder, or a URL that fsspec knows (S3, GCS, Azure, ...).
 
-An object is written whole under a name that nothing else has, and never changed: whoever reads it
-by the name in a record sees all of it, on any kind of storage.
+Each object has a name of its own and never changes once it is written. Records name only objects
+that are complete. So a reader that finds a name in a record sees the whole object, on any storage.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,13 +16,14 @@ from gristmill.shared.errors import SettingsError
 from gristmill.shared.install import install_hint
 
 BLOCK_BYTES = 8 * 2**20
-"""What is fetched or sent at a time; S3 takes no less than 5 MiB for a part."""
+"""Bytes of one transfer; S3 takes parts of 5 MiB or more."""
 
 COPY_BYTES = 2**20
+"""Bytes that a copy holds in memory at a time."""
 
 
 def unusable(url: str, error: Exception) -> str:
-    """Return what to tell an operator whose storage failed."""
+    """Return the message for an operator whose storage failed."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return (
         f"the storage {url} cannot be used ({reason}); check that it is there and may be written, for S3 AWS_* and"
@@ -34,11 +35,11 @@ class Storage:
     """Objects under one root.
 
     Args:
-        url: A folder, or a URL such as `s3://bucket/folder`; how to log in to a store is told by
-            its own variables (`AWS_ACCESS_KEY_ID`, ...) or fsspec's (`FSSPEC_S3_ENDPOINT_URL`, ...).
+        url: A folder, or a URL such as `s3://bucket/folder`. Credentials come from the store's own
+            variables (`AWS_ACCESS_KEY_ID`, ...) or fsspec's (`FSSPEC_S3_ENDPOINT_URL`, ...).
 
     Raises:
-        SettingsError: Nothing here can reach such a URL.
+        SettingsError: No installed package knows such a URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -52,10 +53,10 @@ class Storage:
         self._is_local = isinstance(self._fs, LocalFileSystem)
 
     def check(self) -> None:
-        """Write and delete a small object.
+        """Write and delete a small object, to find a wrong setting early.
 
         Raises:
-            SettingsError: That did not work.
+            SettingsError: The storage cannot be written.
         """
         path = self.new_path("files", "probe")
         try:
@@ -66,15 +67,15 @@ class Storage:
 
     @staticmethod
     def new_path(folder: str, name: str) -> str:
-        """Return a path that nothing else has."""
+        """Return a path that no other object has."""
         return f"{folder}/{name}.{uuid4().hex}"
 
     def open(self, path: str, offset: int = 0) -> BinaryIO:
         """Open an object for reading.
 
         Args:
-            path: Of the object, below the root.
-            offset: Where to begin, in bytes.
+            path: Path of the object below the root.
+            offset: Byte at which the reader begins.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -84,7 +85,7 @@ class Storage:
         return cast(BinaryIO, BufferedReader(cast(Any, stream), COPY_BYTES))
 
     def create(self, path: str) -> BinaryIO:
-        """Open a new object for writing; it is there when it is closed."""
+        """Open a new object for writing; readers find it once it is closed."""
         if self._is_local:
             self._fs.makedirs(
                 self._fs._parent(self._full(path)), exist_ok=True
@@ -92,7 +93,7 @@ class Storage:
         return cast(BinaryIO, self._open(path, "wb"))
 
     def chunks(self, path: str, offset: int = 0) -> Iterator[bytes]:
-        """Yield an object's bytes from an offset on, a piece at a time."""
+        """Yield an object's bytes from an offset on, in pieces of `COPY_BYTES`."""
         with self.open(path, offset) as stream:
             while chunk := stream.read(COPY_BYTES):
                 yield chunk
@@ -107,21 +108,21 @@ class Storage:
             raise
 
     def delete(self, path: str) -> None:
-        """Delete an object; one that is gone already is no error."""
+        """Delete an object; a missing one is no error."""
         try:
             self._fs.rm_file(self._full(path))
         except FileNotFoundError:
             return
 
     def delete_folder(self, folder: str) -> None:
-        """Delete all objects of a folder; one that is gone already is no error."""
+        """Delete all objects of a folder; a missing folder is no error."""
         try:
             self._fs.rm(self._full(folder), recursive=True)
         except FileNotFoundError:
             return
 
     def keep_only(self, folder: str, paths: Collection[str]) -> None:
-        """Delete all objects of a folder but these."""
+        """Delete all objects of a folder except these."""
         prefix = self._full(folder)
         try:
             found = self._fs.ls(prefix, detail=False)

@@ -103,7 +103,7 @@ def create(
     if output and not output.parent.is_dir():
         raise click.UsageError(f"-o {output}: there is no folder {output.parent}; make it first")
     options |= {"mode": "lenient" if lenient else "strict", "metadata": _pairs(metadata)}
-    from gristmill.producer.batches import check_apart
+    from gristmill.producer.batches.submit_run import check_apart
     from gristmill.producer.commands.batches import Session
 
     if output:

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import click
 import fsspec
 
-from gristmill.producer.batches.objects import BatchRecord
-from gristmill.producer.batches.service import Batches, check_endpoint, public, window_s
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_spec import BatchSpec, check_endpoint, window_s
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.objects import BatchRecord, public_fields
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
 from gristmill.producer.batches.upload import Upload
@@ -77,7 +79,7 @@ class Session:
         page = self._run(lambda batches: batches.batches(self._tenant, limit=limit))
         for record in page.data:
             if as_json:
-                print_json(public(record))
+                print_json(public_fields(record))
             else:
                 click.echo(f"{record.id}  {record.status:<11}  {_counts(record)}")
 
@@ -88,7 +90,7 @@ class Session:
     def show(self, record: BatchRecord, *, as_json: bool, brief: bool = False) -> None:
         """Print a batch: JSON, its id alone, or a few lines for people."""
         if as_json:
-            print_json(public(record))
+            print_json(public_fields(record))
         elif brief:
             click.echo(record.id)
             say(f"batch created; watch it with: gristmill batch show {record.id} --wait")
@@ -106,7 +108,7 @@ class Session:
         storage = Storage(self._settings.storage_url)
 
         async def on_open_queue(queue: Queue) -> T:
-            return await work(Batches(queue, storage, self._settings))
+            return await work(Batches(BatchStore(queue, storage, self._settings)))
 
         try:
             return on_queue(self._settings, on_open_queue)
@@ -119,12 +121,13 @@ class Session:
         window_s(options["completion_window"])  # before the file is copied
         if options["endpoint"]:
             check_endpoint(options["endpoint"])
-        async with batches.files.upload(self._tenant) as upload:
+        async with Upload(batches.files, self._tenant) as upload:
             first = _copy(source, upload)
             file = await upload.finish(Path(source).name)
         try:
             options["endpoint"] = options["endpoint"] or self._endpoint_of(first)
-            return await batches.create(self._tenant, input_file_id=file.id, **options)
+            spec = BatchSpec(input_file_id=file.id, **options)
+            return await batches.create(self._tenant, spec)
         except GristmillError:
             await batches.files.delete(self._tenant, file.id)
             raise
@@ -171,12 +174,12 @@ class Session:
 
     async def _tell_problem(self, batches: Batches, batch_id: str, told: str) -> str:
         """Say what holds a batch up, unless it was told before; returns what it is."""
-        state = await batches.registry.state(batch_id, self._tenant)
+        state = await batches.store.records.state(batch_id, self._tenant)
         problem = state.problem and f"a steward failed and will try again: {state.problem}"
-        if not state.runs:
+        if not state.num_slices:
             problem = "no steward has taken the batch up yet; start one: gristmill steward"
         elif state.record.status == "in_progress":
-            workers = (await batches.queue.stats()).workers
+            workers = (await batches.store.queue.stats()).workers
             problem = problem or absence(self._settings.queue, workers) or ""
         if problem and problem != told:
             say(problem)

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
 
-from gristmill.producer.batches import BadLine, BatchInput, bad_line_row, result_row
+from gristmill.producer.batches.rows import BadLine, bad_line_row, result_row
+from gristmill.producer.batches.submit_run import InputFile
 from gristmill.producer.client import Client
 from gristmill.producer.commands.progress import Display, Tally, display
 from gristmill.producer.commands.session import absence
@@ -38,7 +39,7 @@ class Collection:
         self,
         client: Client,
         *,
-        batch_input: BatchInput,
+        batch_input: InputFile,
         run: str,
         write: Callable[[bytes], object],
         tally: Tally,
@@ -110,7 +111,7 @@ class Collection:
         return states
 
 
-async def submit_only(client: Client, batch_input: BatchInput, total: int) -> int:
+async def submit_only(client: Client, batch_input: InputFile, total: int) -> int:
     """Submit every good line and wait for none; returns how many.
 
     Args:

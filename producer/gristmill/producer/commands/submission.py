@@ -12,13 +12,13 @@ from pathlib import Path
 import click
 from ulid import ULID
 
-from gristmill.producer.batches import (
-    BatchInput,
-    LineReader,
-    Output,
-    Report,
-    Run,
-    Written,
+from gristmill.producer.batches.rows import LineReader
+from gristmill.producer.batches.submit_run import (
+    InputFile,
+    InputReport,
+    OutputFile,
+    RunRecord,
+    WrittenRows,
     fingerprint,
 )
 from gristmill.producer.commands.collect import Collection, submit_only
@@ -58,7 +58,7 @@ class Submission:
         self._fleet = on_queue(self._settings, self._look)
         if self._options.output is None:
             return self._execute(None)
-        with Output(self._options.output) as output:
+        with OutputFile(self._options.output) as output:
             return self._execute(output)
 
     async def _look(self, queue: Queue) -> Fleet:
@@ -69,14 +69,16 @@ class Submission:
             say(problem)
         return await read_fleet(queue)
 
-    def _execute(self, output: Output | None) -> int:
+    def _execute(self, output: OutputFile | None) -> int:
         run, is_resume = self._run(output)
         batch_input = self._input(run.run, is_new=not (is_resume or self._options.run))
         report = batch_input.check()
         _refuse_bad_lines(report, self._options)
         resumed = ", resumed" if is_resume else ""
         say(f"run {run.run}: {report.num_lines:,} requests, queue {run.queue}{resumed}")
-        with _hint(again(sys.argv[1:], run.run, has_output=output is not None), self._options):
+        with _hint(
+            resume_command(sys.argv[1:], run.run, has_output=output is not None), self._options
+        ):
             if not self._options.wait:
                 return self._submit_only(batch_input, report, run)
             if output is None:
@@ -84,11 +86,11 @@ class Submission:
             written = self._begin(output, run, report, is_resume)
             return self._collect(batch_input, report, run, output.append, written)
 
-    def _run(self, output: Output | None) -> tuple[Run, bool]:
+    def _run(self, output: OutputFile | None) -> tuple[RunRecord, bool]:
         """Return the run and whether it began earlier, in which case it must be the same."""
         input_bytes, input_digest = fingerprint(self._path)
         endpoint = {"endpoint": self._options.endpoint} if self._options.endpoint else {}
-        now = Run(
+        now = RunRecord(
             run=self._options.run or str(ULID()),
             queue=self._settings.queue,
             input_bytes=input_bytes,
@@ -101,7 +103,7 @@ class Submission:
         earlier.check_same(now if self._options.run else replace(now, run=earlier.run))
         return earlier, True
 
-    def _input(self, run: str, *, is_new: bool) -> BatchInput:
+    def _input(self, run: str, *, is_new: bool) -> InputFile:
         """Return the input; of a run that goes on, lines may be done whatever is served now."""
         reader = LineReader(
             run,
@@ -110,9 +112,11 @@ class Submission:
             defaults=self._options.fields,
             fleet=self._fleet if is_new and self._settings.check_models else None,
         )
-        return BatchInput(self._path, reader)
+        return InputFile(self._path, reader)
 
-    def _begin(self, output: Output, run: Run, report: Report, is_resume: bool) -> Written:
+    def _begin(
+        self, output: OutputFile, run: RunRecord, report: InputReport, is_resume: bool
+    ) -> WrittenRows:
         if not is_resume:
             output.begin(run)
         written = output.keep_whole_rows(run.run, report.num_lines)
@@ -120,7 +124,7 @@ class Submission:
             say(f"{written.num_finished:,} rows are there already ({written.num_failed:,} failed)")
         return written
 
-    def _submit_only(self, batch_input: BatchInput, report: Report, run: Run) -> int:
+    def _submit_only(self, batch_input: InputFile, report: InputReport, run: RunRecord) -> int:
         num_submitted = on_client(
             self._settings, lambda client: submit_only(client, batch_input, report.num_lines)
         )
@@ -129,17 +133,17 @@ class Submission:
             print_json({"run": run.run, "queue": run.queue} | facts)
         else:
             click.echo(run.run)
-        command = again(sys.argv[1:], run.run, has_output=False, is_collecting=True)
+        command = resume_command(sys.argv[1:], run.run, has_output=False, is_collecting=True)
         say(f"submitted {num_submitted:,}; collect the results with: {command}")
         return 1 if report.num_bad else 0
 
     def _collect(
         self,
-        batch_input: BatchInput,
-        report: Report,
-        run: Run,
+        batch_input: InputFile,
+        report: InputReport,
+        run: RunRecord,
         write: Callable[[bytes], object],
-        written: Written | None,
+        written: WrittenRows | None,
     ) -> int:
         num_finished, num_failed = (written.num_finished, written.num_failed) if written else (0, 0)
         tally = Tally(
@@ -160,7 +164,7 @@ class Submission:
         self._summarise(run, tally)
         return 1 if tally.num_failed else 0
 
-    def _summarise(self, run: Run, tally: Tally) -> None:
+    def _summarise(self, run: RunRecord, tally: Tally) -> None:
         elapsed_s = tally.elapsed_s(time.monotonic())
         if self._options.as_json:
             print_json(
@@ -190,7 +194,7 @@ def _write_to_stdout(row: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _refuse_bad_lines(report: Report, options: Options) -> None:
+def _refuse_bad_lines(report: InputReport, options: Options) -> None:
     if report.num_lines == 0:
         raise InvalidRequest(f"{options.source} has no requests; write one JSON object a line")
     if report.num_bad == 0:
@@ -218,7 +222,7 @@ def _hint(command: str, options: Options) -> Iterator[None]:
         raise
 
 
-def again(
+def resume_command(
     arguments: Sequence[str], run: str, *, has_output: bool, is_collecting: bool = False
 ) -> str:
     """Return the command that goes on with a run.

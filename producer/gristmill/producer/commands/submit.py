@@ -115,16 +115,15 @@ def _check_options(options: Options) -> None:
             f"--run {options.run!r} is not allowed; use 1 to 100 letters, digits, '.', '_' or '-'"
         )
     if options.output is not None:
-        from gristmill.producer.batches import Run, check_apart
+        from gristmill.producer.batches.submit_run import RunRecord, check_apart
 
-        check_apart(options.source, options.output, Run.beside(options.output))
+        check_apart(options.source, options.output, RunRecord.beside(options.output))
     _check_fields(options)
 
 
 def _check_fields(options: Options) -> None:
     """Read a line with them: what no line may have is refused once, not with each line."""
-    from gristmill.producer.batches import BadLine, LineReader
-    from gristmill.producer.batches.lines import Line
+    from gristmill.producer.batches.rows import BadLine, Line, LineReader
     from gristmill.shared.request import COMPLETIONS
 
     endpoint = COMPLETIONS if options.endpoint is None else options.endpoint

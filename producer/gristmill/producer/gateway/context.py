@@ -12,7 +12,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.client import Client
 from gristmill.producer.gateway.authentication import ANONYMOUS, Authenticator
@@ -67,7 +68,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             settings=settings,
             queue=queue,
             client=client,
-            batches=Batches(queue, Storage(settings.storage_url), settings),
+            batches=Batches(BatchStore(queue, Storage(settings.storage_url), settings)),
             authenticator=Authenticator(Tenants(queue), is_open=settings.is_open),
             tenant_limits=TenantLimits(queue),
             media=media,

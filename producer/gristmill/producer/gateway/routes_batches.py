@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.objects import BatchObject, Mode, Order
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
 from gristmill.producer.gateway.redis_retry import retry_redis
@@ -61,12 +62,11 @@ async def create(
 ) -> object:
     """Run every line of a file as one request. The gateway does not retry: a repeat would make a second batch."""
     expires = new.output_expires_after
-    made = await gateway.batches.create(
-        tenant.name,
+    spec = BatchSpec(
         **new.model_dump(exclude={"output_expires_after"}),
         output_expires_after_s=expires.seconds if expires else None,
-        max_active=tenant.max_batches,
     )
+    made = await gateway.batches.create(tenant.name, spec, max_open=tenant.max_batches)
     request.state.call.facts["batch"] = made.id
     return made
 
@@ -100,7 +100,7 @@ async def retry(
 ) -> object:
     """Run the failed lines of a batch that has ended, as a new batch."""
     limit = tenant.max_batches
-    made = await gateway.batches.retry_failed(tenant.name, batch_id, max_active=limit)
+    made = await gateway.batches.retry_failed(tenant.name, batch_id, max_open=limit)
     request.state.call.facts["batch"] = made.id
     return made
 

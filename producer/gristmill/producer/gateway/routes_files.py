@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from gristmill.producer.batches.objects import FileObject, Purpose
+from gristmill.producer.batches.upload import Upload
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
 from gristmill.producer.gateway.http_errors import too_large
 from gristmill.producer.gateway.redis_retry import retry_redis
@@ -49,7 +50,7 @@ async def upload(request: Request, gateway: CurrentGateway, tenant: CallingTenan
     max_bytes = gateway.settings.max_file_bytes + FORM_BYTES
     if int(request.headers.get("content-length", 0)) > max_bytes:
         raise too_large("the file", gateway.settings.max_file_bytes, "GRISTMILL_MAX_FILE_BYTES")
-    async with gateway.batches.files.upload(tenant.name) as upload:
+    async with Upload(gateway.batches.files, tenant.name) as upload:
         form = UploadForm(request.headers.get("content-type", ""), upload.write)
         await _receive(form, request, max_bytes)
         file = await upload.finish(*form.finished())

@@ -10,7 +10,7 @@ from streaming_form_data import ParseFailedException, StreamingFormDataParser
 from streaming_form_data.targets import BaseTarget, ValueTarget
 from streaming_form_data.validators import MaxSizeValidator, ValidationError
 
-from gristmill.producer.batches.files import PURPOSES
+from gristmill.producer.batches.stored_files import PURPOSES
 from gristmill.producer.gateway.http_errors import ApiError
 
 MAX_FIELD_BYTES, MAX_NAME_CHARS = 1024, 255

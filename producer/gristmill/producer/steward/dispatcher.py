@@ -12,7 +12,7 @@ from collections.abc import Callable
 import structlog
 from redis.exceptions import RedisError
 
-from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.steward.rq_queue import JobQueue, batch_of, is_webhook
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.time_slice import TimeSlice
@@ -72,12 +72,12 @@ class Dispatcher:
         asyncio.run(self._dispatch())
 
     async def _dispatch(self) -> None:
-        async with Batches.from_settings(self._settings) as batches:
+        async with BatchStore.from_settings(self._settings) as store:
             while not self._time_slice.is_stopping:
                 self.last_look_s = time.monotonic()
                 try:
-                    await self._look(batches)
-                    await self._wait_for_bell(batches)
+                    await self._look(store)
+                    await self._wait_for_bell(store)
                 except (RedisError, OSError) as error:
                     self._on_wait(error)
                     await asyncio.sleep(BELL_S)
@@ -86,7 +86,7 @@ class Dispatcher:
                     await asyncio.sleep(BELL_S)
             self._jobs.close()
 
-    async def _look(self, batches: Batches) -> None:
+    async def _look(self, store: BatchStore) -> None:
         """Enqueue the jobs that are due now. RQ's calls block the event loop, which runs nothing else."""
         self._jobs.sweep(self._settings.sweep_interval_s)
         waiting = self._jobs.waiting()
@@ -94,22 +94,22 @@ class Dispatcher:
             self._jobs.enqueue_retry()
         self._time_slice.num_waiting = len(waiting)
         if len(waiting) < MAX_WAITING:
-            await self._enqueue_due(batches, waiting)
+            await self._enqueue_due(store, waiting)
 
-    async def _enqueue_due(self, batches: Batches, waiting: list[str]) -> None:
+    async def _enqueue_due(self, store: BatchStore, waiting: list[str]) -> None:
         has_job = {batch_of(job_id) for job_id in waiting}
         has_webhook = any(map(is_webhook, waiting))
-        for work in await batches.registry.due(2 * MAX_WAITING):
+        for work in await store.due.due(2 * MAX_WAITING):
             if work.phase != "announce":
                 if work.batch not in has_job:
-                    self._jobs.work_on(work.batch, work.phase, work.runs)
+                    self._jobs.work_on(work.batch, work.phase, work.num_slices)
             elif has_webhook:
-                await batches.registry.wake(work.batch, WEBHOOK_WAIT_S)
+                await store.due.wake(work.batch, WEBHOOK_WAIT_S)
             else:
                 has_webhook = True
-                await batches.registry.wake(work.batch, ANNOUNCE_LOOK_S)
+                await store.due.wake(work.batch, ANNOUNCE_LOOK_S)
                 self._jobs.announce(work.batch)
 
-    async def _wait_for_bell(self, batches: Batches) -> None:
-        queue = batches.queue
+    async def _wait_for_bell(self, store: BatchStore) -> None:
+        queue = store.queue
         await queue.redis.blpop([queue.keys.steward_bell], timeout=BELL_S)

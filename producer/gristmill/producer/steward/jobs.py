@@ -2,10 +2,9 @@
 
 import structlog
 
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.objects import BatchRecord
-from gristmill.producer.batches.service import Batches
-from gristmill.producer.batches.sweep import sweep
 from gristmill.producer.steward.job_registry import JobCall, JobRegistry, TryAgain
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.time_slice import TimeSlice
@@ -23,7 +22,7 @@ def steward_jobs(settings: StewardSettings) -> JobRegistry:
     functions = {
         # one function under three names, which `rq info` shows
         "validate": jobs.advance,
-        "feed": jobs.advance,
+        "execute": jobs.advance,
         "finalize": jobs.advance,
         "announce": jobs.announce,
         "sweep": jobs.sweep,
@@ -46,13 +45,13 @@ class Jobs:
 
     async def advance(self, call: JobCall) -> None:
         """Work on a batch for one time slice."""
-        async with Batches.from_settings(self._settings) as batches:
-            await advance(batches, call.batch, self._time_slice.may_go_on)
+        async with BatchStore.from_settings(self._settings) as store:
+            await advance(store, call.batch, self._time_slice.may_go_on)
 
     async def sweep(self, call: JobCall) -> None:
         """Delete expired files."""
-        async with Batches.from_settings(self._settings) as batches:
-            await sweep(batches)
+        async with BatchStore.from_settings(self._settings) as store:
+            await store.files.delete_expired()
 
     async def announce(self, call: JobCall) -> None:
         """Call the tenant's webhook for a batch that has ended, unless it has been delivered.
@@ -60,17 +59,17 @@ class Jobs:
         Raises:
             TryAgain: The receiver did not accept the event.
         """
-        async with Batches.from_settings(self._settings) as batches:
+        async with BatchStore.from_settings(self._settings) as store:
             try:
-                state = await batches.registry.state(call.batch)
+                state = await store.records.state(call.batch)
             except NotFound:
                 return
             if state.phase == "announce":
-                await self._deliver(batches, state.record, call)
-                await batches.registry.mark_announced(call.batch)
+                await self._deliver(store, state.record, call)
+                await store.records.mark_announced(call.batch)
 
-    async def _deliver(self, batches: Batches, record: BatchRecord, call: JobCall) -> None:
-        tenant = await Tenants(batches.queue).get(record.tenant)
+    async def _deliver(self, store: BatchStore, record: BatchRecord, call: JobCall) -> None:
+        tenant = await Tenants(store.queue).get(record.tenant)
         if tenant is None or not tenant.webhook_url or not tenant.webhook_secret:
             return
         event = Event.of(record)

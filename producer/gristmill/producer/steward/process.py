@@ -12,7 +12,7 @@ from types import FrameType
 import structlog
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
-from gristmill.producer.batches.service import Batches
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.steward.dispatcher import Dispatcher
 from gristmill.producer.steward.job_registry import JobRegistry
@@ -111,8 +111,8 @@ class Steward:
                 return
 
     async def _ping_queue(self) -> None:
-        async with Batches.from_settings(self._settings) as batches:
-            await batches.queue.redis.ping()
+        async with BatchStore.from_settings(self._settings) as store:
+            await store.queue.redis.ping()
 
     def _work(self) -> None:
         """Run RQ's worker until a signal stops it or Redis does not answer."""

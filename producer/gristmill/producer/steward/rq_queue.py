@@ -69,18 +69,18 @@ class JobQueue:
         """Return the ids of the jobs that wait for a worker."""
         return self._queue.get_job_ids()
 
-    def work_on(self, batch: str, phase: str, runs: int) -> None:
+    def work_on(self, batch: str, phase: str, num_slices: int) -> None:
         """Enqueue the next time slice of a batch, unless it is enqueued.
 
         Args:
             batch: Id of the batch.
-            phase: validate, feed or finalize.
-            runs: Number of the slice: how often a steward has taken the batch up.
+            phase: validate, execute or finalize.
+            num_slices: Time slices of the batch that stewards began so far.
         """
         # The minute makes a new id: RQ may lose a job before a steward takes the batch up.
         minute = int(time.time() // 60)
         timeout_s = LONG_JOB_TIMEOUT_S if phase in LONG_PHASES else JOB_TIMEOUT_S
-        self._enqueue(phase, f"{phase}-{batch}-{runs}-{minute}", batch, job_timeout=timeout_s)
+        self._enqueue(phase, f"{phase}-{batch}-{num_slices}-{minute}", batch, job_timeout=timeout_s)
 
     def announce(self, batch: str) -> None:
         """Enqueue the webhook of a batch, unless it is enqueued. RQ repeats it."""

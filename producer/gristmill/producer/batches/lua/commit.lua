@@ -1,16 +1,16 @@
--- commit: write what a steward has done for a batch, all of it or nothing.
+-- commit: write what a steward has done for a batch, in one step.
 --
 -- KEYS[1]  prefix
--- ARGV     batch, token of the lease, number of this commit, tenant, record (JSON), progress (JSON),
+-- ARGV     batch, token of the lease, number of this commit, tenant, record (JSON), checkpoint (JSON),
 --          ttl_s (0 while the batch has not ended), number of parts, parts (JSON)...,
 --          then for each new file: id, record (JSON), expires_at (seconds)
--- Returns  1, or 0 if the lease is no longer this steward's: then nothing was written; the same
---          commit sent again is 1 and changes nothing
--- Keeps    one row a line: what was read, what was written and what is next change together, and
---          only by the one who holds the lease
+-- Returns  1, or 0 if another steward has the lease: then nothing was written. The same commit sent
+--          again returns 1 and changes nothing
+-- Keeps    one row a line: rows, counts and checkpoint change together, and only the holder of the
+--          lease changes them
 
 local prefix, call = KEYS[1], redis.call
-local batch, token, number, tenant, record, progress, ttl_s, num_parts = unpack(ARGV, 1, 8)
+local batch, token, number, tenant, record, checkpoint, ttl_s, num_parts = unpack(ARGV, 1, 8)
 local info_key, parts_key = prefix .. "batchinfo:" .. batch, prefix .. "batchparts:" .. batch
 
 local name = number .. "|" .. token -- another steward's commit of the same number is not this one
@@ -20,7 +20,7 @@ end
 if call("GET", prefix .. "batchlease:" .. batch) ~= token then
   return 0
 end
-call("HSET", info_key, "commit", name, "record", record, "progress", progress)
+call("HSET", info_key, "commit", name, "record", record, "checkpoint", checkpoint)
 call("HDEL", info_key, "failures", "problem")
 local first_file = 9 + num_parts
 for i = 9, first_file - 1 do
@@ -31,8 +31,8 @@ for i = first_file, #ARGV, 3 do
   call("ZADD", prefix .. "files:" .. tenant, 0, ARGV[i])
   call("ZADD", prefix .. "files_expiring", ARGV[i + 2], ARGV[i])
 end
-local time = call("TIME") -- behind the others that are due
-call("ZADD", prefix .. "batches_active", time[1] .. "000", batch)
+local time = call("TIME") -- behind the batches that are due already
+call("ZADD", prefix .. "batches_due", time[1] .. "000", batch)
 if tonumber(ttl_s) > 0 then
   call("SREM", prefix .. "batches_open:" .. tenant, batch)
   call("EXPIRE", info_key, ttl_s)

@@ -1,16 +1,21 @@
--- create: list a new batch and give it to the stewards.
+-- create: list a new batch and make it due.
 --
 -- KEYS[1]  prefix
--- ARGV     batch, tenant, record (JSON), most batches of this tenant that may be unfinished (0: any)
--- Returns  1, or 0 if the tenant is at that limit; the same batch again is 1
+-- ARGV     batch, tenant, record (JSON), most batches of the tenant that have not ended (0: no limit)
+-- Returns  1, or 0 if the tenant is at that limit; the same batch again returns 1
 --
---   batchinfo:<batch>    HASH  record and progress (JSON), runs, and what is told to it from outside:
---                              cancelling_at, announced_at (seconds); after a failed step, until the next
---                              commit: failures (how many), problem (the last one)
---   batches:<tenant>     ZSET  ids of its batches, all scores 0
---   batches_open:<tenant> SET  those that have not ended
---   batches_active       ZSET  batches that a steward has work on -> ms at which it is due
---   steward_bell         LIST  a few tokens that wake stewards
+--   batchinfo:<batch>     HASH    fields of commit.lua: record, checkpoint (JSON), commit ("number|token");
+--                                 slices (begun so far); cancelling_at, announced_at (seconds);
+--                                 after a failed slice, until the next commit: failures (a count), problem
+--   batchparts:<batch>    LIST    committed parts of its output (JSON)
+--   batchlease:<batch>    STRING  token of the steward that works on it; with a TTL
+--   batches:<tenant>      ZSET    ids of the tenant's batches, all scores 0
+--   batches_open:<tenant> SET     those of them that have not ended
+--   batches_due           ZSET    batches with a next step -> ms at which it is due
+--   steward_bell          LIST    a few tokens that wake stewards
+--   file:<file>           STRING  record of a file (JSON)
+--   files:<tenant>        ZSET    ids of the tenant's files, all scores 0
+--   files_expiring        ZSET    ids of files -> second at which the file is deleted
 
 local prefix, call = KEYS[1], redis.call
 local batch, tenant, record, max_open = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -21,7 +26,7 @@ end
 call("HSETNX", prefix .. "batchinfo:" .. batch, "record", record)
 call("ZADD", prefix .. "batches:" .. tenant, 0, batch)
 call("SADD", prefix .. "batches_open:" .. tenant, batch)
-call("ZADD", prefix .. "batches_active", "NX", 0, batch)
+call("ZADD", prefix .. "batches_due", "NX", 0, batch)
 call("LPUSH", prefix .. "steward_bell", "1")
 call("LTRIM", prefix .. "steward_bell", 0, 3)
 return 1

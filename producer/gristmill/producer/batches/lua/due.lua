@@ -1,14 +1,14 @@
--- due: batches that are due and that nobody works on, longest due first.
+-- due: return the batches that are due and that no steward holds, longest due first.
 --
 -- KEYS[1]  prefix
--- ARGV     limit: how many to look at
+-- ARGV     limit: how many due batches to look at
 -- Returns  their ids
 
 local prefix, call = KEYS[1], redis.call
 local time = call("TIME")
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local free = {}
-for _, batch in ipairs(call("ZRANGE", prefix .. "batches_active", "-inf", now_ms, "BYSCORE", "LIMIT", 0, ARGV[1])) do
+for _, batch in ipairs(call("ZRANGE", prefix .. "batches_due", "-inf", now_ms, "BYSCORE", "LIMIT", 0, ARGV[1])) do
   if call("EXISTS", prefix .. "batchlease:" .. batch) == 0 then
     free[#free + 1] = batch
   end

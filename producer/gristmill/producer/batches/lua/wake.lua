@@ -1,4 +1,4 @@
--- wake: make a batch due, and ring for a steward if that is now.
+-- wake: make a batch due after a delay; without a delay, also wake a steward.
 --
 -- KEYS[1]  prefix
 -- ARGV     batch, delay_ms from now
@@ -7,7 +7,7 @@
 local prefix, call = KEYS[1], redis.call
 local time = call("TIME")
 local due_ms = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[2])
-call("ZADD", prefix .. "batches_active", string.format("%.0f", due_ms), ARGV[1])
+call("ZADD", prefix .. "batches_due", string.format("%.0f", due_ms), ARGV[1])
 if ARGV[2] == "0" then
   call("LPUSH", prefix .. "steward_bell", "1")
   call("LTRIM", prefix .. "steward_bell", 0, 3)

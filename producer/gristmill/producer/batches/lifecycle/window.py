@@ -1,4 +1,4 @@
-"""How much of a batch is in Redis, and how often its rows are written: pure functions."""
+"""Pure rules: how much of a batch is in Redis, and how often its rows are written."""
 
 QUEUED_AHEAD_S = 15.0
 MIN_QUEUED_AHEAD = 1024
@@ -16,16 +16,16 @@ def room(
 ) -> int:
     """Return how many more requests of a batch may go into the queue.
 
-    The window holds what the workers hold, and ahead of them what they finish in `QUEUED_AHEAD_S`: so
-    they never run dry, and a slow model does not fill Redis.
+    The window holds the requests that the workers hold, and those that they finish in the next
+    `QUEUED_AHEAD_S`. So the workers never run dry, and a slow model does not fill Redis.
 
     Args:
-        num_outstanding: Requests of the batch that are in the queue or not yet written.
+        num_outstanding: Requests of the batch that are in the queue or have no committed row.
         outstanding_bytes: Bytes of their lines.
-        num_in_flight: What all workers of the queue hold.
-        finished_per_s: How fast this batch goes.
+        num_in_flight: Requests that all workers of the queue hold.
+        finished_per_s: Requests of this batch that finish per second.
         max_requests: Largest window.
-        max_bytes: Bytes after which no more go in.
+        max_bytes: Bytes of lines after which the window is full.
     """
     if outstanding_bytes >= max_bytes:
         return 0
@@ -34,9 +34,9 @@ def room(
 
 
 def commit_interval_s(age_s: float) -> float:
-    """Return how long rows may wait to be written.
+    """Return the longest time that rows may wait for a commit, in seconds.
 
     Args:
-        age_s: How long the batch runs; a long one is written in fewer, larger parts.
+        age_s: Seconds since the batch began; an old one is written in fewer, larger parts.
     """
     return min(max(MIN_COMMIT_S, age_s / 20), MAX_COMMIT_S)

@@ -1,4 +1,4 @@
-"""The output file of one run: rows are appended as requests finish, each exactly once."""
+"""The output of a run: it gets each row once, as the requests finish."""
 
 import contextlib
 import fcntl
@@ -12,18 +12,18 @@ from typing import Self
 import orjson
 
 from gristmill.producer.batches.rows import is_success, line_number
-from gristmill.producer.batches.run import Run
+from gristmill.producer.batches.submit_run.run_record import RunRecord
 from gristmill.shared.errors import InvalidRequest
 
 
 @dataclass(slots=True)
-class Written:
-    """What an output file holds already.
+class WrittenRows:
+    """The rows that an output file has already.
 
     Attributes:
         finished: Element n is 1 if line n of the input has its row.
-        num_finished: How many are 1.
-        num_failed: How many of those rows carry no answer, or an error.
+        num_finished: Lines that have their row.
+        num_failed: Rows among them that have an error, or no answer.
     """
 
     finished: bytearray
@@ -31,13 +31,13 @@ class Written:
     num_failed: int = 0
 
 
-class Output:
-    """An output file that this process alone appends to; each row is with the kernel at once.
+class OutputFile:
+    """An output file, locked so that only this process appends to it. Rows are not buffered.
 
-    While it is unfinished, the file `<path>.run` beside it says what a resume has to know.
+    The file `<path>.run` beside it holds the `RunRecord` that a resume needs.
 
     Args:
-        path: The file; made if it is not there.
+        path: Path of the file; it is created if it does not exist.
 
     Raises:
         InvalidRequest: Another process appends to it, it cannot be opened, or it is no regular file.
@@ -50,7 +50,7 @@ class Output:
             message = f"{path} is no regular file, so nothing could be resumed; name one, or leave -o out for stdout"
             raise InvalidRequest(message)
         self._file = _locked(path)
-        while not _is_at(path, self._file):  # the one before us has just taken its own away
+        while not _is_at(path, self._file):  # the process before us has just deleted the file
             self._file.close()
             self._file = _locked(path)
 
@@ -63,50 +63,50 @@ class Output:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        has_begun = os.fstat(self._file.fileno()).st_size or Run.beside(self._path).exists()
+        has_begun = os.fstat(self._file.fileno()).st_size or RunRecord.beside(self._path).exists()
         if self._is_new and not has_begun:
-            self._path.unlink(missing_ok=True)  # nothing is left behind that was not there before
+            self._path.unlink(missing_ok=True)  # leave no file that did not exist before
         self._file.close()
 
-    def begun_run(self, *, is_forced: bool) -> Run | None:
-        """Return the run that this output is of, finished or not, or None to begin one.
+    def begun_run(self, *, is_forced: bool) -> RunRecord | None:
+        """Return the run to which this output belongs, finished or not; None to begin a new one.
 
         Args:
-            is_forced: Begin one whatever is there.
+            is_forced: Begin a new run even if the file has rows.
 
         Raises:
-            InvalidRequest: The file holds something that nobody can resume.
+            InvalidRequest: The file is not empty and belongs to no run.
         """
         if is_forced:
             return None
-        earlier = Run.read(self._path)
+        earlier = RunRecord.read(self._path)
         if earlier is None and self._path.stat().st_size:
             message = f"{self._path} exists; name another output, or overwrite it with --force"
             raise InvalidRequest(message)
         return earlier
 
-    def begin(self, run: Run) -> None:
-        """Throw away what is there and note the run."""
+    def begin(self, run: RunRecord) -> None:
+        """Empty the file and write the record of a new run."""
         self._file.truncate(0)
         run.write(self._path)
 
     def append(self, row: bytes) -> None:
-        """Append a row, line end included."""
+        """Append a row that ends with its line end."""
         view = memoryview(row)
         while view:
             view = view[self._file.write(view) :]
 
-    def keep_whole_rows(self, run: str, num_lines: int) -> Written:
-        """Read the rows of an interrupted run; a torn last one is cut off.
+    def keep_whole_rows(self, run: str, num_lines: int) -> WrittenRows:
+        """Read the rows of an interrupted run and cut off an incomplete last row.
 
         Args:
-            run: Whose rows they must be.
+            run: Name of the run.
             num_lines: Lines of the input.
 
         Raises:
-            InvalidRequest: A row is of another run, or no row.
+            InvalidRequest: A row belongs to another run, or is no row.
         """
-        written = Written(bytearray(num_lines + 1))
+        written = WrittenRows(bytearray(num_lines + 1))
         end = 0
         with self._path.open("rb") as stream:
             for number, row in enumerate(stream, 1):
@@ -117,7 +117,7 @@ class Output:
         os.truncate(self._file.fileno(), end)
         return written
 
-    def _note(self, written: Written, number: int, row: bytes, run: str) -> None:
+    def _note(self, written: WrittenRows, number: int, row: bytes, run: str) -> None:
         try:
             fields = orjson.loads(row)
             line = line_number(fields, run)
@@ -133,17 +133,17 @@ class Output:
 
 
 def check_apart(source: str, *outputs: Path) -> None:
-    """Make sure that no output is the input itself, by whatever name.
+    """Refuse an output that is the input itself, also under another name.
 
     Args:
-        source: A path; anything else is no output.
-        outputs: What is about to be written.
+        source: Path of the input; a URL or `-` is never an output.
+        outputs: Paths that are about to be written.
 
     Raises:
-        InvalidRequest: One is.
+        InvalidRequest: One of them is the input.
     """
     for output in outputs:
-        with contextlib.suppress(OSError):  # one of them is not there
+        with contextlib.suppress(OSError):  # one of the two does not exist
             if output.samefile(source):
                 raise InvalidRequest(
                     f"{output} is the input itself, which it would overwrite; name another output"
@@ -165,7 +165,7 @@ def _locked(path: Path) -> FileIO:
 
 
 def _is_at(path: Path, file: FileIO) -> bool:
-    """Whether an open file is the one that stands at a path now."""
+    """Whether the path still leads to an open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The file `OUT.run` beside an output: what a resume has to know, and that a finished run is finished."""
+"""The file `OUT.run` beside an output: it says with which input and options the run began."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from gristmill.shared.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run of an input file.
+class RunRecord:
+    """One run of an input file. A resume must repeat all of it.
 
     Attributes:
-        run: Line n of the input is the request `<run>-<n>`.
-        queue: Where they were submitted.
+        run: Name of the run; line n of the input is the request `<run>-<n>`.
+        queue: Name of the queue that has the requests.
         input_bytes: Size of the input.
         input_digest: BLAKE2 of the input.
-        fields: The options that went into the requests.
+        fields: Options that went into the requests.
     """
 
     run: str
@@ -31,15 +31,15 @@ class Run:
 
     @staticmethod
     def beside(output: Path) -> Path:
-        """Return where the run of an output is written down."""
+        """Return the path of the record beside an output."""
         return output.with_name(output.name + ".run")
 
     @classmethod
-    def read(cls, output: Path) -> "Run | None":
-        """Read the run of an unfinished output, or None.
+    def read(cls, output: Path) -> "RunRecord | None":
+        """Return the record beside an output; None if there is none.
 
         Raises:
-            InvalidRequest: The file is not what `write` writes.
+            InvalidRequest: The file has another format than `write` gives it.
         """
         path = cls.beside(output)
         if not path.exists():
@@ -51,17 +51,20 @@ class Run:
             raise InvalidRequest(message) from None
 
     def write(self, output: Path) -> None:
-        """Write it down, whole or not at all."""
+        """Write the record beside an output, in full or not at all."""
         path = self.beside(output)
         draft = path.with_name(path.name + ".draft")
         draft.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE))
         draft.replace(path)
 
-    def check_same(self, now: "Run") -> None:
-        """Make sure that a resume does what the run began with.
+    def check_same(self, now: "RunRecord") -> None:
+        """Refuse a resume that differs from the begin of the run.
+
+        Args:
+            now: The run as the command line asks for it now.
 
         Raises:
-            InvalidRequest: The input, the queue or an option is another; the message names it.
+            InvalidRequest: The input, the queue or an option differs; the message names it.
         """
         remedy = "put it back, or start anew with --force"
         if now.run != self.run:

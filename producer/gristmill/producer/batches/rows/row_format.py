@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from gristmill.producer.batches.input import BadLine
+from gristmill.producer.batches.rows.line_reader import BadLine
 from gristmill.shared.results import Result
 
 ID_PREFIX = "batch_req_"
@@ -13,8 +13,8 @@ ID_PREFIX = "batch_req_"
 def result_row(result: Result) -> bytes:
     """Return the row of a result, with its line end.
 
-    `response` is the engine's answer, errors of HTTP included; without an answer it is null and
-    `error` says why.
+    `response` is the engine's answer, which may be an HTTP error. Without an answer `response` is
+    null, and `error` says why.
     """
     response: dict[str, Any] | None = None
     if result.status_code is not None:
@@ -26,13 +26,13 @@ def result_row(result: Result) -> bytes:
     custom_id = (result.metadata or {}).get("custom_id")
     try:
         return _row(result.id, custom_id, response, result.error)
-    except orjson.JSONEncodeError as error:  # it reads deeper nesting than it writes
+    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         message = f"the answer cannot be written: {error}"
         return _row(result.id, custom_id, None, {"code": "unreadable", "message": message})
 
 
 def bad_line_row(run: str, line: BadLine) -> bytes:
-    """Return the row of a line that is no request: the answer of 400 that a server would give it."""
+    """Return the row of a bad line: the answer with status 400 that a server would give it."""
     request_id = f"{run}-{line.number}"
     error = {
         "message": str(line), "type": "invalid_request_error", "param": None, "code": line.code,
@@ -42,7 +42,7 @@ def bad_line_row(run: str, line: BadLine) -> bytes:
 
 
 def unanswered_row(request_id: str, custom_id: str, code: str, message: str) -> bytes:
-    """Return the row of a line that never got an answer."""
+    """Return the error row of a line that got no answer."""
     return _row(request_id, custom_id, None, {"code": code, "message": message})
 
 
@@ -62,16 +62,16 @@ def _row(
 
 
 def is_success(row: dict[str, Any]) -> bool:
-    """Whether a row read back carries an answer of the engine and no error."""
+    """Whether a parsed row has an answer of the engine and no error."""
     response = row["response"]
     return row["error"] is None and response is not None and response["status_code"] < 400
 
 
 def line_number(row: dict[str, Any], run: str) -> int:
-    """Return the line of the input that a row answers.
+    """Return the input line of a parsed row.
 
     Raises:
-        ValueError: It is no row of this run.
+        ValueError: The row belongs to another run, or is no row.
     """
     prefix = f"{ID_PREFIX}{run}-"
     row_id = row["id"]
@@ -82,10 +82,10 @@ def line_number(row: dict[str, Any], run: str) -> int:
 
 
 def line_of_row(row: bytes, run: str) -> int:
-    """Return the line of the input that a row answers, without parsing the row.
+    """Return the input line of a row, without parsing the row.
 
     Raises:
-        ValueError: It is no row of this run.
+        ValueError: The row belongs to another run, or is no row.
     """
     prefix = b'{"id":"%s%s-' % (ID_PREFIX.encode(), run.encode())
     if not row.startswith(prefix):

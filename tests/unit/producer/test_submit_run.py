@@ -1,61 +1,24 @@
 import os
-from io import BytesIO, FileIO
+from io import FileIO
 from pathlib import Path
 
 import orjson
 import pytest
 
-from gristmill.producer.batches import (
-    BadLine,
-    BatchInput,
-    LineReader,
-    Output,
-    Run,
-    bad_line_row,
-    result_row,
-)
-from gristmill.producer.batches import output as output_module
-from gristmill.producer.batches.lines import lines_of
+from gristmill.producer.batches.rows import BadLine, LineReader, bad_line_row
+from gristmill.producer.batches.submit_run import InputFile, OutputFile, RunRecord, output_file
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import Request
-from gristmill.shared.results import Result
 
 
-def numbered(data: bytes, max_line_bytes: int = 100) -> list[tuple[int, bytes]]:
-    return [(line.number, line.raw) for line in lines_of(BytesIO(data), max_line_bytes)]
-
-
-@pytest.mark.parametrize(
-    ("data", "lines"),
-    [
-        (b"", []),
-        (b"a", [(1, b"a")]),
-        (b"a\nb\n", [(1, b"a"), (2, b"b")]),
-        (b"\xef\xbb\xbfa\r\nb\r\n\r\n\n  \n", [(1, b"a"), (2, b"b")]),
-        (b"\na\n\n\nb\n", [(1, b""), (2, b"a"), (3, b""), (4, b""), (5, b"b")]),
-    ],
-)
-def test_lines_are_numbered_and_only_blank_last_ones_are_dropped(
-    data: bytes, lines: list[tuple[int, bytes]]
-) -> None:
-    assert numbered(data) == lines
-
-
-@pytest.mark.parametrize("num_bytes", range(1, 30))
-def test_a_line_is_cut_only_beyond_the_limit_and_the_next_is_whole(num_bytes: int) -> None:
-    (_, first), second = numbered(b"x" * num_bytes + b"\nnext\n", max_line_bytes=10)
-    assert second == (2, b"next")
-    assert len(first) == num_bytes if num_bytes <= 10 else 10 < len(first) <= 16
-
-
-def batch_input(path: Path, *lines: object) -> BatchInput:
+def input_file(path: Path, *lines: object) -> InputFile:
     raw = [line if isinstance(line, bytes) else orjson.dumps(line) for line in lines]
     path.write_bytes(b"\n".join(raw))
-    return BatchInput(path, LineReader("run", max_request_bytes=2_048))
+    return InputFile(path, LineReader("run", max_request_bytes=2_048))
 
 
 def test_both_passes_give_the_same_ids_and_custom_ids(tmp_path: Path) -> None:
-    read = batch_input(
+    read = input_file(
         tmp_path / "in",
         {"custom_id": "a", "body": {"prompt": "1"}},
         {"id": "own", "body": {"prompt": "2"}, "metadata": {"kept": 1}},
@@ -72,15 +35,13 @@ def test_both_passes_give_the_same_ids_and_custom_ids(tmp_path: Path) -> None:
 
 
 def test_a_number_used_as_custom_id_collides_with_the_line_of_that_number(tmp_path: Path) -> None:
-    read = batch_input(
-        tmp_path / "in", {"custom_id": "2", "body": {"prompt": "1"}}, {"prompt": "2"}
-    )
+    read = input_file(tmp_path / "in", {"custom_id": "2", "body": {"prompt": "1"}}, {"prompt": "2"})
     assert read.check().duplicates == {2: 1}
 
 
 def test_a_duplicate_is_a_bad_line_in_the_second_pass_too(tmp_path: Path) -> None:
     same = {"custom_id": "a", "body": {"prompt": "1"}}
-    read = batch_input(tmp_path / "in", same, b"null", same, same)
+    read = input_file(tmp_path / "in", same, b"null", same, same)
     report = read.check()
     assert (report.num_bad, report.duplicates) == (3, {3: 1, 4: 1})
     bad = [entry for _, entry in read.entries() if isinstance(entry, BadLine)]
@@ -89,12 +50,12 @@ def test_a_duplicate_is_a_bad_line_in_the_second_pass_too(tmp_path: Path) -> Non
 
 
 def test_finished_lines_are_left_out(tmp_path: Path) -> None:
-    read = batch_input(tmp_path / "in", *[{"prompt": "a"}] * 3)
+    read = input_file(tmp_path / "in", *[{"prompt": "a"}] * 3)
     read.check()
     assert [number for number, _ in read.entries(bytearray([0, 1, 0, 1]))] == [2]
 
 
-RUN = Run(run="run", queue="q", input_bytes=1, input_digest="d", fields={"priority": "low"})
+RUN = RunRecord(run="run", queue="q", input_bytes=1, input_digest="d", fields={"priority": "low"})
 
 
 def row(number: int) -> bytes:
@@ -106,7 +67,7 @@ def test_a_torn_last_row_is_cut_off_wherever_it_was_torn(tmp_path: Path, num_tor
     path = tmp_path / "out"
     path.write_bytes(row(1) + row(2)[:-num_torn])
     RUN.write(path)
-    with Output(path) as output:
+    with OutputFile(path) as output:
         written = output.keep_whole_rows("run", 3)
         output.append(row(3))
     assert (bytes(written.finished), written.num_finished, written.num_failed) == (
@@ -131,12 +92,15 @@ def test_a_torn_last_row_is_cut_off_wherever_it_was_torn(tmp_path: Path, num_tor
 def test_a_row_of_somebody_else_stops_a_resume(tmp_path: Path, stranger: bytes) -> None:
     path = tmp_path / "out"
     path.write_bytes(row(1) + stranger)
-    with Output(path) as output, pytest.raises(InvalidRequest, match="line 2 is no row of run run"):
+    with (
+        OutputFile(path) as output,
+        pytest.raises(InvalidRequest, match="line 2 is no row of run run"),
+    ):
         output.keep_whole_rows("run", 3)
 
 
 def test_an_output_that_nothing_began_in_leaves_no_file(tmp_path: Path) -> None:
-    with Output(tmp_path / "out"):
+    with OutputFile(tmp_path / "out"):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -146,11 +110,11 @@ def test_what_was_there_before_is_never_taken_away(tmp_path: Path) -> None:
     empty, pipe = tmp_path / "empty", tmp_path / "pipe"
     empty.touch()
     os.mkfifo(pipe)
-    with Output(empty):
+    with OutputFile(empty):
         pass
     for path in (pipe, tmp_path):
         with pytest.raises(InvalidRequest, match="is no regular file"):
-            Output(path)
+            OutputFile(path)
     assert sorted(tmp_path.iterdir()) == [empty, pipe]
 
 
@@ -158,7 +122,7 @@ def test_an_output_that_the_process_before_takes_away_is_opened_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[FileIO] = []
-    locked = output_module._locked
+    locked = output_file._locked
 
     def locked_before_it_goes(path: Path) -> FileIO:
         opened.append(locked(path))
@@ -166,15 +130,15 @@ def test_an_output_that_the_process_before_takes_away_is_opened_anew(
             path.unlink()
         return opened[-1]
 
-    monkeypatch.setattr(output_module, "_locked", locked_before_it_goes)
-    with Output(tmp_path / "out") as output:
+    monkeypatch.setattr(output_file, "_locked", locked_before_it_goes)
+    with OutputFile(tmp_path / "out") as output:
         output.append(row(1))
     assert (tmp_path / "out").read_bytes() == row(1)
     assert all(file.closed for file in opened)
 
 
 def test_a_run_is_read_back_until_another_is_forced(tmp_path: Path) -> None:
-    with Output(tmp_path / "out") as output:
+    with OutputFile(tmp_path / "out") as output:
         assert output.begun_run(is_forced=False) is None
         output.begin(RUN)
         assert output.begun_run(is_forced=False) == RUN
@@ -187,7 +151,7 @@ def test_a_run_is_read_back_until_another_is_forced(tmp_path: Path) -> None:
 def test_a_run_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "out.run").write_bytes(content)
     with pytest.raises(InvalidRequest, match=r"out\.run cannot be read"):
-        Run.read(tmp_path / "out")
+        RunRecord.read(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -205,36 +169,3 @@ def test_a_resume_that_differs_says_in_what(changed: dict[str, object], message:
     with pytest.raises(InvalidRequest, match=message):
         RUN.check_same(replace(RUN, **changed))  # type: ignore[arg-type]
     RUN.check_same(replace(RUN))
-
-
-def result(**fields: object) -> Result:
-    base: dict[str, object] = {
-        "id": "run-1", "status": "succeeded", "endpoint": "/v1/completions", "attempt": 1,
-        "enqueued_ms": 1, "finished_ms": 2, "status_code": 200, "body": {"choices": []},
-        "error": None, "metadata": {"custom_id": "a"}, "worker": "w",
-    }  # fmt: skip
-    return Result(**(base | fields))  # type: ignore[arg-type]
-
-
-def test_a_row_embeds_the_body_or_says_why_there_is_none() -> None:
-    assert orjson.loads(result_row(result())) == {
-        "id": "batch_req_run-1",
-        "custom_id": "a",
-        "response": {"status_code": 200, "request_id": "run-1", "body": {"choices": []}},
-        "error": None,
-    }
-    error = {"code": "expired", "message": "too late"}
-    expired = result(status="expired", status_code=None, body=None, error=error)
-    assert orjson.loads(result_row(expired)) == {
-        "id": "batch_req_run-1",
-        "custom_id": "a",
-        "response": None,
-        "error": error,
-    }
-
-
-def test_a_row_that_cannot_be_written_is_an_error_of_that_line_alone() -> None:
-    deep = orjson.loads(b'{"a":' * 300 + b"1" + b"}" * 300)
-    row = orjson.loads(result_row(result(body=deep)))
-    assert (row["id"], row["custom_id"], row["response"]) == ("batch_req_run-1", "a", None)
-    assert row["error"]["code"] == "unreadable"

@@ -1,4 +1,4 @@
-"""The lines that validation has given their row already, in a lenient batch."""
+"""The lines of a lenient batch to which validation gave an error row: execution skips them."""
 
 from array import array
 from bisect import bisect_left
@@ -7,11 +7,11 @@ from typing import Self
 from gristmill.producer.batches.storage import Storage
 
 
-class Skipped:
-    """Numbers of lines, 8 bytes each.
+class SkippedLines:
+    """Line numbers in the storage, 8 bytes each.
 
     Args:
-        numbers: Ascending.
+        numbers: The line numbers, in ascending order.
     """
 
     def __init__(self, numbers: "array[int]") -> None:
@@ -19,7 +19,7 @@ class Skipped:
 
     @classmethod
     def read(cls, storage: Storage, path: str) -> Self:
-        """Read them from the storage; "" is none."""
+        """Read the numbers from an object; the path "" stands for no numbers."""
         numbers = array("Q")
         if path:
             numbers.frombytes(b"".join(storage.chunks(path)))

@@ -1,6 +1,6 @@
 import pytest
 
-from gristmill.producer.commands.submission import again
+from gristmill.producer.commands.submission import resume_command
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ from gristmill.producer.commands.submission import again
 def test_the_command_goes_on_with_the_run_and_repeats_no_password(
     arguments: list[str], options: dict[str, bool], command: str
 ) -> None:
-    assert again(arguments, "R", **options) == command
+    assert resume_command(arguments, "R", **options) == command

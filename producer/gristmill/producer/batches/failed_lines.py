@@ -1,4 +1,4 @@
-"""The lines of a batch that have a row in its error file."""
+"""Find the input lines of a batch that have a row in its error file."""
 
 from collections.abc import Iterator
 
@@ -14,9 +14,15 @@ PIECE_BYTES = 2**20
 def failed_lines(
     storage: Storage, source: FileRecord, errors: FileRecord, batch: str
 ) -> Iterator[bytes]:
-    """Yield these lines of the input, in the order of the input; blocks on the storage.
+    """Yield the failed lines in the order of the input; blocks on the storage.
 
-    Memory: one bit for each line of the input.
+    A long line comes in several pieces. Memory: one bit for each line of the input.
+
+    Args:
+        storage: Storage of both files.
+        source: Input of the batch.
+        errors: Error file of the batch.
+        batch: Id of the batch.
     """
     failed = bytearray()
     with storage.open(errors.path) as rows:
@@ -28,7 +34,7 @@ def failed_lines(
         number, is_begin, end = 1, True, b"\n"
         while piece := stream.readline(PIECE_BYTES):
             if number // 8 < len(failed) and failed[number // 8] >> number % 8 & 1:
-                yield named(piece, number) if is_begin and piece.endswith(b"\n") else piece
+                yield with_name(piece, number) if is_begin and piece.endswith(b"\n") else piece
                 end = piece[-1:]
             is_begin = piece.endswith(b"\n")
             number += is_begin
@@ -36,8 +42,8 @@ def failed_lines(
             yield b"\n"
 
 
-def named(line: bytes, number: int) -> bytes:
-    """Return a line with the name that its row had: a line without one is called by its number."""
+def with_name(line: bytes, number: int) -> bytes:
+    """Return a line with the custom_id that its row had; a line without one has its number."""
     try:
         fields = orjson.loads(line)
     except ValueError:

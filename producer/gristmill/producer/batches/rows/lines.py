@@ -6,9 +6,10 @@ from itertools import islice
 from typing import BinaryIO
 
 MAX_BLANK_LAST_LINES = 1_000
-"""Blank lines at the end that are overlooked; of more, the first are refused as lines."""
+"""Blank lines at the end of a file that are ignored; of more, the first ones are bad lines."""
 
-SOME_BYTES = 8 * 2**20
+TAKE_BYTES = 8 * 2**20
+"""Bytes after which `take_lines` stops, to bound the memory of one step."""
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -18,10 +19,10 @@ class Line:
     """One line of a file.
 
     Attributes:
-        number: From 1, as editors count.
-        raw: Its bytes without the line end; of a line over the limit, no more than shows that.
-        start: Where it begins in the file, in bytes.
-        end: Where the next line begins.
+        number: Number of the line, from 1.
+        raw: Its bytes without the line end; a line over the limit is cut just beyond the limit.
+        start: Byte of the file at which it begins.
+        end: Byte of the file at which the next line begins.
     """
 
     number: int
@@ -35,14 +36,14 @@ def lines_of(
 ) -> Iterator[Line]:
     """Yield the lines of a file.
 
-    A byte order mark, CRLF and blank lines at the end are tolerated; a blank line elsewhere is
-    yielded, for the reader to refuse.
+    A byte order mark, CRLF and blank lines at the end are tolerated. A blank line elsewhere is
+    yielded, and `LineReader` refuses it.
 
     Args:
-        stream: Opened in binary mode, and at `offset`.
-        max_line_bytes: What is longer is cut just beyond it.
-        number: Of the line before the first that is read.
-        offset: Where in the file that one begins.
+        stream: The file, opened in binary mode and at `offset`.
+        max_line_bytes: Length at which a line is cut.
+        number: Number of the line before the first one to read.
+        offset: Byte of the file at which the first line begins.
     """
     blank: list[Line] = []
     for raw, num_bytes in _raw_lines(stream, max_line_bytes):
@@ -58,14 +59,14 @@ def lines_of(
         yield line
 
 
-def some(lines: Iterator[Line], max_lines: int) -> list[Line]:
-    """Take up to `max_lines` lines, fewer if they are long: about `SOME_BYTES`, and at least one."""
+def take_lines(lines: Iterator[Line], max_lines: int) -> list[Line]:
+    """Return the next `max_lines` lines; fewer if they exceed `TAKE_BYTES`, none at the end."""
     taken: list[Line] = []
     num_bytes = 0
     for line in islice(lines, max_lines):
         taken.append(line)
         num_bytes += len(line.raw)
-        if num_bytes > SOME_BYTES:
+        if num_bytes > TAKE_BYTES:
             break
     return taken
 

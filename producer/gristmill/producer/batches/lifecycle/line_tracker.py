@@ -1,55 +1,60 @@
-"""The books of one slice: what of a batch is outstanding, and what was learned since the last commit."""
+"""Which lines of a batch wait for a result, and what has changed since the last commit."""
 
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from gristmill.producer.batches.input import BadLine, custom_id_of, name_of
-from gristmill.producer.batches.lines import Line
-from gristmill.producer.batches.objects import BatchRecord, BatchUsage
-from gristmill.producer.batches.parts import Rows
-from gristmill.producer.batches.progress import Part, Place, Progress
-from gristmill.producer.batches.registry import BatchState
-from gristmill.producer.batches.rows import bad_line_row, result_row, unanswered_row
+from gristmill.producer.batches.batch_state import BatchState, ByteRange, Checkpoint
+from gristmill.producer.batches.lifecycle.row_buffer import RowBuffer
+from gristmill.producer.batches.objects import BatchRecord, BatchUsage, Closing
+from gristmill.producer.batches.parts import Part
+from gristmill.producer.batches.rows import (
+    BadLine,
+    Line,
+    bad_line_row,
+    custom_id_of,
+    custom_id_of_line,
+    result_row,
+    unanswered_row,
+)
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
-Closing = Literal["completed", "expired", "cancelled", "failed"]
-
-REASONS = {
+UNANSWERED = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was finished"),
     "expired": ("batch_expired", "the completion window ended before this line was finished"),
 }
+"""Code and message of the rows that a closing batch gives to unfinished lines."""
 
 
-class Ledger:
-    """Begins at a commit, and says what the next one has to write.
+class LineTracker:
+    """Follows each line of a batch from its reading to its row, from one commit to the next.
 
     Args:
-        state: As it was committed last.
-        rows: Where rows go.
+        state: The batch as of its last commit.
+        rows: Buffer that gets the rows.
 
     Attributes:
-        rows: Those that are not committed.
-        outstanding: Lines that have no row yet and were read -> where they lie.
+        rows: Rows that are not committed.
+        outstanding: Lines that were read and have no row yet, each with its place in the input.
         outstanding_bytes: Bytes of these lines.
-        written: Ids of the results whose rows are not committed.
-        closing: What ends the batch before all is answered.
-        line: Last line that was read.
-        offset: Where the next begins, in bytes.
-        is_read: Whether that was the last.
+        written_ids: Ids of results whose rows are not committed.
+        closing: Status with which the batch will end before all its lines have an answer; None if it runs on.
+        line: Number of the last line that was read.
+        offset: Byte at which the next line begins.
+        is_read: Whether the whole input was read.
     """
 
-    def __init__(self, state: BatchState, rows: Rows) -> None:
+    def __init__(self, state: BatchState, rows: RowBuffer) -> None:
         self._batch = state.record.id
         self.rows = rows
-        self.outstanding = {n: Place(*place) for n, place in state.progress.outstanding.items()}
+        self.outstanding = {n: ByteRange(*place) for n, place in state.checkpoint.outstanding.items()}  # fmt: skip
         self.outstanding_bytes = sum(place.size for place in self.outstanding.values())
-        self.written: list[str] = []
+        self.written_ids: list[str] = []
         self.closing: Closing | None = state.record.closing
-        self.line, self.offset = state.progress.line, state.progress.offset
-        self.is_read = state.progress.is_read
+        self.line, self.offset = state.checkpoint.line, state.checkpoint.offset
+        self.is_read = state.checkpoint.is_read
         self._mean_row_bytes = 2**20
         self._counts: Counter[str] = Counter()
         self._usage: Counter[str] = Counter()
@@ -60,40 +65,40 @@ class Ledger:
         return self.is_read and not self.outstanding
 
     @property
-    def num_unwritten(self) -> int:
-        """Requests whose record or result is in Redis on behalf of the batch."""
-        return len(self.outstanding) + len(self.written)
+    def num_uncommitted(self) -> int:
+        """Lines of the batch whose request or result is in Redis."""
+        return len(self.outstanding) + len(self.written_ids)
 
     def id_of(self, number: int) -> str:
         """Return the id of a line's request."""
         return f"{self._batch}-{number}"
 
     def results_within(self, max_bytes: int, max_results: int) -> int:
-        """Return how many results may be read at once, if they are as large as the last ones."""
+        """Return how many results to read at once, if they are as large as the last ones."""
         return max(1, min(max_results, max_bytes // max(1, self._mean_row_bytes)))
 
     def expect(self, line: Line) -> None:
         """Note that a line is outstanding."""
         if line.number not in self.outstanding:
-            self.outstanding[line.number] = Place(line.start, line.end - line.start)
+            self.outstanding[line.number] = ByteRange(line.start, line.end - line.start)
             self.outstanding_bytes += line.end - line.start
 
-    def end_bad(self, line: BadLine) -> None:
-        """Give a line that is no request its row."""
+    def finish_bad(self, line: BadLine) -> None:
+        """Give a bad line its row."""
         self._drop(line.number)
         self._add_error(bad_line_row(self._batch, line), "failed")
 
-    def end_unanswered(self, line: Line, entry: Request | BadLine) -> None:
-        """Give a line that never was in the queue the row that says why."""
+    def finish_unanswered(self, line: Line, entry: Request | BadLine) -> None:
+        """Give a line that the queue never had the row of the batch's closing."""
         self._drop(line.number)
-        custom_id = custom_id_of(entry) if isinstance(entry, Request) else name_of(line)
-        self._end_closed(self.id_of(line.number), custom_id)
+        custom_id = custom_id_of(entry) if isinstance(entry, Request) else custom_id_of_line(line)
+        self._add_unanswered(self.id_of(line.number), custom_id)
 
     def finish(self, result: Result) -> bool:
-        """Give a line the row of its result; False if it has one."""
+        """Give a line the row of its result; return False if the line has a row already."""
         if not self._drop(number_of(result.id)):
             return False
-        self.written.append(result.id)
+        self.written_ids.append(result.id)
         row = result_row(result)
         self._mean_row_bytes = (7 * self._mean_row_bytes + len(row)) // 8
         if result.is_success:
@@ -102,24 +107,28 @@ class Ledger:
             prompt_tokens, output_tokens = result.tokens
             self._usage["input_tokens"] += prompt_tokens
             self._usage["output_tokens"] += output_tokens
-        elif self.closing and result.status in REASONS:
-            self._end_closed(result.id, str((result.metadata or {}).get("custom_id")))
+        elif self.closing and result.status in UNANSWERED:
+            self._add_unanswered(result.id, str((result.metadata or {}).get("custom_id")))
         else:
-            status = result.status if result.status in REASONS else "failed"
+            status = result.status if result.status in UNANSWERED else "failed"
             self._add_error(row, status)
         return True
 
-    def commit(self, state: BatchState) -> tuple[BatchRecord, Progress, list[Part]]:
-        """Return what the next commit writes; the rows must be flushed."""
-        parts = self.rows.take()
-        progress = replace(
-            state.progress, line=self.line, offset=self.offset, is_read=self.is_read,
-            outstanding=dict(self.outstanding), has_parts=state.progress.has_parts or bool(parts),
+    def take_changes(self, state: BatchState) -> tuple[BatchRecord, Checkpoint, list[Part]]:
+        """Return record, checkpoint and new parts for the next commit. Flush the rows before.
+
+        Args:
+            state: The batch as of its last commit.
+        """
+        parts = self.rows.take_parts()
+        checkpoint = replace(
+            state.checkpoint, line=self.line, offset=self.offset, is_read=self.is_read,
+            outstanding=dict(self.outstanding), has_parts=state.checkpoint.has_parts or bool(parts),
         )  # fmt: skip
         record = state.record.model_copy(update=self._changes(state.record))
         self._counts.clear()
         self._usage.clear()
-        return record, progress, parts
+        return record, checkpoint, parts
 
     def _changes(self, before: BatchRecord) -> dict[str, Any]:
         counts = before.request_counts
@@ -135,15 +144,15 @@ class Ledger:
         return changes
 
     def _drop(self, number: int) -> bool:
-        """Make a line no longer outstanding; False if it was not."""
+        """Make a line no longer outstanding; return False if it was not."""
         place = self.outstanding.pop(number, None)
         if place is not None:
             self.outstanding_bytes -= place.size
         return place is not None
 
-    def _end_closed(self, request_id: str, custom_id: str) -> None:
+    def _add_unanswered(self, request_id: str, custom_id: str) -> None:
         closing = self.closing or "cancelled"
-        self._add_error(unanswered_row(request_id, custom_id, *REASONS[closing]), closing)
+        self._add_error(unanswered_row(request_id, custom_id, *UNANSWERED[closing]), closing)
 
     def _add_error(self, row: bytes, count: str) -> None:
         self.rows.add("error", row)

@@ -1,0 +1,119 @@
+"""The batches of one queue in Redis.
+
+A batch is one hash. The steward that holds the lease of a batch writes `record` and `checkpoint`
+(`lifecycle/leased_batch.py`). Everybody else writes fields of their own, such as `cancelling_at`, so
+two writers never overwrite each other.
+"""
+
+import time
+from typing import Any
+
+from gristmill.producer.batches.batch_state import BatchState
+from gristmill.producer.batches.objects import BatchRecord
+from gristmill.producer.batches.parts import Part
+from gristmill.producer.batches.scripts import registered
+from gristmill.shared.connection import AnyRedis
+from gristmill.shared.errors import LimitReached, NotFound
+from gristmill.shared.queue import Queue
+
+
+class BatchRecords:
+    """Reads batches, and writes what needs no lease.
+
+    Args:
+        queue: Queue of the batches; gives the Redis and the keys.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._redis: Any = queue.redis
+        self._keys = queue.keys
+        self._create = registered(queue.redis, "create")
+
+    async def create(self, record: BatchRecord, max_open: int) -> None:
+        """Write a new batch and wake a steward.
+
+        Args:
+            record: The batch.
+            max_open: Most batches of its tenant that may not have ended; 0 for no limit.
+
+        Raises:
+            LimitReached: The tenant has `max_open` batches that have not ended.
+        """
+        args = [record.id, record.tenant, record.model_dump_json(), max_open]
+        if not await self._create(keys=[self._keys.prefix], args=args):
+            raise LimitReached(
+                f"tenant {record.tenant} has {max_open:,} batches that have not ended, which is its limit;"
+                " wait for one, or cancel one"
+            )
+
+    async def state(self, batch: str, tenant: str | None = None) -> BatchState:
+        """Return the state of a batch.
+
+        Args:
+            batch: Id of the batch.
+            tenant: The tenant that must own it; None for any.
+
+        Raises:
+            NotFound: There is no such batch, or it belongs to another tenant.
+        """
+        info = await self._redis.hgetall(self._keys.batchinfo(batch))
+        state = BatchState.parse(info) if b"record" in info else None
+        if state is None or tenant not in (None, state.record.tenant):
+            raise NotFound(f"no batch {batch!r}; it was forgotten, or never was here")
+        return state
+
+    async def record_and_slices(self, batch: str) -> tuple[BatchRecord | None, int]:
+        """Return the record of a batch, None if there is none, and how many slices stewards began."""
+        fields = await self._redis.hmget(self._keys.batchinfo(batch), "record", "slices")
+        record, num_slices = fields
+        return BatchRecord.model_validate_json(record) if record else None, int(num_slices or 0)
+
+    async def page(self, tenant: str, *, after: str | None, limit: int) -> list[BatchRecord]:
+        """Return a tenant's batches after the id `after`, newest first."""
+        key = self._keys.batches(tenant)
+        records: list[BatchRecord] = []
+        for batch in await ids_after(self._redis, key, after, limit, is_desc=True):
+            try:
+                records.append((await self.state(batch)).record)
+            except NotFound:
+                await self._redis.zrem(key, batch)  # its TTL has ended
+        return records
+
+    async def open_batches(self, tenant: str) -> list[BatchRecord]:
+        """Return a tenant's batches that have not ended."""
+        ids = await self._redis.smembers(self._keys.batches_open(tenant))
+        return [(await self.state(batch.decode())).record for batch in ids]
+
+    async def mark_cancelled(self, batch: str) -> None:
+        """Note that a batch is to end; the steward that holds it reads the note."""
+        await self._redis.hsetnx(self._keys.batchinfo(batch), "cancelling_at", int(time.time()))
+
+    async def is_cancelled(self, batch: str) -> bool:
+        """Whether a batch is to end."""
+        return bool(await self._redis.hexists(self._keys.batchinfo(batch), "cancelling_at"))
+
+    async def mark_announced(self, batch: str) -> None:
+        """Note that the webhook of a batch was called, or that its tenant has none."""
+        if await self._redis.exists(self._keys.batchinfo(batch)):
+            await self._redis.hsetnx(self._keys.batchinfo(batch), "announced_at", int(time.time()))
+
+    async def parts(self, batch: str) -> list[Part]:
+        """Return the committed parts of a batch, in the order of their commits."""
+        blobs = await self._redis.lrange(self._keys.batchparts(batch), 0, -1)
+        return [Part.parse(blob) for blob in blobs]
+
+    async def forget_parts(self, batch: str) -> None:
+        """Delete the list of a batch's parts; the output files have their rows."""
+        await self._redis.unlink(self._keys.batchparts(batch))
+
+
+async def ids_after(
+    redis: AnyRedis, key: str, after: str | None, limit: int, *, is_desc: bool
+) -> list[str]:
+    """Return ids of a sorted set behind `after`; all scores are 0, so Redis sorts the ids as bytes."""
+    start, end = ("+", "-") if is_desc else ("-", "+")
+    if after:
+        start = f"({after}"
+    connected: Any = redis
+    ids = await connected.zrange(key, start, end, bylex=True, desc=is_desc, offset=0, num=limit)
+    return [found.decode() for found in ids]

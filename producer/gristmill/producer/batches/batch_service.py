@@ -1,0 +1,163 @@
+"""What clients can do with batches, through the gateway or `gristmill batch`.
+
+Nothing here runs a batch. `create` and `cancel` note in Redis what the client wants and wake a
+steward, which does the work (`lifecycle/`).
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+
+from ulid import ULID
+
+from gristmill.producer.batches.batch_spec import BatchSpec
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.failed_lines import failed_lines
+from gristmill.producer.batches.objects import (
+    BatchRecord,
+    FileObject,
+    Page,
+    page,
+    with_cancelling_status,
+)
+from gristmill.producer.batches.row_stream import RowStream, no_order_yet
+from gristmill.producer.batches.stored_files import StoredFiles
+from gristmill.producer.batches.upload import Upload
+from gristmill.shared.errors import InvalidRequest, LimitReached
+
+
+class Batches:
+    """The batches of one queue, as clients see them.
+
+    Args:
+        store: The batches and files of the queue.
+    """
+
+    def __init__(self, store: BatchStore) -> None:
+        self.store = store
+
+    @property
+    def files(self) -> StoredFiles:
+        """The files of tenants."""
+        return self.store.files
+
+    async def create(
+        self, tenant: str, spec: BatchSpec, *, max_open: int | None = None
+    ) -> BatchRecord:
+        """Create a batch and wake a steward.
+
+        Args:
+            tenant: Owner of the batch.
+            spec: The batch that the tenant wants.
+            max_open: Most batches of this tenant that may not have ended; None for no limit.
+
+        Raises:
+            InvalidRequest: A field of `spec` breaks a rule; the message names the field.
+            NotFound: The tenant has no such input file.
+            LimitReached: The tenant has `max_open` batches that have not ended.
+        """
+        record = spec.record(f"batch_{ULID()}", tenant, int(time.time()))
+        await self.files.get(tenant, spec.input_file_id)
+        await self.store.records.create(record, max_open or 0)
+        return record
+
+    async def batches(self, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
+        """Return a page of a tenant's batches, newest first; `after` is the last id of the page before."""
+        found = await self.store.records.page(tenant, after=after, limit=limit + 1)
+        return page([with_cancelling_status(record) for record in found], limit)
+
+    async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Return a batch.
+
+        Raises:
+            NotFound: The tenant has no batch of this id.
+        """
+        return with_cancelling_status((await self.store.records.state(batch_id, tenant)).record)
+
+    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Cancel a batch: finished lines keep their row, every other line gets an error row.
+
+        Raises:
+            NotFound: The tenant has no batch of this id.
+            InvalidRequest: The batch has ended, or is about to.
+        """
+        record = (await self.store.records.state(batch_id, tenant)).record
+        if record.status not in ("validating", "in_progress"):
+            raise InvalidRequest(
+                f"batch {batch_id} is {record.status}; only one that is validating or in progress can be cancelled"
+            )
+        await self.store.records.mark_cancelled(batch_id)
+        await self.store.due.wake(batch_id)
+        return await self.batch(tenant, batch_id)
+
+    async def retry_failed(
+        self,
+        tenant: str,
+        batch_id: str,
+        *,
+        completion_window: str | None = None,
+        max_open: int | None = None,
+    ) -> BatchRecord:
+        """Create a batch of those lines of an ended batch that have a row in its error file.
+
+        Args:
+            tenant: Owner of both batches.
+            batch_id: Id of the ended batch.
+            completion_window: Window of the new batch; None for that of the old one.
+            max_open: As in `create`.
+
+        Raises:
+            NotFound: The tenant has no such batch, or its files are gone.
+            InvalidRequest: The batch has not ended, or nothing failed.
+            LimitReached: As in `create`.
+        """
+        record = await self.batch(tenant, batch_id)
+        file = await self._upload_failed_lines(record)
+        spec = BatchSpec(
+            input_file_id=file.id, endpoint=record.endpoint, completion_window=completion_window or record.completion_window,
+            metadata=record.metadata, output_expires_after_s=record.output_expires_after_s, mode=record.mode,
+            order=record.order, priority=record.priority, retry_of=record.id,
+        )  # fmt: skip
+        try:
+            return await self.create(tenant, spec, max_open=max_open)
+        except LimitReached:
+            await self.files.delete(tenant, file.id)
+            raise
+
+    async def _upload_failed_lines(self, record: BatchRecord) -> FileObject:
+        if not record.is_final or record.error_file_id is None:
+            state = "nothing in it failed" if record.is_final else "it has not ended"
+            raise InvalidRequest(f"batch {record.id} cannot be retried: {state} ({record.status})")
+        source = await self.files.get(record.tenant, record.input_file_id)
+        errors = await self.files.get(record.tenant, record.error_file_id)
+        lines = failed_lines(self.store.storage, source, errors, record.id)
+        async with Upload(self.files, record.tenant) as upload:
+            await asyncio.to_thread(_copy, lines, upload)
+            return await upload.finish(f"retry of {source.filename}")
+
+    async def results(
+        self, tenant: str, batch_id: str, *, follow: bool = False
+    ) -> AsyncIterator[bytes]:
+        """Return the rows that are written, answers and errors, also while the batch runs.
+
+        Args:
+            tenant: Owner of the batch.
+            batch_id: Id of the batch.
+            follow: Go on until the batch has ended; each row comes once.
+
+        Raises:
+            NotFound: The tenant has no batch of this id, or a file of its results was deleted.
+            InvalidRequest: The caller would follow a batch whose rows are sorted at its end.
+        """
+        record = await self.batch(tenant, batch_id)
+        if follow and record.order == "input" and not record.is_final:
+            raise no_order_yet(batch_id)
+        for file_id in (record.output_file_id, record.error_file_id):
+            if file_id is not None:
+                await self.files.get(tenant, file_id)
+        return RowStream(self.store, batch_id).rows(follow=follow)
+
+
+def _copy(chunks: Iterator[bytes], upload: Upload) -> None:
+    for chunk in chunks:
+        upload.write(chunk)

@@ -1,0 +1,118 @@
+"""The state of one batch: its record, and the checkpoint from which the next steward goes on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import orjson
+
+from gristmill.producer.batches.objects import BatchRecord, BatchStatus
+
+Phase = Literal["validate", "execute", "finalize", "announce"]
+"""The next step of a batch; RQ's jobs have these names."""
+
+_PHASES: Mapping[BatchStatus, Phase] = {
+    "validating": "validate",
+    "in_progress": "execute",
+    "finalizing": "finalize",
+}
+
+
+class ByteRange(NamedTuple):
+    """Where a line lies in the input, in bytes."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far the input of a batch is read and answered.
+
+    Attributes:
+        line: Number of the last line that was read.
+        offset: Byte at which the next line begins.
+        is_read: Whether the whole input was read.
+        outstanding: Lines that were read and have no row yet, each with its `ByteRange`.
+        skipped: Path of the object that lists the lines which validation gave a row; "" if there are none.
+        has_parts: Whether parts lie in the storage.
+    """
+
+    line: int = 0
+    offset: int = 0
+    is_read: bool = False
+    outstanding: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    skipped: str = ""
+    has_parts: bool = False
+
+    def dump(self) -> bytes:
+        """Return it as JSON."""
+        ranges = {number: (start, size) for number, (start, size) in self.outstanding.items()}
+        return orjson.dumps(replace(self, outstanding=ranges), option=orjson.OPT_NON_STR_KEYS)
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Checkpoint":
+        """Read the JSON that `dump` returned."""
+        fields = orjson.loads(data)
+        ranges = fields.pop("outstanding", {})
+        outstanding = {int(number): ByteRange(*place) for number, place in ranges.items()}
+        return cls(**fields, outstanding=outstanding)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """All that Redis holds about one batch.
+
+    Attributes:
+        record: The batch as of its last commit.
+        checkpoint: How far it was at that commit.
+        is_cancelled: Whether a client has cancelled it.
+        is_announced: Whether its end was sent to the tenant's webhook, or the tenant has none.
+        num_commits: Commits so far.
+        num_slices: Slices that stewards began.
+        problem: Why the last slice failed; "" if it did not. For operators, since it may name paths.
+    """
+
+    record: BatchRecord
+    checkpoint: Checkpoint
+    is_cancelled: bool
+    is_announced: bool
+    num_commits: int
+    num_slices: int
+    problem: str
+
+    @classmethod
+    def parse(cls, info: Mapping[bytes, bytes]) -> "BatchState":
+        """Read the fields of the hash `batchinfo:<batch>`."""
+        record = BatchRecord.model_validate_json(info[b"record"])
+        is_cancelled = b"cancelling_at" in info
+        if is_cancelled and record.status in ("validating", "in_progress"):
+            cancelling_at = int(info[b"cancelling_at"])
+            record = record.model_copy(update={"cancelling_at": cancelling_at})
+        return cls(
+            record=record,
+            checkpoint=Checkpoint.parse(info.get(b"checkpoint", b"{}")),
+            is_cancelled=is_cancelled,
+            is_announced=b"announced_at" in info,
+            num_commits=int(info.get(b"commit", b"0").partition(b"|")[0]),
+            num_slices=int(info.get(b"slices", 0)),
+            problem=info.get(b"problem", b"").decode(errors="replace"),
+        )
+
+    @property
+    def phase(self) -> Phase | None:
+        """The next step of the batch; None if there is none.
+
+        A batch that has ended is finalized again to delete its parts. That happens after the webhook,
+        a minute later or more: a Redis that loses its last moments may need the parts again.
+        """
+        if not self.record.is_final:
+            return phase_of(self.record)
+        if not self.is_announced:
+            return "announce"
+        return "finalize" if self.checkpoint.has_parts else None
+
+
+def phase_of(record: BatchRecord) -> Phase | None:
+    """Return the next step of a batch that has not ended; None if it has."""
+    return _PHASES.get(record.status)

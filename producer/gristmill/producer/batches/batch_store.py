@@ -1,0 +1,53 @@
+"""The batches and files of one queue, opened: what gateway, steward and `gristmill batch` share."""
+
+from types import TracebackType
+from typing import Self
+
+from gristmill.producer.batches.batch_records import BatchRecords
+from gristmill.producer.batches.due_batches import DueBatches
+from gristmill.producer.batches.settings import BatchSettings
+from gristmill.producer.batches.storage import Storage
+from gristmill.producer.batches.stored_files import StoredFiles
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Queue
+
+
+class BatchStore:
+    """One queue's batches: their state in Redis, their files in a storage.
+
+    Args:
+        queue: Queue that takes the requests of the batches.
+        storage: Storage of files and rows.
+        settings: Limits and TTLs.
+
+    Attributes:
+        records: The batches in Redis.
+        due: The batches that need a steward.
+        files: The files of tenants.
+    """
+
+    def __init__(self, queue: Queue, storage: Storage, settings: BatchSettings) -> None:
+        self.queue = queue
+        self.storage = storage
+        self.settings = settings
+        self.records = BatchRecords(queue)
+        self.due = DueBatches(queue, self.records)
+        self.files = StoredFiles(queue, storage, settings, self.records)
+
+    @classmethod
+    def from_settings(cls, settings: BatchSettings) -> Self:
+        """Connect to the Redis and the storage of the settings; use it in `async with`."""
+        redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+        queue = Queue(redis, settings.queue, settings.limits)
+        return cls(queue, Storage(settings.storage_url), settings)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.queue.redis.aclose()

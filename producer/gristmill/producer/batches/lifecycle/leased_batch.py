@@ -1,0 +1,146 @@
+"""A batch under the lease of this steward: the only way to write a batch that exists."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from redis.asyncio.lock import Lock
+
+from gristmill.producer.batches.batch_state import BatchState, Checkpoint
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.objects import BatchRecord, FileRecord
+from gristmill.producer.batches.parts import Part
+from gristmill.producer.batches.rows import LineReader
+from gristmill.producer.batches.scripts import registered
+from gristmill.shared.errors import LeaseLost
+from gristmill.shared.operations import HeldLease
+
+T = TypeVar("T")
+
+LEASE_S = 15.0
+"""Silence of a steward after which another one may take its batch."""
+
+
+class LeasedBatch:
+    """The right to work on one batch, and the batch as of its last commit.
+
+    The lease ends `LEASE_S` after the last `extend`. Make one with `take`.
+
+    Args:
+        store: The batches of the queue.
+        state: The batch as it was read last.
+        lock: redis-py's lock, acquired.
+
+    Attributes:
+        id: Id of the batch.
+        state: The batch as of the last commit, or the last `reload`.
+        held: Key and token of the lease; `Queue.submit` checks it.
+    """
+
+    def __init__(self, store: BatchStore, state: BatchState, lock: Lock) -> None:
+        self._store = store
+        self._lock = lock
+        self._commit = registered(store.queue.redis, "commit")
+        self.id = state.record.id
+        self.state = state
+        self.held = HeldLease(store.queue.keys.batchlease(self.id), lock.local.token.decode())
+
+    @classmethod
+    async def take(cls, store: BatchStore, batch: str) -> "LeasedBatch | None":
+        """Take the lease of a batch; return None if another steward holds it.
+
+        Raises:
+            NotFound: There is no such batch.
+        """
+        state = await store.records.state(batch)
+        redis: Any = store.queue.redis
+        lock = Lock(
+            redis, store.queue.keys.batchlease(batch), timeout=LEASE_S, blocking=False,
+            thread_local=False, raise_on_release_error=False,
+        )  # fmt: skip
+        if not await cast(Awaitable[bool], lock.acquire()):
+            return None
+        await redis.hincrby(store.queue.keys.batchinfo(batch), "slices", 1)
+        return cls(store, state, lock)
+
+    @property
+    def record(self) -> BatchRecord:
+        """The record of the batch."""
+        return self.state.record
+
+    def line_reader(self) -> LineReader:
+        """Return what reads lines as requests whose deadline is the end of the completion window."""
+        settings, record = self._store.settings, self.record
+        remaining_s = max(0.001, record.expires_at - time.time())
+        defaults = {
+            "priority": record.priority, "tenant": record.tenant, "reply": record.id, "deadline_s": remaining_s,
+        }  # fmt: skip
+        return LineReader(
+            record.id, max_request_bytes=settings.max_request_bytes,
+            default_endpoint=record.endpoint, defaults=defaults,
+        )  # fmt: skip
+
+    async def reload(self) -> None:
+        """Read the state again: others may have written to the batch before this lease, or cancelled it."""
+        self.state = await self._store.records.state(self.id)
+
+    async def extend(self) -> None:
+        """Renew the lease.
+
+        Raises:
+            redis.exceptions.LockError: The lease has ended.
+        """
+        await self._lock.extend(LEASE_S, replace_ttl=True)
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """Run a function that blocks (on the storage, on the DNS) in a thread, and renew the lease meanwhile.
+
+        Raises:
+            redis.exceptions.LockError: The lease has ended. The thread goes on, but its result is ignored.
+        """
+        task = asyncio.create_task(asyncio.to_thread(work))
+        while not (await asyncio.wait([task], timeout=LEASE_S / 5))[0]:
+            await self.extend()
+        return task.result()
+
+    async def commit(
+        self,
+        record: BatchRecord,
+        checkpoint: Checkpoint,
+        *,
+        parts: Sequence[Part] = (),
+        new_files: Sequence[FileRecord] = (),
+    ) -> None:
+        """Write record, checkpoint, new parts and new files in one step; `state` is then what was written.
+
+        A call that is sent again after a lost reply changes nothing.
+
+        Args:
+            record: New record of the batch.
+            checkpoint: New checkpoint of the batch.
+            parts: Parts that were written since the last commit.
+            new_files: Files to list for the tenant.
+
+        Raises:
+            LeaseLost: Another steward holds the batch; nothing was written.
+        """
+        num_commits = self.state.num_commits + 1
+        ttl_s = self._store.settings.batch_ttl_s if record.is_final else 0
+        args: list[Any] = [
+            record.id, self.held.token, num_commits, record.tenant, record.model_dump_json(),
+            checkpoint.dump(), ttl_s, len(parts), *(part.dump() for part in parts),
+        ]  # fmt: skip
+        for file in new_files:
+            args += [file.id, file.model_dump_json(), file.expires_at or 0]
+        if not await self._commit(keys=[self._store.queue.keys.prefix], args=args):
+            raise LeaseLost(f"batch {self.id} is with another steward now", self.id)
+        self.state = replace(
+            self.state, record=record, checkpoint=checkpoint, num_commits=num_commits
+        )
+
+    async def release(self) -> None:
+        """Give the lease back, if it has not ended, and wake a steward."""
+        await self._lock.release()
+        await self._store.due.ring()

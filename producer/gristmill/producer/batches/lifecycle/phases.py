@@ -1,0 +1,90 @@
+r"""What a steward does with a batch, phase by phase.
+
+    validating -> in_progress -> finalizing -> completed
+        |             |              \-> expired, cancelled, failed   (`closing` says which)
+        \-> failed    \-> cancelling (as clients see it, from the cancel until finalizing)
+
+Each phase starts at the last commit, works under a lease and ends in a commit. So any number of
+stewards may call `advance` at any time, and each may die at any point.
+"""
+
+import time
+
+import structlog
+from redis.exceptions import LockError
+
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.lifecycle.early_end import end_without_rows, fail_with_rows
+from gristmill.producer.batches.lifecycle.execution import Execution, MayGoOn
+from gristmill.producer.batches.lifecycle.finalization import delete_parts, finalize
+from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
+from gristmill.producer.batches.lifecycle.validation import Validation
+from gristmill.producer.batches.objects import BatchError, BatchErrors
+from gristmill.shared.errors import LeaseLost, NotFound
+
+log = structlog.get_logger()
+
+
+async def advance(store: BatchStore, batch_id: str, may_go_on: MayGoOn) -> None:
+    """Do the next step of a batch, unless another steward holds it.
+
+    Args:
+        store: The batches of the queue.
+        batch_id: Id of the batch.
+        may_go_on: Asked between steps. Once it says no, the work so far is committed, and the next
+            call does the rest.
+
+    Raises:
+        NotFound: There is no such batch.
+        Exception: Any error of a step. The batch is due again after a growing delay.
+    """
+    leased = await LeasedBatch.take(store, batch_id)
+    if leased is None:
+        return
+    try:
+        await leased.reload()
+        await _do_phase(store, leased, may_go_on)
+    except (LeaseLost, LockError):
+        log.warning("batch.lost", batch=batch_id)
+    except Exception as error:
+        delay_s = await store.due.back_off(batch_id, f"{type(error).__name__}: {error}")
+        log.warning("batch.postponed", batch=batch_id, delay_s=delay_s)
+        raise
+    finally:
+        await leased.release()
+
+
+async def _do_phase(store: BatchStore, leased: LeasedBatch, may_go_on: MayGoOn) -> None:
+    state = leased.state
+    if state.record.status == "finalizing":
+        await finalize(store, leased)
+    elif state.record.is_final:
+        await delete_parts(store, leased)
+    elif state.phase == "validate" and state.is_cancelled:
+        await end_without_rows(leased)
+    elif state.phase in ("validate", "execute"):
+        await _read_input(store, leased, may_go_on)
+
+
+async def _read_input(store: BatchStore, leased: LeasedBatch, may_go_on: MayGoOn) -> None:
+    """Validate or execute the batch; without its input it ends.
+
+    An unreachable storage and a deleted file may raise the same error. So a missing object ends the
+    batch only when the completion window is over.
+    """
+    record = leased.record
+    try:
+        path = (await store.files.get(record.tenant, record.input_file_id)).path
+        if leased.state.phase == "execute":
+            await Execution(store, leased, path).run(may_go_on)
+        else:
+            await Validation(store, leased).run(path)
+    except (NotFound, FileNotFoundError) as error:
+        if isinstance(error, FileNotFoundError) and time.time() < record.expires_at:
+            raise
+        await leased.reload()
+        errors = BatchErrors(data=(BatchError(code="file_not_found", message=str(error)),))
+        if leased.record.status == "validating":
+            await end_without_rows(leased, errors)
+        else:
+            await fail_with_rows(leased, errors)

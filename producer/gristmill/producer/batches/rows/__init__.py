@@ -1,0 +1,36 @@
+"""The lines of an input and the rows of an output, in OpenAI's batch format. No Redis, no storage."""
+
+from gristmill.producer.batches.rows.custom_ids import CustomIds, duplicate_line
+from gristmill.producer.batches.rows.line_reader import (
+    BadLine,
+    LineReader,
+    custom_id_of,
+    custom_id_of_line,
+)
+from gristmill.producer.batches.rows.lines import Line, lines_of, take_lines
+from gristmill.producer.batches.rows.row_format import (
+    bad_line_row,
+    is_success,
+    line_number,
+    line_of_row,
+    result_row,
+    unanswered_row,
+)
+
+__all__ = [
+    "BadLine",
+    "CustomIds",
+    "Line",
+    "LineReader",
+    "bad_line_row",
+    "custom_id_of",
+    "custom_id_of_line",
+    "duplicate_line",
+    "is_success",
+    "line_number",
+    "line_of_row",
+    "lines_of",
+    "result_row",
+    "take_lines",
+    "unanswered_row",
+]

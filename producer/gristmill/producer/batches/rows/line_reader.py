@@ -1,0 +1,95 @@
+"""Read the lines of one file as requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gristmill.producer.batches.rows.lines import Line
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.fleet import Fleet
+from gristmill.shared.request import Request
+from gristmill.shared.request_json import MAX_CUSTOM_ID, max_element_bytes, request_from_json
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that cannot run as a request.
+
+    Attributes:
+        number: Number of the line, from 1.
+        reason: The rule that the line breaks, and the remedy.
+        custom_id: The line's custom_id, else its number.
+        code: The kind of the rule, for programs.
+    """
+
+    number: int
+    reason: str
+    custom_id: str
+    code: str = InvalidRequest.code
+
+    def __str__(self) -> str:
+        return f"line {self.number:,}: {self.reason}"
+
+
+class LineReader:
+    """Reads lines in any form that `request_from_json` takes.
+
+    Args:
+        run: Prefix of the ids. Line n becomes the request `<run>-<n>`, so a second pass gives the same ids.
+        max_request_bytes: Longest body that is accepted.
+        default_endpoint: Endpoint of lines that name none.
+        defaults: Fields of `Request` for lines that do not set them.
+        fleet: Models and endpoints of the workers; a line that asks for another is bad. None to skip this check.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        *,
+        max_request_bytes: int,
+        default_endpoint: str | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        fleet: Fleet | None = None,
+    ) -> None:
+        self._run = run
+        self._max_request_bytes = max_request_bytes
+        self._default_endpoint = default_endpoint
+        self._defaults = defaults or {}
+        self._fleet = fleet
+
+    @property
+    def max_line_bytes(self) -> int:
+        """Bytes of a line that are read; a longer line cannot be a request."""
+        return max_element_bytes(self._max_request_bytes)
+
+    def read(self, line: Line) -> Request | BadLine:
+        """Return the request of a line, with its custom_id in the metadata, or the line's error."""
+        try:
+            request = request_from_json(
+                line.raw,
+                max_request_bytes=self._max_request_bytes,
+                line_id=f"{self._run}-{line.number}",
+                default_endpoint=self._default_endpoint,
+                defaults=self._defaults,
+            )
+        except InvalidRequest as error:
+            return BadLine(line.number, error.reason, custom_id_of_line(line), error.code)
+        if self._fleet and (refusal := self._fleet.refusal(request)):
+            return BadLine(line.number, refusal.reason, custom_id_of(request), refusal.code)
+        return request
+
+
+def custom_id_of(request: Request) -> str:
+    """Return the name of a line's request: its `custom_id`, else its `id`, else its number."""
+    return str((request.metadata or {})["custom_id"])
+
+
+def custom_id_of_line(line: Line) -> str:
+    """Return the custom_id of a line that is no request; its number if none can be read."""
+    try:
+        custom_id = orjson.loads(line.raw)["custom_id"]
+    except (ValueError, TypeError, KeyError, IndexError):
+        return str(line.number)
+    return custom_id[:MAX_CUSTOM_ID] if isinstance(custom_id, str) else str(line.number)

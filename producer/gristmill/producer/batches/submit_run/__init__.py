@@ -1,0 +1,19 @@
+"""The files of one `gristmill submit`: its input, its output, and what a resume has to know."""
+
+from gristmill.producer.batches.submit_run.input_file import InputFile, InputReport
+from gristmill.producer.batches.submit_run.output_file import (
+    OutputFile,
+    WrittenRows,
+    check_apart,
+)
+from gristmill.producer.batches.submit_run.run_record import RunRecord, fingerprint
+
+__all__ = [
+    "InputFile",
+    "InputReport",
+    "OutputFile",
+    "RunRecord",
+    "WrittenRows",
+    "check_apart",
+    "fingerprint",
+]

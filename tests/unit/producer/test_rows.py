@@ -1,0 +1,67 @@
+from io import BytesIO
+
+import orjson
+import pytest
+
+from gristmill.producer.batches.rows import lines_of, result_row
+from gristmill.shared.results import Result
+
+
+def numbered(data: bytes, max_line_bytes: int = 100) -> list[tuple[int, bytes]]:
+    return [(line.number, line.raw) for line in lines_of(BytesIO(data), max_line_bytes)]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"a", [(1, b"a")]),
+        (b"a\nb\n", [(1, b"a"), (2, b"b")]),
+        (b"\xef\xbb\xbfa\r\nb\r\n\r\n\n  \n", [(1, b"a"), (2, b"b")]),
+        (b"\na\n\n\nb\n", [(1, b""), (2, b"a"), (3, b""), (4, b""), (5, b"b")]),
+    ],
+)
+def test_lines_are_numbered_and_only_blank_last_ones_are_dropped(
+    data: bytes, lines: list[tuple[int, bytes]]
+) -> None:
+    assert numbered(data) == lines
+
+
+@pytest.mark.parametrize("num_bytes", range(1, 30))
+def test_a_line_is_cut_only_beyond_the_limit_and_the_next_is_whole(num_bytes: int) -> None:
+    (_, first), second = numbered(b"x" * num_bytes + b"\nnext\n", max_line_bytes=10)
+    assert second == (2, b"next")
+    assert len(first) == num_bytes if num_bytes <= 10 else 10 < len(first) <= 16
+
+
+def result(**fields: object) -> Result:
+    base: dict[str, object] = {
+        "id": "run-1", "status": "succeeded", "endpoint": "/v1/completions", "attempt": 1,
+        "enqueued_ms": 1, "finished_ms": 2, "status_code": 200, "body": {"choices": []},
+        "error": None, "metadata": {"custom_id": "a"}, "worker": "w",
+    }  # fmt: skip
+    return Result(**(base | fields))  # type: ignore[arg-type]
+
+
+def test_a_row_embeds_the_body_or_says_why_there_is_none() -> None:
+    assert orjson.loads(result_row(result())) == {
+        "id": "batch_req_run-1",
+        "custom_id": "a",
+        "response": {"status_code": 200, "request_id": "run-1", "body": {"choices": []}},
+        "error": None,
+    }
+    error = {"code": "expired", "message": "too late"}
+    expired = result(status="expired", status_code=None, body=None, error=error)
+    assert orjson.loads(result_row(expired)) == {
+        "id": "batch_req_run-1",
+        "custom_id": "a",
+        "response": None,
+        "error": error,
+    }
+
+
+def test_a_row_that_cannot_be_written_is_an_error_of_that_line_alone() -> None:
+    deep = orjson.loads(b'{"a":' * 300 + b"1" + b"}" * 300)
+    row = orjson.loads(result_row(result(body=deep)))
+    assert (row["id"], row["custom_id"], row["response"]) == ("batch_req_run-1", "a", None)
+    assert row["error"]["code"] == "unreadable"
