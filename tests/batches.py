@@ -105,7 +105,7 @@ async def stewarded(batches: Batches) -> AsyncIterator[None]:
 
     async def steward() -> None:
         while not is_over:
-            for work in await batches.store.due.due():
+            for work in await batches.store.due.batches():
                 if work.phase == "announce":
                     await batches.store.records.mark_announced(work.batch)
                 else:

@@ -73,7 +73,7 @@ async def test_a_storage_that_is_away_while_the_rows_are_assembled(
         with pytest.raises(FileNotFoundError):
             await advance(batches.store, batch.id, lambda _: True)
         assert (await batches.batch(TENANT, batch.id)).status == "finalizing"
-        assert await batches.store.due.due() == [], "it is tried again later, not at once"
+        assert await batches.store.due.batches() == [], "it is tried again later, not at once"
     shutil.rmtree(folder, ignore_errors=True)
     away.rename(folder)
     ended = await run(batches, batch)

@@ -3,7 +3,14 @@ from io import BytesIO
 import orjson
 import pytest
 
-from gristmill.producer.batches.rows import lines_of, result_row
+from gristmill.producer.batches.rows import (
+    BadLine,
+    CustomIds,
+    Line,
+    LineReader,
+    lines_of,
+    result_row,
+)
 from gristmill.shared.results import Result
 
 
@@ -65,3 +72,23 @@ def test_a_row_that_cannot_be_written_is_an_error_of_that_line_alone() -> None:
     row = orjson.loads(result_row(result(body=deep)))
     assert (row["id"], row["custom_id"], row["response"]) == ("batch_req_run-1", "a", None)
     assert row["error"]["code"] == "unreadable"
+
+
+def test_a_bad_line_says_why_without_the_id_of_its_request() -> None:
+    reader = LineReader("run", max_request_bytes=1024)
+    bad = reader.read(
+        Line(7, b'{"custom_id": "a", "body": {"prompt": "x"}, "max_attempts": 0}', 0, 0)
+    )
+    assert bad == BadLine(7, "max_attempts is 0; use 1 to 100", "a", "invalid_request")
+    assert str(bad) == "line 7: max_attempts is 0; use 1 to 100"
+
+
+def test_a_custom_id_leads_to_the_line_that_had_it_first() -> None:
+    custom_ids = CustomIds()
+    assert [custom_ids.add(name, 2 * n) for n, name in enumerate("abacb", 1)] == [
+        None,
+        None,
+        2,
+        None,
+        4,
+    ]

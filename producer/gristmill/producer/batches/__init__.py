@@ -17,5 +17,5 @@ Import each package by its own name; its `__init__` lists what others may use. `
 else from here, and only stewards import `lifecycle`.
 
 The way of a row: `Execution` collects a result, `LineTracker` turns it into a row, and
-`LeasedBatch.commit` writes it with `lua/commit.lua`. No other code writes to a batch that has started.
+`LeasedBatch.commit` writes it with `lua/commit.lua`. Nothing else changes the record or the checkpoint of a batch.
 """

@@ -11,7 +11,7 @@ from typing import Any
 from gristmill.producer.batches.batch_state import BatchState
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.parts import Part
-from gristmill.producer.batches.scripts import registered
+from gristmill.producer.batches.scripts import lua_script
 from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import LimitReached, NotFound
 from gristmill.shared.queue import Queue
@@ -27,7 +27,7 @@ class BatchRecords:
     def __init__(self, queue: Queue) -> None:
         self._redis: Any = queue.redis
         self._keys = queue.keys
-        self._create = registered(queue.redis, "create")
+        self._create = lua_script(queue.redis, "create")
 
     async def create(self, record: BatchRecord, max_open: int) -> None:
         """Write a new batch and wake a steward.
@@ -63,7 +63,7 @@ class BatchRecords:
         return state
 
     async def record_and_slices(self, batch: str) -> tuple[BatchRecord | None, int]:
-        """Return the record of a batch, None if there is none, and how many slices stewards began."""
+        """Return the record of a batch, or None, and the number of slices that stewards began."""
         fields = await self._redis.hmget(self._keys.batchinfo(batch), "record", "slices")
         record, num_slices = fields
         return BatchRecord.model_validate_json(record) if record else None, int(num_slices or 0)
@@ -89,7 +89,7 @@ class BatchRecords:
         await self._redis.hsetnx(self._keys.batchinfo(batch), "cancelling_at", int(time.time()))
 
     async def is_cancelled(self, batch: str) -> bool:
-        """Whether a batch is to end."""
+        """Return True if a client has cancelled the batch."""
         return bool(await self._redis.hexists(self._keys.batchinfo(batch), "cancelling_at"))
 
     async def mark_announced(self, batch: str) -> None:

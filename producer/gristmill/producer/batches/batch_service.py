@@ -1,4 +1,4 @@
-"""What clients can do with batches, through the gateway or `gristmill batch`.
+"""The calls of clients: the gateway and `gristmill batch` make them.
 
 Nothing here runs a batch. `create` and `cancel` note in Redis what the client wants and wake a
 steward, which does the work (`lifecycle/`).
@@ -104,12 +104,12 @@ class Batches:
             tenant: Owner of both batches.
             batch_id: Id of the ended batch.
             completion_window: Window of the new batch; None for that of the old one.
-            max_open: As in `create`.
+            max_open: Most batches of this tenant that may not have ended; None for no limit.
 
         Raises:
             NotFound: The tenant has no such batch, or its files are gone.
             InvalidRequest: The batch has not ended, or nothing failed.
-            LimitReached: As in `create`.
+            LimitReached: The tenant has `max_open` batches that have not ended.
         """
         record = await self.batch(tenant, batch_id)
         file = await self._upload_failed_lines(record)

@@ -1,4 +1,4 @@
-"""What a client asks for when it creates a batch, and the rules for it."""
+"""The specification of a new batch, and the rules that it must keep."""
 
 import re
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ _PHASES: Mapping[BatchStatus, Phase] = {
 
 
 class ByteRange(NamedTuple):
-    """Where a line lies in the input, in bytes."""
+    """The place of a line in the input, in bytes."""
 
     start: int
     size: int
@@ -27,15 +27,15 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far the input of a batch is read and answered.
+    """The point from which the next slice of a batch goes on.
 
     Attributes:
         line: Number of the last line that was read.
         offset: Byte at which the next line begins.
-        is_read: Whether the whole input was read.
+        is_read: True once the whole input was read.
         outstanding: Lines that were read and have no row yet, each with its `ByteRange`.
-        skipped: Path of the object that lists the lines which validation gave a row; "" if there are none.
-        has_parts: Whether parts lie in the storage.
+        skipped: Path of the object that lists the lines to which validation gave a row; "" for no such lines.
+        has_parts: True while parts lie in the storage.
     """
 
     line: int = 0
@@ -65,12 +65,12 @@ class BatchState:
 
     Attributes:
         record: The batch as of its last commit.
-        checkpoint: How far it was at that commit.
-        is_cancelled: Whether a client has cancelled it.
-        is_announced: Whether its end was sent to the tenant's webhook, or the tenant has none.
+        checkpoint: The checkpoint of that commit.
+        is_cancelled: True if a client has cancelled it.
+        is_announced: True if its end was sent to the tenant's webhook, or the tenant has no webhook.
         num_commits: Commits so far.
         num_slices: Slices that stewards began.
-        problem: Why the last slice failed; "" if it did not. For operators, since it may name paths.
+        problem: Error of the last slice if it failed, else "". Only operators see it, since it may name paths.
     """
 
     record: BatchRecord
@@ -101,7 +101,7 @@ class BatchState:
 
     @property
     def phase(self) -> Phase | None:
-        """The next step of the batch; None if there is none.
+        """The next step of the batch, or None.
 
         A batch that has ended is finalized again to delete its parts. That happens after the webhook,
         a minute later or more: a Redis that loses its last moments may need the parts again.

@@ -5,10 +5,11 @@ from typing import Any
 
 from gristmill.producer.batches.batch_records import BatchRecords
 from gristmill.producer.batches.batch_state import Phase, phase_of
-from gristmill.producer.batches.scripts import registered
+from gristmill.producer.batches.scripts import lua_script
 from gristmill.shared.queue import Queue
 
 MAX_BACKOFF_S = 60
+"""Longest delay, so that a batch goes on within a minute of a repair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,14 @@ class DueBatches:
         self._redis: Any = queue.redis
         self._keys = queue.keys
         self._records = records
-        self._due = registered(queue.redis, "due")
-        self._wake = registered(queue.redis, "wake")
+        self._due = lua_script(queue.redis, "due")
+        self._wake = lua_script(queue.redis, "wake")
 
-    async def due(self, limit: int = 100) -> list[DueBatch]:
+    async def batches(self, limit: int = 100) -> list[DueBatch]:
         """Return batches that are due and that no steward holds, longest due first.
 
         Args:
-            limit: How many due batches to look at.
+            limit: Due batches to look at.
         """
         ids = await self._due(keys=[self._keys.prefix], args=[limit])
         found = [await self._with_phase(batch.decode()) for batch in ids]

@@ -154,7 +154,7 @@ class BatchRecord(BatchObject):
 
     @property
     def is_final(self) -> bool:
-        """Whether it has ended."""
+        """True once the batch has ended."""
         return self.status in FINAL_STATUSES
 
 

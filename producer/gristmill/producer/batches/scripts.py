@@ -6,7 +6,7 @@ from typing import Any
 from gristmill.shared.connection import AnyRedis
 
 
-def registered(redis: AnyRedis, name: str) -> Any:
+def lua_script(redis: AnyRedis, name: str) -> Any:
     """Return the script `lua/<name>.lua`; call it with `keys=[prefix]` and `args`."""
     lua = files("gristmill.producer.batches") / "lua"
     return redis.register_script((lua / f"{name}.lua").read_text())

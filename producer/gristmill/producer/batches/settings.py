@@ -14,25 +14,28 @@ class BatchSettings(QueueSettings):
     storage_url: Annotated[
         str,
         Field(
-            description="where files and results lie: a folder, or a URL that fsspec knows, such as s3://bucket/folder"
+            description="storage of files and results: a folder, or a URL that fsspec knows, such as s3://bucket/folder"
         ),
     ] = str(Path.home() / ".local/share/gristmill")
-    max_file_bytes: Annotated[int, Field(ge=1024, description="bytes of one uploaded file")] = (
-        16 * 2**30
-    )
-    max_batch_requests: Annotated[int, Field(ge=1, description="lines of one batch file")] = (
+    max_file_bytes: Annotated[
+        int, Field(ge=1024, description="largest uploaded file, in bytes")
+    ] = 16 * 2**30
+    max_batch_requests: Annotated[int, Field(ge=1, description="most lines of one batch file")] = (
         5_000_000
     )
     batch_window_requests: Annotated[
-        int, Field(ge=16, le=10_000, description="requests of one batch in Redis at a time")
+        int, Field(ge=16, le=10_000, description="most requests of one batch in Redis at a time")
     ] = 8192
     batch_window_bytes: Annotated[
-        int, Field(ge=2**20, description="bytes of one batch's requests in Redis at a time")
+        int, Field(ge=2**20, description="most bytes of one batch's requests in Redis at a time")
     ] = 64 * 2**20
     file_ttl_s: Annotated[
         int,
-        Field(ge=3600, description="how long a file is kept that does not say when it expires"),
+        Field(
+            ge=3600,
+            description="seconds after which a file is deleted, unless it has an expiry of its own",
+        ),
     ] = 30 * 24 * 3600
     batch_ttl_s: Annotated[
-        int, Field(ge=3600, description="how long a batch is listed after its end")
+        int, Field(ge=3600, description="seconds for which a batch is listed after its end")
     ] = 30 * 24 * 3600

@@ -1,6 +1,6 @@
 """The storage of files: a folder, or a URL that fsspec knows (S3, GCS, Azure, ...).
 
-Each object has a name of its own and never changes once it is written. Records name only objects
+Each object has a unique name and never changes once it is written. Records name only objects
 that are complete. So a reader that finds a name in a record sees the whole object, on any storage.
 """
 
@@ -67,7 +67,7 @@ class Storage:
 
     @staticmethod
     def new_path(folder: str, name: str) -> str:
-        """Return a path that no other object has."""
+        """Return a unique path."""
         return f"{folder}/{name}.{uuid4().hex}"
 
     def open(self, path: str, offset: int = 0) -> BinaryIO:

@@ -1,7 +1,7 @@
 """The files of tenants: uploads, and the results of batches. Redis has the records, the storage the bytes.
 
-A file is written in several steps. A process that dies between two of them leaves no more than
-`delete_expired` removes later.
+A file is written in several steps. `delete_expired` removes what a process leaves that dies between
+two of them.
 """
 
 import asyncio

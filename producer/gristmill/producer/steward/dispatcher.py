@@ -99,7 +99,7 @@ class Dispatcher:
     async def _enqueue_due(self, store: BatchStore, waiting: list[str]) -> None:
         has_job = {batch_of(job_id) for job_id in waiting}
         has_webhook = any(map(is_webhook, waiting))
-        for work in await store.due.due(2 * MAX_WAITING):
+        for work in await store.due.batches(2 * MAX_WAITING):
             if work.phase != "announce":
                 if work.batch not in has_job:
                     self._jobs.work_on(work.batch, work.phase, work.num_slices)

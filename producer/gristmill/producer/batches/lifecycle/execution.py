@@ -21,6 +21,7 @@ from gristmill.producer.batches.lifecycle.slice_clock import SliceClock
 from gristmill.producer.batches.lifecycle.window import commit_interval_s
 from gristmill.producer.batches.objects import Closing
 from gristmill.producer.batches.rows import Line, lines_of
+from gristmill.shared.chunking import chunks
 from gristmill.shared.operations import IDS_A_CALL
 
 LOOK_S = 1.0
@@ -30,14 +31,14 @@ RECONCILE_S = 5.0
 """Seconds between two comparisons of the outstanding lines with the queue."""
 
 MAX_SLICE_S = 300.0
-"""Longest slice, whatever `may_go_on` says."""
+"""Longest slice, even if `may_go_on` would allow more."""
 
 MAX_UNCOMMITTED = 5_000
 """Rows after which a commit is due; their results are in Redis until then."""
 
 
 MayGoOn = Callable[[float], bool]
-"""Whether a slice may begin another step, given the seconds since it last had something to do."""
+"""Asked before each step, with the seconds since the slice last had work; False ends the slice."""
 
 
 class Execution:
@@ -145,8 +146,7 @@ class Execution:
         """Return the lines among these that have a result, and those that the queue does not know."""
         finished: list[int] = []
         unknown: list[int] = []
-        for start in range(0, len(numbers), IDS_A_CALL):
-            chunk = numbers[start : start + IDS_A_CALL]
+        for chunk in chunks(numbers, IDS_A_CALL):
             states = await self._queue.status([self._tracker.id_of(number) for number in chunk])
             for number, (state, _) in zip(chunk, states, strict=True):
                 if state == "done":

@@ -37,7 +37,7 @@ async def finalize(store: BatchStore, leased: LeasedBatch) -> None:
 
 
 async def delete_parts(store: BatchStore, leased: LeasedBatch) -> None:
-    """Delete the parts of a batch that has ended, and what a dead steward left beside its files."""
+    """Delete the parts of a batch that has ended, and unlisted objects that a dead steward left."""
     record = leased.record
     paths = []
     for file_id in filter(None, (record.output_file_id, record.error_file_id)):

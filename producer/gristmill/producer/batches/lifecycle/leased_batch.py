@@ -13,7 +13,7 @@ from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.objects import BatchRecord, FileRecord
 from gristmill.producer.batches.parts import Part
 from gristmill.producer.batches.rows import LineReader
-from gristmill.producer.batches.scripts import registered
+from gristmill.producer.batches.scripts import lua_script
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import HeldLease
 
@@ -42,7 +42,7 @@ class LeasedBatch:
     def __init__(self, store: BatchStore, state: BatchState, lock: Lock) -> None:
         self._store = store
         self._lock = lock
-        self._commit = registered(store.queue.redis, "commit")
+        self._commit = lua_script(store.queue.redis, "commit")
         self.id = state.record.id
         self.state = state
         self.held = HeldLease(store.queue.keys.batchlease(self.id), lock.local.token.decode())
@@ -95,7 +95,7 @@ class LeasedBatch:
         await self._lock.extend(LEASE_S, replace_ttl=True)
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
-        """Run a function that blocks (on the storage, on the DNS) in a thread, and renew the lease meanwhile.
+        """Run a blocking function, such as one of the storage, in a thread; renew the lease until it ends.
 
         Raises:
             redis.exceptions.LockError: The lease has ended. The thread goes on, but its result is ignored.

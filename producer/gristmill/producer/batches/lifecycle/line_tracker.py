@@ -1,4 +1,4 @@
-"""Which lines of a batch wait for a result, and what has changed since the last commit."""
+"""The lines of a batch that wait for a result, and the changes since the last commit."""
 
 import time
 from collections import Counter
@@ -43,7 +43,7 @@ class LineTracker:
         closing: Status with which the batch will end before all its lines have an answer; None if it runs on.
         line: Number of the last line that was read.
         offset: Byte at which the next line begins.
-        is_read: Whether the whole input was read.
+        is_read: True once the whole input was read.
     """
 
     def __init__(self, state: BatchState, rows: RowBuffer) -> None:
@@ -61,7 +61,7 @@ class LineTracker:
 
     @property
     def is_done(self) -> bool:
-        """Whether every line has its row."""
+        """True once every line has its row."""
         return self.is_read and not self.outstanding
 
     @property

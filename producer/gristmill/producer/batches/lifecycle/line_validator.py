@@ -84,7 +84,7 @@ class LineValidator:
         return None
 
     def _unlike_others(self, number: int, request: Request) -> BadLine | None:
-        """Return the error of a request that may not stand beside the lines before, else None."""
+        """Return the error of a request that does not fit the earlier lines, else None."""
         custom_id = custom_id_of(request)
         first = self._custom_ids.add(custom_id, number)
         if first is not None:

@@ -1,4 +1,4 @@
-r"""What a steward does with a batch, phase by phase.
+r"""The phases of a batch, and the step that a steward takes in each.
 
     validating -> in_progress -> finalizing -> completed
         |             |              \-> expired, cancelled, failed   (`closing` says which)

@@ -7,6 +7,7 @@ from typing import Any
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.line_tracker import LineTracker, number_of
 from gristmill.producer.batches.lifecycle.slice_clock import SliceClock
+from gristmill.shared.chunking import chunks
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.queue import Queue
 from gristmill.shared.results import Result
@@ -72,13 +73,15 @@ class ResultCollector:
     async def forget_written(self) -> None:
         """Delete the results whose rows are committed now."""
         written, self._tracker.written_ids = self._tracker.written_ids, []
-        for start in range(0, len(written), IDS_A_CALL):
-            await self._queue.forget(written[start : start + IDS_A_CALL])
+        for ids in chunks(written, IDS_A_CALL):
+            await self._queue.forget(ids)
         if self._tracker.is_done:
             await self._queue.redis.unlink(self._reply_key)
 
     def _is_window_over(self, results: Sequence[Result | None]) -> bool:
-        """Whether the queue noticed the end of the completion window before the steward did.
+        """Return True if results show that the completion window is over.
+
+        The queue may notice it before the steward does.
 
         The deadline of each request is the end of the window, unless its line has an earlier one.
         """

@@ -31,7 +31,7 @@ class RowBuffer:
         self._rows[kind] += row
 
     def flush(self) -> None:
-        """Write the rows as parts, each an object of its own. Readers see a part once it is committed."""
+        """Write the rows into new objects, the parts. Readers see a part once it is committed."""
         for kind, rows in self._rows.items():
             if rows:
                 path = self._storage.new_path(self._folder, kind)

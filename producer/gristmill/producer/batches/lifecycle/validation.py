@@ -60,7 +60,7 @@ class Validation:
         return LineValidator(self._leased.record, self._reader, domains, fleet)
 
     async def _read(self, validator: LineValidator, input_path: str) -> bool:
-        """Check the lines; return False if the batch was cancelled meanwhile."""
+        """Check the lines; return False if a cancel stopped the pass."""
         with self._store.storage.open(input_path) as stream:
             lines = lines_of(stream, self._reader.max_line_bytes)
             check_next = partial(validator.check_next, lines)
@@ -123,7 +123,7 @@ class Validation:
         await self._leased.commit(record, checkpoint, parts=parts)
 
     async def _write_skipped(self) -> str:
-        """Write the numbers of the bad lines and return their path; "" if there are none."""
+        """Write the numbers of the bad lines and return their path; "" without bad lines."""
         if not self._skipped:
             return ""
         storage = self._store.storage

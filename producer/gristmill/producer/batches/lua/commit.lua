@@ -1,9 +1,11 @@
 -- commit: write what a steward has done for a batch, in one step.
 --
 -- KEYS[1]  prefix
--- ARGV     batch, token of the lease, number of this commit, tenant, record (JSON), checkpoint (JSON),
---          ttl_s (0 while the batch has not ended), number of parts, parts (JSON)...,
---          then for each new file: id, record (JSON), expires_at (seconds)
+-- ARGV     1  batch                        5  record (JSON)
+--          2  token of the lease           6  checkpoint (JSON)
+--          3  number of this commit        7  ttl_s; 0 while the batch has not ended
+--          4  tenant                       8  number of parts
+--          9... parts (JSON); then for each new file: id, record (JSON), expires_at (seconds)
 -- Returns  1, or 0 if another steward has the lease: then nothing was written. The same commit sent
 --          again returns 1 and changes nothing
 -- Keeps    one row a line: rows, counts and checkpoint change together, and only the holder of the

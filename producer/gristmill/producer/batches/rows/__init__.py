@@ -1,13 +1,13 @@
 """The lines of an input and the rows of an output, in OpenAI's batch format. No Redis, no storage."""
 
-from gristmill.producer.batches.rows.custom_ids import CustomIds, duplicate_line
-from gristmill.producer.batches.rows.line_reader import (
-    BadLine,
-    LineReader,
+from gristmill.producer.batches.rows.custom_ids import (
+    CustomIds,
     custom_id_of,
     custom_id_of_line,
+    duplicate_line,
 )
-from gristmill.producer.batches.rows.lines import Line, lines_of, take_lines
+from gristmill.producer.batches.rows.line_reader import LineReader
+from gristmill.producer.batches.rows.lines import BadLine, Line, lines_of, take_lines
 from gristmill.producer.batches.rows.row_format import (
     bad_line_row,
     is_success,

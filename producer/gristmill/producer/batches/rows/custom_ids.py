@@ -1,13 +1,30 @@
-"""Find the lines of one file that have the same custom_id."""
+"""The custom_ids of lines, and the lines of one file that have the same one."""
 
 from array import array
 from hashlib import blake2b
 
-from gristmill.producer.batches.rows.line_reader import BadLine, custom_id_of
+import orjson
+
+from gristmill.producer.batches.rows.lines import BadLine, Line
 from gristmill.shared.request import Request, shown
+from gristmill.shared.request_json import MAX_CUSTOM_ID
 
 MAX_NAMED = 1000
 """Duplicates whose earlier line is looked up; a look-up reads 8 bytes a line."""
+
+
+def custom_id_of(request: Request) -> str:
+    """Return the name of a line's request: its `custom_id`, else its `id`, else its number."""
+    return str((request.metadata or {})["custom_id"])
+
+
+def custom_id_of_line(line: Line) -> str:
+    """Return the custom_id of a line that is no request; its number if none can be read."""
+    try:
+        custom_id = orjson.loads(line.raw)["custom_id"]
+    except (ValueError, TypeError, KeyError, IndexError):
+        return str(line.number)
+    return custom_id[:MAX_CUSTOM_ID] if isinstance(custom_id, str) else str(line.number)
 
 
 class CustomIds:

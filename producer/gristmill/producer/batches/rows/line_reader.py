@@ -1,36 +1,14 @@
 """Read the lines of one file as requests."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from gristmill.producer.batches.rows.lines import Line
+from gristmill.producer.batches.rows.custom_ids import custom_id_of, custom_id_of_line
+from gristmill.producer.batches.rows.lines import BadLine, Line
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet
 from gristmill.shared.request import Request
-from gristmill.shared.request_json import MAX_CUSTOM_ID, max_element_bytes, request_from_json
-
-
-@dataclass(frozen=True, slots=True)
-class BadLine:
-    """A line that cannot run as a request.
-
-    Attributes:
-        number: Number of the line, from 1.
-        reason: The rule that the line breaks, and the remedy.
-        custom_id: The line's custom_id, else its number.
-        code: The kind of the rule, for programs.
-    """
-
-    number: int
-    reason: str
-    custom_id: str
-    code: str = InvalidRequest.code
-
-    def __str__(self) -> str:
-        return f"line {self.number:,}: {self.reason}"
+from gristmill.shared.request_json import max_element_bytes, request_from_json
 
 
 class LineReader:
@@ -79,17 +57,3 @@ class LineReader:
         if self._fleet and (refusal := self._fleet.refusal(request)):
             return BadLine(line.number, refusal.reason, custom_id_of(request), refusal.code)
         return request
-
-
-def custom_id_of(request: Request) -> str:
-    """Return the name of a line's request: its `custom_id`, else its `id`, else its number."""
-    return str((request.metadata or {})["custom_id"])
-
-
-def custom_id_of_line(line: Line) -> str:
-    """Return the custom_id of a line that is no request; its number if none can be read."""
-    try:
-        custom_id = orjson.loads(line.raw)["custom_id"]
-    except (ValueError, TypeError, KeyError, IndexError):
-        return str(line.number)
-    return custom_id[:MAX_CUSTOM_ID] if isinstance(custom_id, str) else str(line.number)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO
 
+from gristmill.shared.errors import InvalidRequest
+
 MAX_BLANK_LAST_LINES = 1_000
 """Blank lines at the end of a file that are ignored; of more, the first ones are bad lines."""
 
@@ -29,6 +31,26 @@ class Line:
     raw: bytes
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that cannot run as a request.
+
+    Attributes:
+        number: Number of the line, from 1.
+        reason: The rule that the line breaks, and the remedy.
+        custom_id: The line's custom_id, else its number.
+        code: The kind of the rule, for programs.
+    """
+
+    number: int
+    reason: str
+    custom_id: str
+    code: str = InvalidRequest.code
+
+    def __str__(self) -> str:
+        return f"line {self.number:,}: {self.reason}"
 
 
 def lines_of(

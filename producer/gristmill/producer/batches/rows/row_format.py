@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from gristmill.producer.batches.rows.line_reader import BadLine
+from gristmill.producer.batches.rows.lines import BadLine
 from gristmill.shared.results import Result
 
 ID_PREFIX = "batch_req_"
@@ -62,7 +62,7 @@ def _row(
 
 
 def is_success(row: dict[str, Any]) -> bool:
-    """Whether a parsed row has an answer of the engine and no error."""
+    """Return True if a parsed row has an answer of the engine and no error."""
     response = row["response"]
     return row["error"] is None and response is not None and response["status_code"] < 400
 

@@ -34,7 +34,7 @@ class WrittenRows:
 class OutputFile:
     """An output file, locked so that only this process appends to it. Rows are not buffered.
 
-    The file `<path>.run` beside it holds the `RunRecord` that a resume needs.
+    The file `<path>.run` holds the `RunRecord` that a resume needs.
 
     Args:
         path: Path of the file; it is created if it does not exist.
@@ -165,7 +165,7 @@ def _locked(path: Path) -> FileIO:
 
 
 def _is_at(path: Path, file: FileIO) -> bool:
-    """Whether the path still leads to an open file."""
+    """Return True if a path still leads to an open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

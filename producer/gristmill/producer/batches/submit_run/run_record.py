@@ -1,4 +1,4 @@
-"""The file `OUT.run` beside an output: it says with which input and options the run began."""
+"""The file `OUT.run` of the output OUT: it says with which input and options the run began."""
 
 import hashlib
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ class RunRecord:
 
     @staticmethod
     def beside(output: Path) -> Path:
-        """Return the path of the record beside an output."""
+        """Return the path of the record of an output."""
         return output.with_name(output.name + ".run")
 
     @classmethod
     def read(cls, output: Path) -> "RunRecord | None":
-        """Return the record beside an output; None if there is none.
+        """Return the record of an output, or None.
 
         Raises:
             InvalidRequest: The file has another format than `write` gives it.
@@ -51,7 +51,7 @@ class RunRecord:
             raise InvalidRequest(message) from None
 
     def write(self, output: Path) -> None:
-        """Write the record beside an output, in full or not at all."""
+        """Write the record of an output, in full or not at all."""
         path = self.beside(output)
         draft = path.with_name(path.name + ".draft")
         draft.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE))
