@@ -17,7 +17,7 @@ from typing import NamedTuple
 from simulation import SimulatedWorker, simulate
 from ulid import ULID
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue

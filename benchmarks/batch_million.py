@@ -26,7 +26,8 @@ from openai import APIError, AsyncOpenAI
 from openai.types import Batch
 from redis.exceptions import RedisError
 
-from gristmill.local.server import die_with_parent, free_port, server_binary
+from gristmill.local.processes import die_with_parent, free_port
+from gristmill.local.redis_server import server_binary
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 

@@ -26,7 +26,8 @@ import orjson
 from engine_share import demo_argv
 from pydantic import SecretStr
 
-from gristmill.local.server import die_with_parent, running_server
+from gristmill.local.processes import die_with_parent
+from gristmill.local.redis_server import running_server
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.batch_store import BatchStore

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.bench.loads import LoadRequest, named
-from gristmill.local.server import die_with_parent, running_server
+from gristmill.local.processes import die_with_parent
+from gristmill.local.redis_server import running_server
 from gristmill.producer.client import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue

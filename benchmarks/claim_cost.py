@@ -16,7 +16,7 @@ from typing import get_args
 
 from queue_ops import CLAIM, SUBMIT
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Scheduling, SchedulingPolicy
 from gristmill.shared.queue import Queue

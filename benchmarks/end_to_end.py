@@ -21,7 +21,8 @@ from tempfile import TemporaryDirectory
 
 import orjson
 
-from gristmill.local.server import die_with_parent, running_server
+from gristmill.local.processes import die_with_parent
+from gristmill.local.redis_server import running_server
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from ulid import ULID
 
 from gristmill.bench.loads import LoadRequest, named
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.shared.connection import connect
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue import Queue

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Settlement
 from gristmill.shared.queue import Queue

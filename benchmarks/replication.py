@@ -23,7 +23,7 @@ from pathlib import Path
 from redis.exceptions import RedisError
 from stamina.instrumentation import set_on_retry_hooks
 
-from gristmill.local.server import die_with_parent, free_port
+from gristmill.local.processes import die_with_parent, free_port
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.bench.tune.budget import Budget
-from gristmill.bench.tune.points import Candidate, Goal, Point, Setting
-from gristmill.bench.tune.report import point_line, print_report
-from gristmill.bench.tune.rig import Rig
-from gristmill.bench.tune.sample import Sample
-from gristmill.bench.tune.session import Options, tuned
+from gristmill.bench.tune.candidates import Candidate, Setting
+from gristmill.bench.tune.engine_runner import EngineRunner
+from gristmill.bench.tune.goal import Goal
+from gristmill.bench.tune.load_sample import LoadSample
+from gristmill.bench.tune.measured_point import MeasuredPoint
+from gristmill.bench.tune.run_tune import TuneOptions, tuned
+from gristmill.bench.tune.tune_report import point_line, print_report
 from gristmill.shared.log import configure_logging
 
 STAGES = ("grid", "tune", "compare")
@@ -64,42 +66,47 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def measured(rig: Rig, candidate: Candidate) -> Point:
-    point = await rig.measure(candidate)
-    print(f"  {point_line(point)}; start {rig.starts[-1].seconds:.0f} s", flush=True)
+async def measured(runner: EngineRunner, candidate: Candidate) -> MeasuredPoint:
+    point = await runner.measure(candidate)
+    print(f"  {point_line(point)}; start {runner.starts[-1].seconds:.0f} s", flush=True)
     return point
 
 
 async def grid(
-    args: argparse.Namespace, rig: Rig, points: list[Point], keep: Callable[[list[Point]], None]
+    args: argparse.Namespace,
+    runner: EngineRunner,
+    points: list[MeasuredPoint],
+    keep: Callable[[list[MeasuredPoint]], None],
 ) -> None:
     """Measure every pair, full, that an earlier call has not; each is kept at once."""
     settings = [Setting(s, t) for t in args.tokens for s in args.seqs if t >= s]
     for candidate in [Candidate(each, each.full) for each in settings]:
         if all(each.candidate != candidate for each in points):
-            points.append(await measured(rig, candidate))
+            points.append(await measured(runner, candidate))
             keep(points)
 
 
-async def compare(args: argparse.Namespace, rig: Rig, rivals: list[Candidate]) -> list[Point]:
+async def compare(
+    args: argparse.Namespace, runner: EngineRunner, rivals: list[Candidate]
+) -> list[MeasuredPoint]:
     """Measure in turns, each time on a fresh engine, every second round backwards."""
     points = []
     for i in range(args.rounds):
         for candidate in rivals if i % 2 == 0 else reversed(rivals):
-            await rig.close()
-            points.append(await measured(rig, candidate))
+            await runner.close()
+            points.append(await measured(runner, candidate))
     return points
 
 
-def best_of(points: list[Point]) -> Point:
+def best_of(points: list[MeasuredPoint]) -> MeasuredPoint:
     return max(points, key=lambda point: point.tokens_per_s)
 
 
-def mean_of(points: list[Point], candidate: Candidate) -> float:
+def mean_of(points: list[MeasuredPoint], candidate: Candidate) -> float:
     return statistics.fmean(each.tokens_per_s for each in points if each.candidate == candidate)
 
 
-def print_grid(points: list[Point]) -> None:
+def print_grid(points: list[MeasuredPoint]) -> None:
     tokens = sorted({each.candidate.setting.max_num_batched_tokens for each in points})
     speeds = {each.candidate.setting: each.tokens_per_s for each in points}
     print(f"| max_num_seqs | {' | '.join(f'{t} tokens a step' for t in tokens)} |")
@@ -109,7 +116,9 @@ def print_grid(points: list[Point]) -> None:
         print(f"| {seqs} | {' | '.join(f'{cell:,.0f}' if cell else '-' for cell in cells)} |")
 
 
-def print_verdict(grids: list[Point], chosen: Point, turns: list[Point]) -> None:
+def print_verdict(
+    grids: list[MeasuredPoint], chosen: MeasuredPoint, turns: list[MeasuredPoint]
+) -> None:
     best = best_of(grids)
     print(f"grid's best: {point_line(best)}\ntune's choice: {point_line(chosen)}")
     print(f"as measured by each: {chosen.tokens_per_s / best.tokens_per_s:.3f}")
@@ -120,20 +129,20 @@ def print_verdict(grids: list[Point], chosen: Point, turns: list[Point]) -> None
 
 async def run(args: argparse.Namespace, found: dict[str, Any], results: Path) -> None:
     stages = args.stages.split(",")
-    sample = Sample(args.sample, args.requests, scale=args.scale)
+    sample = LoadSample(args.sample, args.requests, scale=args.scale)
 
-    def keep(stage: str, points: list[Point], **facts: object) -> None:
+    def keep(stage: str, points: list[MeasuredPoint], **facts: object) -> None:
         found[stage] = {"points": [point.as_json() for point in points], **facts}
         results.write_text(json.dumps(found, indent=2))
 
-    def kept(stage: str) -> list[Point]:
-        return [Point.from_json(each) for each in found.get(stage, {}).get("points", [])]
+    def kept(stage: str) -> list[MeasuredPoint]:
+        return [MeasuredPoint.from_json(each) for each in found.get(stage, {}).get("points", [])]
 
-    async with Rig(args.argv, sample, args.out, FixedPoints(args.point_s)) as rig:
+    async with EngineRunner(args.argv, sample, args.out, FixedPoints(args.point_s)) as runner:
         if "grid" in stages:
-            await grid(args, rig, kept("grid"), lambda points: keep("grid", points))
+            await grid(args, runner, kept("grid"), lambda points: keep("grid", points))
     if "tune" in stages:
-        options = Options(
+        options = TuneOptions(
             sample=sample, budget_s=args.budget, goal=Goal(), out=args.out, engine_argv=args.argv
         )
         report = await tuned(options)
@@ -145,9 +154,9 @@ async def run(args: argparse.Namespace, found: dict[str, Any], results: Path) ->
     if not kept("grid") or not kept("tune"):
         return
     rivals = list({best_of(kept("grid")).candidate: 0, kept("tune")[0].candidate: 0})
-    async with Rig(args.argv, sample, args.out, FixedPoints(args.point_s)) as rig:
+    async with EngineRunner(args.argv, sample, args.out, FixedPoints(args.point_s)) as runner:
         if "compare" in stages:
-            keep("compare", await compare(args, rig, rivals))
+            keep("compare", await compare(args, runner, rivals))
     print_verdict(kept("grid"), kept("tune")[0], kept("compare"))
 
 

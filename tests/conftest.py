@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from servers import running_cluster, without_dangerous
 
-from gristmill.local.server import running_server, server_binary
+from gristmill.local.redis_server import running_server, server_binary
 from gristmill.shared.connection import AnyRedis, connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue

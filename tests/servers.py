@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gristmill.local.server import die_with_parent, free_port, running_server, server_binary
+from gristmill.local.processes import die_with_parent, free_port
+from gristmill.local.redis_server import running_server, server_binary
 from gristmill.shared.redis_url import parse
 
 NUM_SLOTS = 16_384

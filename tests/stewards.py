@@ -19,7 +19,7 @@ from redis import Redis
 from rq.queue import Queue as RqQueue
 from rq.serializers import JSONSerializer
 
-from gristmill.local.server import die_with_parent, free_port
+from gristmill.local.processes import die_with_parent, free_port
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.batch_store import BatchStore

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gristmill.local.server import die_with_parent, free_port
+from gristmill.local.processes import die_with_parent, free_port
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.worker.drain import Drain

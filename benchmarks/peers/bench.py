@@ -12,7 +12,7 @@ import psutil
 from peers.rows import CONCURRENCY, Row
 from redis import Redis
 
-from gristmill.local.server import die_with_parent
+from gristmill.local.processes import die_with_parent
 
 TASKS = Path(__file__).resolve().parent / "tasks"
 START_LIMIT_S = 60.0

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gristmill.local.server import die_with_parent
+from gristmill.local.processes import die_with_parent
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 

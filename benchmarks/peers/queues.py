@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gristmill.local.server import running_server, server_binary
+from gristmill.local.redis_server import running_server, server_binary
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 

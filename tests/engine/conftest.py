@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from models import tiny_model
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.worker.engine import EngineInfo, InProcessEngine, RemoteEngine
 from gristmill.worker.engine.vllm.arguments import CPU_WORKER
 

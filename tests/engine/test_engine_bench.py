@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gristmill.bench.figures import rows
-from gristmill.bench.records import Report
+from gristmill.bench.bench_report import BenchReport
+from gristmill.bench.figures import setup_figures
 
 COMMAND = "from gristmill.bench.commands import bench; bench()"
 PREFIX_TOKENS = 256
@@ -30,9 +30,9 @@ def test_bench_measures_the_true_engine(model_dir: Path, tmp_path: Path) -> None
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "continuous x8" in ended.stdout
-    report = Report.load_from(tmp_path / "results.json")
+    report = BenchReport.load_from(tmp_path / "results.json")
     assert report.facts["command"].startswith("gristmill bench --load shared-prefix --requests 64")
-    for row, run in zip(rows(report.runs), report.runs, strict=True):
+    for row, run in zip(setup_figures(report.runs), report.runs, strict=True):
         assert row.num_failed == 0
         assert run.engine["output_tokens"] == report.load["max_tokens"]
         assert run.engine["prompt_tokens"] == report.load["prompt_tokens"]

@@ -10,10 +10,11 @@ import psutil
 import pytest
 
 from gristmill.bench.tune.budget import Budget
+from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.commands import tune
-from gristmill.bench.tune.points import Candidate, Setting
-from gristmill.bench.tune.rig import Rig, setting_of
-from gristmill.bench.tune.sample import Sample
+from gristmill.bench.tune.engine_flags import setting_of
+from gristmill.bench.tune.engine_runner import EngineRunner
+from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.shared.errors import EngineDied, SettingsError
 
 EngineProcesses = Callable[[], list[psutil.Process]]
@@ -46,17 +47,17 @@ async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_poi
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
 ) -> None:
     budget = Budget(100, monotonic() + 10**6)  # points of 8 s, and no end
-    async with Rig(flags, Sample(str(sample)), tmp_path, budget) as rig:
-        first = setting_of(await rig.start(None, 500))
+    async with EngineRunner(flags, LoadSample(str(sample)), tmp_path, budget) as runner:
+        first = setting_of(await runner.start(None, 500))
         assert first == Setting(4, 1024)
-        points = [await rig.measure(Candidate(first, number)) for number in (1, 5)]
+        points = [await runner.measure(Candidate(first, number)) for number in (1, 5)]
         assert [point.failure for point in points] == ["", ""]
         assert [point.candidate.in_flight for point in points] == [1, 5]
         assert min(point.tokens_per_s for point in points) > 0
-        assert len(rig.starts) == 1
-        refused = await rig.measure(Candidate(Setting(2048, 1024), 5))
+        assert len(runner.starts) == 1
+        refused = await runner.measure(Candidate(Setting(2048, 1024), 5))
         assert "max_num_seqs" in refused.failure  # vLLM wants a token for each sequence
-        assert [start.failure != "" for start in rig.starts] == [False, True]
+        assert [start.failure != "" for start in runner.starts] == [False, True]
     assert engine_processes() == []
 
 
@@ -65,23 +66,25 @@ async def test_engine_that_is_killed_while_it_is_measured_is_a_point(
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
 ) -> None:
     budget = Budget(100, monotonic() + 10**6)
-    async with Rig(flags, Sample(str(sample)), tmp_path, budget) as rig:
-        setting = setting_of(await rig.start(None, 500))
+    async with EngineRunner(flags, LoadSample(str(sample)), tmp_path, budget) as runner:
+        setting = setting_of(await runner.start(None, 500))
         for process in engine_processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        point = await rig.measure(Candidate(setting, 2))
+        point = await runner.measure(Candidate(setting, 2))
         assert "its process ended with -9" in point.failure
-        assert not rig.budget.has_time(monotonic() + 10**6 + 200, is_start=True)
+        assert not runner.budget.has_time(monotonic() + 10**6 + 200, is_start=True)
     assert engine_processes() == []
 
 
 @pytest.mark.timeout(600)
 async def test_engine_that_does_not_start_says_why(sample: Path, tmp_path: Path) -> None:
     budget = Budget(100, monotonic() + 10**6)
-    async with Rig(["--model", "/nowhere"], Sample(str(sample)), tmp_path, budget) as rig:
+    async with EngineRunner(
+        ["--model", "/nowhere"], LoadSample(str(sample)), tmp_path, budget
+    ) as runner:
         with pytest.raises(EngineDied, match="model folder /nowhere does not exist"):
-            await rig.start(None, 500)
+            await runner.start(None, 500)
 
 
 @pytest.mark.timeout(600)

@@ -27,7 +27,7 @@ from faults.proxy import Fate, Proxy, Trap
 from faults.redis_server import RedisServer
 from faults.schedule import LEASE_S, REDIS_FAULTS, Fault
 
-from gristmill.local.server import server_binary
+from gristmill.local.redis_server import server_binary
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying

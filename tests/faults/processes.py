@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from gristmill.local.server import die_with_parent
+from gristmill.local.processes import die_with_parent
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.log import configure_logging

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from gristmill.local.server import die_with_parent
+from gristmill.local.processes import die_with_parent
 from gristmill.shared.connection import connect
 
 SNAPSHOT = "snapshot.rdb"

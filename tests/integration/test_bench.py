@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gristmill.bench.bench_report import BenchReport, SetupRun
 from gristmill.bench.commands import bench
-from gristmill.bench.figures import rows
+from gristmill.bench.figures import setup_figures
 from gristmill.bench.loads import named
-from gristmill.bench.records import Report, Run
-from gristmill.bench.session import Options, run_bench
+from gristmill.bench.run_bench import BenchOptions, run_bench
 from gristmill.bench.setups import ALONE
-from gristmill.local.server import free_port
+from gristmill.local.processes import free_port
 from gristmill.shared.cli import RedisUnreachable
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, GristmillError, InvalidRequest, SettingsError
 from gristmill.worker.engine import EngineInfo, Response, StubEngine
 
-Bench = Callable[..., Report]
+Bench = Callable[..., BenchReport]
 
 
 @pytest.fixture
 def measured(redis_url: str, tmp_path: Path) -> Bench:
     """Run a small bench on a stub."""
 
-    def run(engine: StubEngine | None = None, **fields: Any) -> Report:
+    def run(engine: StubEngine | None = None, **fields: Any) -> BenchReport:
         values: dict[str, Any] = {
             "load": "uniform",
             "requests": 12,
@@ -47,12 +47,12 @@ def measured(redis_url: str, tmp_path: Path) -> Bench:
             "command": "gristmill bench",
         }
         engine = engine or StubEngine(token_delay_s=0.001, max_num_seqs=8)
-        return run_bench(Options(**(values | fields)), engine)
+        return run_bench(BenchOptions(**(values | fields)), engine)
 
     return run
 
 
-def most_at_once(run: Run) -> int:
+def most_at_once(run: SetupRun) -> int:
     """Return how many requests were in the engine at the same time."""
     ends = [(each.ended_s or 0, -1) for each in run.requests]
     steps = sorted([(each.arrived_s or 0, 1) for each in run.requests] + ends)
@@ -73,7 +73,7 @@ def test_every_setup_does_the_same_work_and_all_of_it(measured: Bench, tmp_path:
         assert run.seconds + 0.0001 >= max(each.ended_s or 0 for each in run.requests)  # rounded
         assert run.engine["output_tokens"] == sum(each.max_tokens for each in load)
         assert run.num_claimed == (0 if run.setup.policy == ALONE else 12)
-    assert Report.load_from(tmp_path / "bench" / "results.json").runs == report.runs
+    assert BenchReport.load_from(tmp_path / "bench" / "results.json").runs == report.runs
     assert {path.name for path in (tmp_path / "bench").iterdir()} >= {"table.md", "bench.svg"}
 
 
@@ -88,7 +88,7 @@ def test_each_policy_is_run_as_the_policy_that_it_is(measured: Bench) -> None:
     for start in (4, 8):  # the barrier
         before = max(each.ended_s or 0 for each in in_order[start - 4 : start])
         assert before <= (in_order[start].arrived_s or 0)
-    claims = {row.setup.policy: row.claim_size for row in rows(report.runs)}
+    claims = {row.setup.policy: row.claim_size for row in setup_figures(report.runs)}
     assert (claims["sequential"], claims["static"]) == (1, 4)
 
 
@@ -104,7 +104,7 @@ def test_each_scheduling_orders_the_whole_load(measured: Bench) -> None:
     assert fcfs == list(range(20))
     longest = {i for i in range(20) if load[i].prompt_tokens >= 76}
     assert set(sjf[-len(longest) :]) == longest
-    assert [row.setup.label for row in rows(report.runs)[1:]] == [
+    assert [row.setup.label for row in setup_figures(report.runs)[1:]] == [
         "sequential, fcfs",
         "sequential, sjf",
     ]
@@ -114,7 +114,7 @@ def test_fairness_tells_fair_from_first_come(measured: Bench) -> None:
     report = measured(
         load="tenants", requests=56, policies=["sequential"], schedulings=["fcfs", "fair"]
     )
-    _, fcfs, fair = rows(report.runs)
+    _, fcfs, fair = setup_figures(report.runs)
     assert fcfs.fairness == pytest.approx(1 / 8)
     assert fair.fairness is not None
     assert fair.fairness > 0.8  # a claim is one request here, so tenants differ by no more
@@ -155,7 +155,7 @@ def test_failures_are_counted_and_the_first_is_told(
     path = tmp_path / "mixed.jsonl"
     path.write_text('{"prompt": "a", "max_tokens": 3}\n{"input": "no chat"}\n')
     report = measured(load=str(path), requests=None)
-    assert [row.num_failed for row in rows(report.runs)] == [1, 1]
+    assert [row.num_failed for row in setup_figures(report.runs)] == [1, 1]
     assert "continuous, round 1: some failed, the first with" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from command_line import CommandLine, SettlingWorker, ended, interrupt
 from servers import ask
 
-from gristmill.local.server import free_port
+from gristmill.local.processes import free_port
 from gristmill.shared.cli import gristmill
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import parse
@@ -295,7 +295,7 @@ def test_the_version_is_printed(shell: CommandLine) -> None:
 
 
 def test_the_examples_of_the_demo_are_valid_and_packaged() -> None:
-    from gristmill.local.demo.show import REQUESTS
+    from gristmill.local.demo.run_demo import REQUESTS
     from gristmill.producer.batches.rows import LineReader
     from gristmill.producer.batches.submit_run import InputFile
 

@@ -15,7 +15,7 @@ from stewards import TRUE as STEWARD
 from stewards import steward_process
 from workers import STUB, worker_process
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.producer import Client
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings

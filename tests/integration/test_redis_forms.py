@@ -10,7 +10,8 @@ from redis.exceptions import AuthenticationError, ConnectionError, ResponseError
 from servers import ask, port_of, running_cluster, running_sentinels, with_user
 from workers import STUB, worker_process
 
-from gristmill.local.server import free_port, running_server
+from gristmill.local.processes import free_port
+from gristmill.local.redis_server import running_server
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits

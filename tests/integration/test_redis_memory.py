@@ -10,7 +10,7 @@ from queues import claimed_by, outcome, some_requests, succeed
 from redis.exceptions import OutOfMemoryError
 from workers import local_worker, settings_for
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect

@@ -9,7 +9,8 @@ from command_line import COMMAND
 from servers import ask, port_of
 from workers import STUB
 
-from gristmill.local.server import free_port, running_server
+from gristmill.local.processes import free_port
+from gristmill.local.redis_server import running_server
 
 SECRETS = ("s3cr3tuser", "s3cr3tword", "s3cr3tsentinel")
 LOGIN = "s3cr3tuser:s3cr3tword%23@"

@@ -11,7 +11,7 @@ import pytest
 from servers import port_of, process_id
 from workers import STUB, WorkerProcess, worker_process
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect

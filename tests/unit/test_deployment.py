@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect

@@ -1,1 +1,1 @@
-"""`gristmill bench`: one load through several policies on one engine, measured and drawn."""
+"""`gristmill bench`: run one load through several batch policies on one engine and compare them."""

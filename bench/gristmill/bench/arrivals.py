@@ -1,4 +1,4 @@
-"""When the requests of a run arrive: all at once, or an open loop that does not wait for answers."""
+"""Submit the requests of a run: all at once, or in an open loop that does not wait for answers."""
 
 import asyncio
 import random

@@ -66,7 +66,7 @@ def _parts(text: str | None) -> list[str]:
 )
 @scale_option
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of lengths, prompts and arrivals."
+    "--seed", type=int, default=0, show_default=True, help="Seed of lengths, prompts and arrivals."
 )
 @click.option(
     "--rate",
@@ -101,7 +101,7 @@ def _parts(text: str | None) -> list[str]:
     default=50.0,
     show_default=True,
     metavar="MS",
-    help="How long policies with a barrier wait to fill a batch.",
+    help="Longest wait to fill a batch, for policies that wait.",
 )
 @click.option(
     "--rounds",
@@ -132,7 +132,7 @@ def _parts(text: str | None) -> list[str]:
     "--redis-url",
     metavar="URL",
     envvar=["GRISTMILL_REDIS_URL", "REDIS_URL"],
-    help="Use this Redis, in queues that are deleted.  [env: REDIS_URL; default: one of its own]",
+    help="Use this Redis, in queues that are deleted.  [env: REDIS_URL; default: an embedded server]",
 )
 @click.option(
     "--vllm-url",
@@ -144,7 +144,7 @@ def _parts(text: str | None) -> list[str]:
     "--plot",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="JSON",
-    help="Measure nothing; draw a results.json once more, beside it.",
+    help="Measure nothing; draw a results.json again, into its folder.",
 )
 @click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
 @click.pass_context
@@ -159,14 +159,15 @@ def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
     docs/bench.md says what each column means. Exit codes: 0 all is measured, 2 an option or a line is
     wrong, 3 Redis does not answer, 4 the engine did not start or refuses the load.
     """
-    from gristmill.bench.session import Options, present_again, run_bench
+    from gristmill.bench.report_files import rewrite_report
+    from gristmill.bench.run_bench import BenchOptions, run_bench
     from gristmill.shared.log import configure_logging
 
     configure_logging("ERROR")
     if plot:
-        present_again(plot)
+        rewrite_report(plot)
     else:
-        run_bench(Options(**options, command=_command(context)))  # fmt: skip
+        run_bench(BenchOptions(**options, command=_command(context)))  # fmt: skip
 
 
 def _command(context: click.Context) -> str:

@@ -1,18 +1,18 @@
-"""From what runs left behind to the figures of the table; pure arithmetic, the names are the columns."""
+"""Compute the figures of the tables from the measurements. Pure arithmetic; docs/bench.md explains each."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median, quantiles
 
-from gristmill.bench.records import Run, Timed
+from gristmill.bench.bench_report import RequestTiming, SetupRun
 from gristmill.bench.setups import ALONE, Setup
 
 HTTP_ERROR = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """A distribution in seconds, or another unit; None where nothing was measured."""
 
     mean: float | None = None
@@ -21,7 +21,7 @@ class Spread:
     p99: float | None = None
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Spread":
+    def of(cls, values: Iterable[float]) -> "Distribution":
         """Return mean and percentiles, interpolated between neighbours as numpy does."""
         known = sorted(values)
         if not known:
@@ -31,33 +31,33 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SetupFigures:
     """The figures of one setup over all its rounds.
 
     Attributes:
-        setup: Which.
-        num_rounds: How many runs it pools.
-        num_requests: Of all of them.
-        num_failed: Those without a good answer.
-        seconds: Of all runs together.
-        requests_per_s: Good answers a second.
-        output_tokens_per_s: Of the good answers.
-        by_round: Output tokens a second of each round.
-        share: Of the engine alone: the median, over the rounds, of the ratio within one round.
-        claim_size: Mean requests of the batches that the worker started.
-        closed_by: Why they were closed, most frequent first.
-        running: Mean of the engine's running requests until it had been given the last one.
-        steps: Of the engine, in one run: what a busy machine does not change.
+        setup: The setup that was measured.
+        num_rounds: Number of runs.
+        num_requests: Requests of all runs.
+        num_failed: Requests without a good answer.
+        seconds: Duration of all runs together.
+        requests_per_s: Good answers per second.
+        output_tokens_per_s: Output tokens of good answers per second.
+        by_round: Output tokens per second in each round.
+        share: Throughput relative to the engine alone; the median of the rounds' ratios.
+        claim_size: Mean number of requests in a batch of the worker.
+        closed_by: Number of batches for each reason to close one, most frequent first.
+        running: Mean number of running requests until the last one reached the engine.
+        steps: Engine steps of one run; other load on the machine does not change them.
         kv_cache_peak: Highest share of the KV cache in use.
         hit_rate: Share of the prompt tokens looked up that were in the prefix cache.
         preemptions: Running requests pushed back for want of KV cache.
         gpu: Mean busy share of the GPU.
-        wait_s: From the submit to the arrival at the engine.
-        ttft_s: From the arrival at the engine to the first token.
-        tpot_s: Time of each token after the first.
-        engine_s: From the arrival at the engine to its answer.
-        e2e_s: From the submit to the engine's answer.
-        fairness: Jain's index of the tokens that the tenants were given while all had requests waiting.
+        wait_s: Seconds from the submit to the arrival at the engine.
+        ttft_s: Seconds from the arrival at the engine to the first token.
+        tpot_s: Seconds for each token after the first.
+        engine_s: Seconds from the arrival at the engine to its answer.
+        e2e_s: Seconds from the submit to the engine's answer.
+        fairness: Jain's index of the tokens served to each tenant while all tenants had requests waiting.
     """
 
     setup: Setup
@@ -77,22 +77,22 @@ class Row:
     hit_rate: float | None
     preemptions: int | None
     gpu: float | None
-    wait_s: Spread
-    ttft_s: Spread
-    tpot_s: Spread
-    engine_s: Spread
-    e2e_s: Spread
+    wait_s: Distribution
+    ttft_s: Distribution
+    tpot_s: Distribution
+    engine_s: Distribution
+    e2e_s: Distribution
     fairness: float | None
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
-    """Return a row for each setup, in the order in which they first ran."""
+def setup_figures(runs: Sequence[SetupRun]) -> list[SetupFigures]:
+    """Return the figures of each setup, in the order of their first runs."""
     alone = {run.round: _tokens_per_s(run) for run in runs if run.setup.policy == ALONE}
     setups = dict.fromkeys(run.setup for run in runs)
     return [_row(setup, [run for run in runs if run.setup == setup], alone) for setup in setups]
 
 
-def _row(setup: Setup, runs: Sequence[Run], alone: Mapping[int, float]) -> Row:
+def _row(setup: Setup, runs: Sequence[SetupRun], alone: Mapping[int, float]) -> SetupFigures:
     requests = [request for run in runs for request in run.requests]
     good = [request for request in requests if is_good(request)]
     seconds = sum(run.seconds for run in runs)
@@ -100,7 +100,7 @@ def _row(setup: Setup, runs: Sequence[Run], alone: Mapping[int, float]) -> Row:
     ratios = [_tokens_per_s(run) / alone[run.round] for run in runs if alone.get(run.round)]
     samples = [sample for run in runs for sample in run.samples]
     busy = [sample.gpu for sample in samples if sample.gpu is not None]
-    return Row(
+    return SetupFigures(
         setup=setup,
         num_rounds=len(runs),
         num_requests=len(requests),
@@ -118,37 +118,37 @@ def _row(setup: Setup, runs: Sequence[Run], alone: Mapping[int, float]) -> Row:
         hit_rate=_ratio(_total(runs, "prefix_cache_hits"), _total(runs, "prefix_cache_queries")),
         preemptions=_total(runs, "preemptions") if samples else None,
         gpu=mean(busy) if busy else None,
-        wait_s=Spread.of(wait_s(request) for request in good),
-        ttft_s=Spread.of(request.ttft_s for request in good if request.ttft_s is not None),
-        tpot_s=Spread.of(each for request in good if (each := tpot_s(request)) is not None),
-        engine_s=Spread.of(engine_s(request) for request in good),
-        e2e_s=Spread.of(e2e_s(request) for request in good),
+        wait_s=Distribution.of(wait_s(request) for request in good),
+        ttft_s=Distribution.of(request.ttft_s for request in good if request.ttft_s is not None),
+        tpot_s=Distribution.of(each for request in good if (each := tpot_s(request)) is not None),
+        engine_s=Distribution.of(engine_s(request) for request in good),
+        e2e_s=Distribution.of(e2e_s(request) for request in good),
         fairness=_fairness(runs),
     )
 
 
-def is_good(request: Timed) -> bool:
-    """Whether the engine answered it, and not with an error."""
+def is_good(request: RequestTiming) -> bool:
+    """Return whether the engine answered without an error."""
     return 0 < request.status < HTTP_ERROR
 
 
-def wait_s(request: Timed) -> float:
+def wait_s(request: RequestTiming) -> float:
     """Return the time from submit to engine of a request that got there."""
     return (request.arrived_s or 0.0) - request.submitted_s
 
 
-def engine_s(request: Timed) -> float:
+def engine_s(request: RequestTiming) -> float:
     """Return the time in the engine of a request that ended there."""
     return (request.ended_s or 0.0) - (request.arrived_s or 0.0)
 
 
-def e2e_s(request: Timed) -> float:
+def e2e_s(request: RequestTiming) -> float:
     """Return the time from submit to answer of a request that has one."""
     return (request.ended_s or 0.0) - request.submitted_s
 
 
-def tpot_s(request: Timed) -> float | None:
-    """Return the mean time of each token after the first; None if there is no second, or nobody saw the first."""
+def tpot_s(request: RequestTiming) -> float | None:
+    """Return the mean seconds per token after the first; None without a second token or a known TTFT."""
     if request.ttft_s is None or request.output_tokens < 2:
         return None
     return (engine_s(request) - request.ttft_s) / (request.output_tokens - 1)
@@ -160,10 +160,10 @@ def jain(shares: Sequence[float]) -> float | None:
     return sum(shares) ** 2 / (len(shares) * squares) if squares else None
 
 
-def served_while_backlogged(requests: Sequence[Timed]) -> dict[str, int]:
-    """Return the tokens that each tenant was given until the first of them had none left waiting.
+def served_while_backlogged(requests: Sequence[RequestTiming]) -> dict[str, int]:
+    """Return each tenant's tokens up to the moment when the first tenant has no request waiting.
 
-    What is given counts when the engine gets it, prompt and output: that is what a scheduler decides.
+    A request counts with prompt and output at its arrival at the engine, which the scheduler decides.
     """
     waiting = Counter(request.tenant for request in requests)
     served: Counter[str] = Counter()
@@ -178,8 +178,8 @@ def served_while_backlogged(requests: Sequence[Timed]) -> dict[str, int]:
     return {tenant: served[tenant] for tenant in waiting}
 
 
-def _fairness(runs: Sequence[Run]) -> float | None:
-    """Return the mean index of the runs; None for one tenant, without a queue, or if not all came at once."""
+def _fairness(runs: Sequence[SetupRun]) -> float | None:
+    """Return the mean index of the runs; None for one tenant, without a queue, or for spread arrivals."""
     indices = []
     for run in runs:
         shares = served_while_backlogged(run.requests)
@@ -189,15 +189,15 @@ def _fairness(runs: Sequence[Run]) -> float | None:
     return mean(known) if known else None
 
 
-def _came_at_once(run: Run) -> bool:
+def _came_at_once(run: SetupRun) -> bool:
     return len({request.submitted_s for request in run.requests}) == 1
 
 
-def _tokens_per_s(run: Run) -> float:
+def _tokens_per_s(run: SetupRun) -> float:
     return sum(request.output_tokens for request in run.requests if is_good(request)) / run.seconds
 
 
-def _running(runs: Sequence[Run]) -> float | None:
+def _running(runs: Sequence[SetupRun]) -> float | None:
     """Return the mean of the running requests while some waited in the queue."""
     seen = []
     for run in runs:
@@ -207,7 +207,7 @@ def _running(runs: Sequence[Run]) -> float | None:
     return mean(seen) if seen else None
 
 
-def _total(runs: Sequence[Run], counter: str) -> int:
+def _total(runs: Sequence[SetupRun], counter: str) -> int:
     return sum(run.engine.get(counter, 0) for run in runs)
 
 

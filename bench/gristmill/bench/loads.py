@@ -1,8 +1,7 @@
-"""What a measurement runs: named loads with a fixed seed, or the lines of the user's own file.
+"""The requests that a measurement runs: a named load with a fixed seed, or the lines of a file.
 
-A named load gives its prompts as token ids and its answers a fixed length (temperature 0, `ignore_eos`),
-so every policy does the same work, and the number of tokens is known beforehand. The ids are small enough
-for any vocabulary; what the model makes of them does not matter here.
+The prompts of a named load are token ids, small enough for any vocabulary. Each answer has a fixed length
+(temperature 0, `ignore_eos`). So every policy does the same work, and the number of tokens is known.
 """
 
 import random
@@ -28,7 +27,7 @@ PREFIX_TOKENS = 512
 """`shared-prefix`: groups of requests that begin alike, and how much of them is alike at scale 1."""
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Longest body of a file's request; the queue's own default."""
+"""Longest body of a file's request; the queue's default."""
 
 FLOOD, NUM_QUIET = "flood", 7
 """`tenants`: one sends half of all requests, before these others send theirs."""
@@ -43,9 +42,9 @@ class LoadRequest:
         body: The OpenAI request without `model`.
         prompt_tokens: Tokens of the prompt; an estimate for a file's requests.
         max_tokens: Tokens of the answer, which ends there at the latest.
-        tenant: Who sends it.
-        prefix: What requests with a common beginning share, or "".
-        priority: Its lane.
+        tenant: Tenant of the request.
+        prefix: Name of the common beginning; "" if there is none.
+        priority: Lane in the queue.
         deadline_s: Seconds from the submit after which it expires; 0 for none.
     """
 
@@ -59,11 +58,11 @@ class LoadRequest:
     deadline_s: float = 0
 
     def request(self, model: str, salt: str = "") -> Request:
-        """Return it for the queue, under a new id.
+        """Return the request for the queue, under a new id.
 
         Args:
-            model: The served name.
-            salt: Requests of different salts find nothing of each other in vLLM's prefix cache.
+            model: Served name of the model.
+            salt: vLLM's prefix cache shares nothing between different salts.
         """
         extra = {"cache_salt": salt} if salt else {}
         return Request.from_body(
@@ -118,9 +117,9 @@ def named(name: str, number: int, seed: int = 0, scale: float = 1.0) -> list[Loa
 
     Args:
         name: One of `SHAPES`.
-        number: How many requests.
-        seed: Of lengths and prompts.
-        scale: Of all lengths; 1 suits a GPU, 0.25 a CPU.
+        number: Number of requests.
+        seed: Seed of lengths and prompts.
+        scale: Factor of all lengths; 1 suits a GPU, 0.25 a CPU.
 
     Raises:
         SettingsError: No load has this name, or an argument is not positive.
@@ -149,10 +148,10 @@ def from_file(path: Path, limit: int | None = None) -> list[LoadRequest]:
 
     Args:
         path: The file. Models are ignored: the engine's own runs them all.
-        limit: Take no more than the first so many.
+        limit: Largest number of requests; None for all.
 
     Raises:
-        InvalidRequest: A line is no request, or there is none; the message names file and line.
+        InvalidRequest: A line is no request, or the file is empty; the message names file and line.
     """
     load: list[LoadRequest] = []
     with path.open("rb") as lines:

@@ -6,29 +6,29 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from gristmill.bench.figures import Row, rows
-from gristmill.bench.records import Report, Run, Sample
+from gristmill.bench.bench_report import BenchReport, EngineSample, SetupRun
+from gristmill.bench.figures import SetupFigures, setup_figures
 from gristmill.bench.setups import ALONE
 
 PANEL_INCHES = (6.0, 3.4)
 NUM_COLUMNS = 2
 MAX_POINTS = 200
-"""Points of one line; what is sampled more often is averaged, or an SVG grows to megabytes."""
+"""Points of one line. More samples are averaged, because an SVG would grow to megabytes."""
 
 LONG_RUN = 1.25
-"""Lines over time end at so many times the median run, or one slow run would leave the others no room."""
+"""Right end of a time axis, in median runs. One slow run would otherwise squeeze all others."""
 
 DOTS_PER_INCH = 90
 
 Panel = Callable[[Any], None]
 
 
-def draw(report: Report, stem: Path) -> list[Path]:
+def draw(report: BenchReport, stem: Path) -> list[Path]:
     """Draw a report as PNG and SVG; returns the two files.
 
     Args:
-        report: With at least one run.
-        stem: Where, without the suffix.
+        report: Report with at least one run.
+        stem: Path of the files without a suffix.
 
     Raises:
         ModuleNotFoundError: There is no matplotlib.
@@ -57,16 +57,16 @@ def draw(report: Report, stem: Path) -> list[Path]:
     return paths
 
 
-def _title(report: Report) -> str:
+def _title(report: BenchReport) -> str:
     engine, load = report.facts["engine"], report.load
     model = Path(engine["models"][0]).name
     device = engine["device"] or engine["transport"]
     return f"{model} on {device}, vLLM {engine['vllm_version']}: {load['name']}, {load['num_requests']:,} requests a run"
 
 
-def _panels(report: Report) -> list[Panel]:
-    """Return a panel for each thing that there is something to show of."""
-    found = rows(report.runs)
+def _panels(report: BenchReport) -> list[Panel]:
+    """Return a panel for each figure that has values."""
+    found = setup_figures(report.runs)
     queued = [row for row in found if row.setup.policy != ALONE]
     colours = {row.setup.label: f"C{i % 10}" for i, row in enumerate(found)}
     bars = partial(partial, _bars, colours=colours)
@@ -91,16 +91,16 @@ def _panels(report: Report) -> list[Panel]:
 
 
 def _panels_over_time(
-    runs: Sequence[Run], found: Sequence[Row], colours: Mapping[str, str]
+    runs: Sequence[SetupRun], found: Sequence[SetupFigures], colours: Mapping[str, str]
 ) -> list[Panel]:
-    """Return what was sampled in the first round, of the largest size of each policy."""
+    """Return the panels of the first round's samples, for the largest size of each policy."""
     largest = {
         (row.setup.policy, row.setup.scheduling): row.setup for row in sorted(found, key=_size)
     }
     shown = [
         run for run in runs if run.round == 1 and run.setup in largest.values() and run.samples
     ]
-    values: Mapping[str, Callable[[Sample], float]] = {
+    values: Mapping[str, Callable[[EngineSample], float]] = {
         "running requests": lambda sample: sample.running,
         "KV cache in use, %": lambda sample: 100 * sample.kv_cache_usage,
         "GPU busy, %": lambda sample: 100 * (sample.gpu or 0),
@@ -112,14 +112,14 @@ def _panels_over_time(
     ]
 
 
-def _size(row: Row) -> int:
+def _size(row: SetupFigures) -> int:
     return row.setup.size
 
 
 def _bars(
     axis: Any,
     title: str,
-    values: Sequence[tuple[Row, float | None]],
+    values: Sequence[tuple[SetupFigures, float | None]],
     colours: Mapping[str, str],
 ) -> None:
     labels = [row.setup.label for row, _ in values]
@@ -139,7 +139,7 @@ def _bars(
     axis.set_title(title)
 
 
-def _latency(axis: Any, found: Sequence[Row]) -> None:
+def _latency(axis: Any, found: Sequence[SetupFigures]) -> None:
     """Draw e2e's percentiles, and how much of the median is waiting."""
     places = range(len(found))
     for name, height, colour in (("p99", 0.8, "0.85"), ("p95", 0.6, "0.65"), ("p50", 0.4, "0.4")):
@@ -155,9 +155,9 @@ def _latency(axis: Any, found: Sequence[Row]) -> None:
 
 def _over_time(
     axis: Any,
-    runs: Sequence[Run],
+    runs: Sequence[SetupRun],
     title: str,
-    value: Callable[[Sample], float],
+    value: Callable[[EngineSample], float],
     colours: Mapping[str, str],
 ) -> None:
     for run in runs:
@@ -179,9 +179,9 @@ def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(mean(at for at, _ in chunk), mean(value for _, value in chunk)) for chunk in chunks]
 
 
-def _curve(axis: Any, found: Iterable[Row]) -> None:
+def _curve(axis: Any, found: Iterable[SetupFigures]) -> None:
     """Draw throughput over the time in the engine, a line for each policy, a point for each size."""
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[SetupFigures]] = {}
     for row in sorted(found, key=_size):
         lines.setdefault(f"{row.setup.policy} {row.setup.scheduling}".strip(), []).append(row)
     for name, line in lines.items():

@@ -1,4 +1,4 @@
-"""One run: a load through the worker's own wiring, or straight into the engine."""
+"""Run one load once, through a queue and a worker or straight into the engine."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,11 @@ from redis.exceptions import RedisError
 from ulid import ULID
 
 from gristmill.bench.arrivals import submit, until
-from gristmill.bench.claims import Claims
+from gristmill.bench.bench_report import RequestTiming, SetupRun
+from gristmill.bench.claim_counters import ClaimCounters
+from gristmill.bench.engine_sampler import EngineSampler
 from gristmill.bench.loads import LoadRequest
-from gristmill.bench.observed import Observed, Seen
-from gristmill.bench.records import Run, Timed
-from gristmill.bench.sampler import Sampler
+from gristmill.bench.recording_engine import PostedRequest, RecordingEngine
 from gristmill.bench.setups import ALONE, Setup, worker_fields
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, EngineError, GristmillError
@@ -30,7 +30,7 @@ from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import work
 
 POLL_S = 0.02
-"""Pause between two looks at the queue's counters; a run is timed no finer than this."""
+"""Seconds between two reads of the queue's counters; the precision of a run's duration."""
 
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
 MAX_ERROR_CHARS = 300
@@ -39,18 +39,18 @@ Working = asyncio.Task[EngineDied | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """What all runs share.
+class RunContext:
+    """Engine and Redis of all runs.
 
     Attributes:
-        engine: Started.
-        info: What its start returned.
-        redis_url: Where the scratch queues live.
-        batch_timeout_ms: Of the policies that wait to fill a batch.
-        gpu: Tells the busy share of the GPU, if anybody can.
+        engine: The started engine.
+        info: Facts that its start returned.
+        redis_url: Redis that holds the queues of the runs.
+        batch_timeout_ms: Longest wait of the policies that wait to fill a batch.
+        gpu: Returns the busy share of the GPU; None if it cannot be measured.
     """
 
-    engine: Observed
+    engine: RecordingEngine
     info: EngineInfo
     redis_url: str
     batch_timeout_ms: float
@@ -58,66 +58,68 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
-    """What a run took, and what was sampled meanwhile."""
+class _Measured:
+    """Duration, samples and claims of a run."""
 
     started_at: float
     seconds: float
-    sampler: Sampler
-    claims: Claims
+    sampler: EngineSampler
+    claims: ClaimCounters
 
 
-async def run(
-    stage: Stage,
+async def run_once(
+    context: RunContext,
     setup: Setup,
     load: Sequence[LoadRequest],
     due_s: Sequence[float],
     round_number: int,
-) -> Run:
+) -> SetupRun:
     """Run a load once.
 
-    The prompts of each run are salted anew, so no run finds in vLLM's prefix cache what another left there.
+    Each run salts its prompts, so that vLLM's prefix cache shares nothing between runs.
 
     Args:
-        stage: The engine and the Redis.
-        setup: How.
-        load: What.
-        due_s: When each request is due, in seconds from the start; all 0 for all at once.
-        round_number: For the record.
+        context: Engine and Redis of all runs.
+        setup: Batch policy, scheduling and size.
+        load: Requests to run.
+        due_s: Submit time of each request in seconds from the start; all 0 submits all at once.
+        round_number: Number of the round, from 1; 0 is the warm-up.
 
     Raises:
-        EngineDied: It died, and did not come up again.
+        EngineDied: The engine died and did not start again.
     """
     salt = str(ULID())
-    requests = [one.request(stage.info.models[0], salt) for one in load]
-    stage.engine.expect([request.body for request in requests])
+    requests = [one.request(context.info.models[0], salt) for one in load]
+    context.engine.expect([request.body for request in requests])
     if setup.policy == ALONE:
-        course = await _alone(stage, requests, due_s)
+        measured = await _alone(context, requests, due_s)
     else:
-        course = await _queued(stage, setup, requests, due_s)
-    seen = stage.engine.seen
-    return Run(
+        measured = await _queued(context, setup, requests, due_s)
+    posted = context.engine.posted
+    return SetupRun(
         setup,
         round_number,
-        course.seconds,
-        [_timed(*each, course.started_at) for each in zip(seen, load, due_s, strict=True)],
-        course.sampler.samples,
-        course.claims.num_claimed,
-        dict(course.claims.closed_by),
-        course.sampler.grown,
-        _first_error(seen),
+        measured.seconds,
+        [_timed(*each, measured.started_at) for each in zip(posted, load, due_s, strict=True)],
+        measured.sampler.samples,
+        measured.claims.num_claimed,
+        dict(measured.claims.closed_by),
+        measured.sampler.grown,
+        _first_error(posted),
     )
 
 
-async def _alone(stage: Stage, requests: Sequence[Request], due_s: Sequence[float]) -> _Course:
-    """Post each request to the engine when it is due, with nothing in between."""
+async def _alone(
+    context: RunContext, requests: Sequence[Request], due_s: Sequence[float]
+) -> _Measured:
+    """Post each request straight to the engine when it is due."""
     started_at = time.monotonic()
 
     async def one(request: Request, due_s: float) -> None:
         await until(started_at + due_s)
-        await stage.engine.post(request.endpoint, request.body)
+        await context.engine.post(request.endpoint, request.body)
 
-    async with Sampler(stage.engine, started_at, stage.gpu) as sampler:
+    async with EngineSampler(context.engine, started_at, context.gpu) as sampler:
         try:
             async with asyncio.TaskGroup() as posts:
                 for pair in zip(requests, due_s, strict=True):
@@ -125,39 +127,39 @@ async def _alone(stage: Stage, requests: Sequence[Request], due_s: Sequence[floa
         except* EngineError as errors:
             raise errors.exceptions[0] from None
         seconds = time.monotonic() - started_at
-    return _Course(started_at, seconds, sampler, Claims())
+    return _Measured(started_at, seconds, sampler, ClaimCounters())
 
 
 async def _queued(
-    stage: Stage, setup: Setup, requests: Sequence[Request], due_s: Sequence[float]
-) -> _Course:
-    """Run them through a queue of its own and a worker; the clock starts with the worker."""
+    context: RunContext, setup: Setup, requests: Sequence[Request], due_s: Sequence[float]
+) -> _Measured:
+    """Run the requests through a new queue and a worker; the clock starts with the worker."""
     settings = read_settings(
         WorkerSettings,
-        redis_url=stage.redis_url,
+        redis_url=context.redis_url,
         queue=f"bench-{ULID()}",
-        **worker_fields(setup, stage.info, stage.batch_timeout_ms),
+        **worker_fields(setup, context.info.max_num_seqs, context.batch_timeout_ms),
     )
     async with _scratch(settings) as queue:
         submitting = asyncio.create_task(submit(queue, requests, due_s))
         try:
             if not any(due_s):
                 await submitting  # the worker meets a full queue
-            before, started_at = Claims.so_far(), time.monotonic()
+            before, started_at = ClaimCounters.so_far(), time.monotonic()
             async with (
-                Sampler(stage.engine, started_at, stage.gpu) as sampler,
-                _worker(settings, stage) as (working, liveness),
+                EngineSampler(context.engine, started_at, context.gpu) as sampler,
+                _worker(settings, context) as (working, liveness),
             ):
                 await _until_terminal(queue, len(requests), liveness, working, submitting)
                 seconds = time.monotonic() - started_at
         finally:
             await end(submitting)
-    return _Course(started_at, seconds, sampler, Claims.so_far() - before)
+    return _Measured(started_at, seconds, sampler, ClaimCounters.so_far() - before)
 
 
 @contextlib.asynccontextmanager
 async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
-    """Open a queue for one run, which orders what waits as it is told; nothing of it is left afterwards."""
+    """Open a queue for one run with the scheduling of the settings, and delete it afterwards."""
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     queue = Queue(redis, settings.queue, settings.limits)
     try:
@@ -175,13 +177,13 @@ async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
 
 @contextlib.asynccontextmanager
 async def _worker(
-    settings: WorkerSettings, stage: Stage
+    settings: WorkerSettings, context: RunContext
 ) -> AsyncIterator[tuple[Working, Liveness]]:
-    """Run a worker on the started engine for the length of a block; what it still holds goes back at once."""
+    """Run a worker on the started engine for a block; at its end the worker releases what it holds at once."""
     drain = Drain(0)
     liveness = Liveness(settings.stall_timeout_s, settings.lease_s, settings.stall_timeout_s)
-    supervisor = Supervisor(stage.engine, settings, drain, liveness)
-    working = asyncio.create_task(work(settings, supervisor, stage.info, drain, liveness))
+    supervisor = Supervisor(context.engine, settings, drain, liveness)
+    working = asyncio.create_task(work(settings, supervisor, context.info, drain, liveness))
     try:
         yield working, liveness
     finally:
@@ -196,7 +198,7 @@ async def _until_terminal(
     working: Working,
     submitting: "asyncio.Task[None]",
 ) -> None:
-    """Wait until so many requests have ended, as long as worker and submits go well."""
+    """Wait until `number` requests have ended; raise the error of the worker or of the submits."""
     num_ended = 0
     while num_ended < number:
         await asyncio.sleep(POLL_S)
@@ -209,16 +211,18 @@ async def _until_terminal(
         num_ended = sum(int(counter or 0) for counter in counters)
 
 
-def _timed(seen: Seen | None, one: LoadRequest, due_s: float, started_at: float) -> Timed:
+def _timed(
+    posted: PostedRequest | None, one: LoadRequest, due_s: float, started_at: float
+) -> RequestTiming:
     due_s = round(due_s, 4)
-    if seen is None:
-        return Timed(one.tenant, due_s)
-    response = seen.response
-    return Timed(
+    if posted is None:
+        return RequestTiming(one.tenant, due_s)
+    response = posted.response
+    return RequestTiming(
         one.tenant,
         due_s,
-        round(seen.arrived_at - started_at, 4),
-        round(seen.ended_at - started_at, 4),
+        round(posted.arrived_at - started_at, 4),
+        round(posted.ended_at - started_at, 4),
         None if response.ttft_s is None else round(response.ttft_s, 4),
         response.status,
         response.prompt_tokens,
@@ -226,9 +230,9 @@ def _timed(seen: Seen | None, one: LoadRequest, due_s: float, started_at: float)
     )
 
 
-def _first_error(seen: Sequence[Seen | None]) -> str:
-    """Return what the engine said to the first request that it refused, or ""."""
-    for each in seen:
+def _first_error(posted: Sequence[PostedRequest | None]) -> str:
+    """Return the first error answer of the engine, or ""."""
+    for each in posted:
         if each and each.response.status >= 400:
             return each.response.body[:MAX_ERROR_CHARS].decode(errors="replace")
     return ""

@@ -1,14 +1,13 @@
-"""What is compared: a policy of batching, an order of scheduling and a size, as a worker's settings."""
+"""The setups to compare: a batch policy, a scheduling and a size, as a worker's settings."""
 
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from gristmill.shared.operations import Scheduling
-from gristmill.worker.engine import EngineInfo
 from gristmill.worker.settings import WorkerSettings
 
 ALONE = "engine alone"
-"""Stands where a policy stands, for the load posted straight to the engine."""
+"""Stands in place of a batch policy when the load goes straight to the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,7 @@ class Setup:
     Attributes:
         policy: A `batch_policy` of the worker, or `ALONE`.
         scheduling: A `scheduling` of the worker; "" for its default.
-        size: Requests that the engine holds at the same time; 0 for what the engine runs.
+        size: Requests in the engine at a time; 0 for the engine's `max_num_seqs`.
     """
 
     policy: str
@@ -47,18 +46,18 @@ def setups(policies: list[str], schedulings: list[str], sizes: list[int]) -> lis
     return list(dict.fromkeys(found))
 
 
-def worker_fields(setup: Setup, info: EngineInfo, batch_timeout_ms: float) -> dict[str, Any]:
-    """Return the settings of the worker that make it one of `setup`, None for its defaults.
+def worker_fields(setup: Setup, max_num_seqs: int, batch_timeout_ms: float) -> dict[str, Any]:
+    """Return the worker's settings for a setup; None stands for the worker's default.
 
-    The size is a batch's where a batch runs to its end, and the limit in flight where there is no
-    barrier, so policies are compared at equal concurrency. As many in flight as the engine runs, or
-    more, is no limit: the default then keeps a few more at hand.
+    The size is the batch size of a policy whose batch runs to its end. For `continuous` it limits what is
+    in flight, so that all policies have equal concurrency. A size of at least `max_num_seqs` is no limit:
+    the worker's default then holds a few more requests ready.
     """
-    size = setup.size or info.max_num_seqs
+    size = setup.size or max_num_seqs
     fields: dict[str, Any] = {
         "batch_policy": setup.policy,
         "scheduling": setup.scheduling or None,
     }
     if setup.policy == "continuous":
-        return fields | {"max_in_flight": size if size < info.max_num_seqs else None}
+        return fields | {"max_in_flight": size if size < max_num_seqs else None}
     return fields | {"batch_size": size, "batch_timeout_ms": batch_timeout_ms}

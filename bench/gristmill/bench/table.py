@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gristmill.bench.figures import Row, Spread
+from gristmill.bench.figures import Distribution, SetupFigures
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 NOTHING = "-"
 
-Column = Callable[[Row], str]
+Column = Callable[[SetupFigures], str]
 
 
 def _number(value: float | None, digits: int, factor: float = 1) -> str:
@@ -24,7 +24,7 @@ def _percent(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.0%}"
 
 
-def _seconds(spread: Spread, *names: str) -> str:
+def _seconds(spread: Distribution, *names: str) -> str:
     """Return some figures of a distribution in one cell, with three digits that mean something."""
     values = [getattr(spread, name) for name in names]
     if None in values:
@@ -66,14 +66,14 @@ LATENCY: Mapping[str, Column] = {
 }
 
 
-def cells(columns: Mapping[str, Column], rows: Sequence[Row]) -> list[list[str]]:
-    """Return the table, its head first; without columns in which nobody has a value."""
+def cells(columns: Mapping[str, Column], rows: Sequence[SetupFigures]) -> list[list[str]]:
+    """Return the table, its head first; leave out columns without values."""
     full = [[title, *(show(row) for row in rows)] for title, show in columns.items()]
     kept = [column for column in full if any(cell != NOTHING for cell in column[1:])]
     return [list(line) for line in zip(*kept, strict=True)]
 
 
-def rich_tables(rows: Sequence[Row]) -> "list[Table]":
+def rich_tables(rows: Sequence[SetupFigures]) -> "list[Table]":
     """Return the tables for a terminal."""
     from rich.table import Table
 
@@ -89,7 +89,7 @@ def rich_tables(rows: Sequence[Row]) -> "list[Table]":
     return tables
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[SetupFigures]) -> str:
     """Return the same tables as Markdown."""
     tables = []
     for columns in (THROUGHPUT, LATENCY):
@@ -99,8 +99,8 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join(tables) + "\n"
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    """Return every figure of every row, unrounded; empty where there is none."""
+def as_csv(rows: Sequence[SetupFigures]) -> str:
+    """Return every figure of every row, unrounded; an unknown one stays empty."""
     flat = [_flat(asdict(row)) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(flat[0]), lineterminator="\n")

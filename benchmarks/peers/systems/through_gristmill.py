@@ -7,7 +7,8 @@ from importlib.metadata import version
 
 from peers.systems.report import Report, arguments, openai_answers, rows
 
-from gristmill.local.server import die_with_parent, running_server
+from gristmill.local.processes import die_with_parent
+from gristmill.local.redis_server import running_server
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue

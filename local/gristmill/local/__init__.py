@@ -1,1 +1,1 @@
-"""What runs a whole Gristmill on one machine: an embedded server, a small model, the demo."""
+"""Run a whole Gristmill on one machine: embedded server, small model, demo."""

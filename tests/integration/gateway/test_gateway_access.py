@@ -15,7 +15,8 @@ import pytest
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from servers import ask_all, kill, port_of, with_user
 
-from gristmill.local.server import die_with_parent, free_port, running_server
+from gristmill.local.processes import die_with_parent, free_port
+from gristmill.local.redis_server import running_server
 from gristmill.producer.gateway import authentication, redis_retry, routes_requests
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect

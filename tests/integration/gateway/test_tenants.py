@@ -8,7 +8,7 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.producer.commands.tenant import tenant as command
 from gristmill.producer.tenants import Tenant, Tenants, new_webhook_secret, tenant_from
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from stewards import Place, opened
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from rq.job import JobStatus
 from servers import kill, running_sentinels
 from stewards import STUB, steward_process
 
-from gristmill.local.server import running_server
+from gristmill.local.redis_server import running_server
 from gristmill.producer.steward.job_registry import AllowedJob
 from gristmill.producer.steward.rq_connection import check_access, rq_connect, shorten_timeouts
 from gristmill.producer.steward.rq_queue import rq_queue_of

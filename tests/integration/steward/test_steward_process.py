@@ -20,7 +20,8 @@ from rq.webhook import Webhook
 from servers import ask, port_of, process_id, running_cluster, with_user
 from stewards import STUB, TRUE, Place, start_steward, steward_process
 
-from gristmill.local.server import free_port, running_server
+from gristmill.local.processes import free_port
+from gristmill.local.redis_server import running_server
 from gristmill.producer.steward.dispatcher import MAX_WAITING
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 from stewards import TRUE, Place, steward_process
 
-from gristmill.local.server import free_port
+from gristmill.local.processes import free_port
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.steward.webhooks import Event, NotDelivered, NotWanted, Webhooks

@@ -6,31 +6,44 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.bench.tune.points import Candidate, Goal, Point, Setting
-from gristmill.bench.tune.report import Report, clear, print_report, save, worker_command
-from gristmill.bench.tune.rig import Start, without_flags
-from gristmill.bench.tune.sample import Sample
+from gristmill.bench.tune.candidates import Candidate, Setting
+from gristmill.bench.tune.engine_flags import without_flags
+from gristmill.bench.tune.engine_runner import EngineStart
+from gristmill.bench.tune.goal import Goal
+from gristmill.bench.tune.load_sample import LoadSample
+from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.bench.tune.search import Search
+from gristmill.bench.tune.tune_report import TuneReport, clear, print_report, save, worker_command
 
 SLOW, FAST = Setting(8, 2048), Setting(16, 2048)
 POINTS = {
-    Candidate(SLOW, 9): Point(Candidate(SLOW, 9), output_tokens_per_s=100, p50_s=1, p95_s=2),
-    Candidate(FAST, 18): Point(Candidate(FAST, 18), output_tokens_per_s=150, p50_s=2, p95_s=3),
+    Candidate(SLOW, 9): MeasuredPoint(
+        Candidate(SLOW, 9), output_tokens_per_s=100, p50_s=1, p95_s=2
+    ),
+    Candidate(FAST, 18): MeasuredPoint(
+        Candidate(FAST, 18), output_tokens_per_s=150, p50_s=2, p95_s=3
+    ),
 }
 ARGV = ["--model", "m", "--max-num-seqs", "8", "--max_num_batched_tokens=2048", "--api-key", "k1"]
 
 
-def a_report(goal: Goal | None = None) -> Report:
+def a_report(goal: Goal | None = None) -> TuneReport:
     """Return what a search leaves that was stopped at its third engine, which broke."""
     search = Search(SLOW, goal or Goal())
     asks = search.asks()
     candidate = next(asks)
     while candidate.setting.max_num_seqs <= 16:
-        candidate = asks.send(POINTS.get(candidate) or Point(candidate, output_tokens_per_s=1))
-    asks.send(Point(candidate, "out of memory"))
-    starts = [Start(SLOW, 10.0), Start(FAST, 12.0), Start(candidate.setting, 3.0, "out of memory")]
-    sample = Sample("lognormal", 12)
-    return Report(
+        candidate = asks.send(
+            POINTS.get(candidate) or MeasuredPoint(candidate, output_tokens_per_s=1)
+        )
+    asks.send(MeasuredPoint(candidate, "out of memory"))
+    starts = [
+        EngineStart(SLOW, 10.0),
+        EngineStart(FAST, 12.0),
+        EngineStart(candidate.setting, 3.0, "out of memory"),
+    ]
+    sample = LoadSample("lognormal", 12)
+    return TuneReport(
         goal or Goal(), ARGV, {"max_num_seqs": 8}, sample, search, starts, "it is late", 60.0
     )
 
@@ -58,7 +71,7 @@ def test_json_has_every_point_and_start_and_no_secret(tmp_path: Path) -> None:
     save(report, tmp_path)
     text = (tmp_path / "tune.json").read_text()
     found = json.loads(text)
-    assert [Point.from_json(each) for each in found["points"]] == report.search.points
+    assert [MeasuredPoint.from_json(each) for each in found["points"]] == report.search.points
     assert [point["failure"] for point in found["points"]].count("out of memory") == 1
     assert [each["failure"] for each in found["starts"]] == ["", "", "out of memory"]
     assert (found["best"]["max_num_seqs"], found["best"]["in_flight"]) == (16, 18)
@@ -116,8 +129,10 @@ def test_search_whose_every_point_failed_is_printed_too(
     candidate = next(asks)
     with pytest.raises(StopIteration):
         while True:
-            candidate = asks.send(Point(candidate, "out of memory"))
-    report = Report(Goal(), ARGV, {"max_num_seqs": 8}, Sample("lognormal", 12), search, [], "done")
+            candidate = asks.send(MeasuredPoint(candidate, "out of memory"))
+    report = TuneReport(
+        Goal(), ARGV, {"max_num_seqs": 8}, LoadSample("lognormal", 12), search, [], "done"
+    )
     print_report(report, tmp_path)
     printed = capsys.readouterr()
     assert "out of memory" in printed.out
@@ -127,6 +142,6 @@ def test_search_whose_every_point_failed_is_printed_too(
 def test_settings_are_taken_away_when_nothing_keeps_the_bound_any_more(tmp_path: Path) -> None:
     save(a_report(), tmp_path)
     assert (tmp_path / "settings.env").exists()
-    none = Report(Goal(), ARGV, {}, Sample("lognormal", 12), Search(SLOW, Goal()), [])
+    none = TuneReport(Goal(), ARGV, {}, LoadSample("lognormal", 12), Search(SLOW, Goal()), [])
     save(none, tmp_path)
     assert not (tmp_path / "settings.env").exists()

@@ -8,7 +8,9 @@ from math import exp, log2
 
 import pytest
 
-from gristmill.bench.tune.points import Candidate, Goal, Point, Setting
+from gristmill.bench.tune.candidates import Candidate, Setting
+from gristmill.bench.tune.goal import Goal
+from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.bench.tune.search import Search
 
 SEQUENCES = [2**i for i in range(2, 12)]
@@ -81,17 +83,17 @@ class Surface:
     engines: set[Setting] = field(default_factory=set)
     asked: Counter[Candidate] = field(default_factory=Counter)
 
-    def truth(self, candidate: Candidate) -> Point:
+    def truth(self, candidate: Candidate) -> MeasuredPoint:
         setting = candidate.setting
         is_broken = setting.max_num_seqs >= self.breaks_at
         if is_broken or setting.max_num_batched_tokens < self.breaks_below:
-            return Point(candidate, "out of memory")
+            return MeasuredPoint(candidate, "out of memory")
         held = float("inf")
         if self.step_share is None:
             held = setting.max_num_batched_tokens / (1 + self.prompt_share)
         running = min(candidate.in_flight / 1.07, setting.max_num_seqs, self.cache, held)
         tokens_per_s = self.speed(running, setting)
-        return Point(
+        return MeasuredPoint(
             candidate,
             output_tokens_per_s=tokens_per_s,
             p95_s=100 * candidate.in_flight / tokens_per_s,  # Little's law
@@ -102,7 +104,7 @@ class Surface:
             else self.step_share * setting.max_num_batched_tokens,
         )
 
-    def measured(self, candidate: Candidate) -> Point:
+    def measured(self, candidate: Candidate) -> MeasuredPoint:
         self.engines.add(candidate.setting)
         self.asked[candidate] += 1
         chance = random.Random(f"{candidate} {self.seed} {self.asked[candidate]}")
@@ -110,7 +112,7 @@ class Surface:
         factor = max(0.5, chance.gauss(1, self.noise))
         if point.p95_s is None:
             return point
-        return Point(
+        return MeasuredPoint(
             candidate,
             output_tokens_per_s=point.output_tokens_per_s * factor,
             p95_s=point.p95_s / factor,
@@ -313,7 +315,7 @@ def test_best_that_was_luck_falls_back_behind_the_next() -> None:
             times[candidate] += 1
             is_lucky = candidate == lucky and times[candidate] == 1
             speed = 200.0 if is_lucky else 100.0 + candidate.in_flight / 10
-            candidate = asks.send(Point(candidate, output_tokens_per_s=speed, p95_s=1.0))
+            candidate = asks.send(MeasuredPoint(candidate, output_tokens_per_s=speed, p95_s=1.0))
     assert (times[lucky], search.points[1].candidate) == (2, lucky)
     assert search.points[1].output_tokens_per_s == pytest.approx((200 + 100.3) / 2)
     assert search.best is not None
@@ -330,7 +332,7 @@ def test_engine_that_fails_the_second_time_is_not_chosen() -> None:
             times[candidate] += 1
             is_broken = candidate.in_flight == 5 and times[candidate] == 2
             speed = 1000.0 if candidate.in_flight == 5 else candidate.in_flight
-            point = Point(candidate, "out of memory" if is_broken else "", speed, p95_s=1.0)
+            point = MeasuredPoint(candidate, "out of memory" if is_broken else "", speed, p95_s=1.0)
             candidate = asks.send(point)
     assert next(each.failure for each in search.points) == "out of memory"
     assert search.best is not None
@@ -339,8 +341,8 @@ def test_engine_that_fails_the_second_time_is_not_chosen() -> None:
 
 def test_measurement_that_did_not_settle_takes_nothing_from_one_that_did() -> None:
     candidate = Candidate(Setting(4, 4), 5)
-    long = Point(candidate, output_tokens_per_s=100, p95_s=1)
-    short = Point(candidate, output_tokens_per_s=7, p95_s=9, is_settled=False)
+    long = MeasuredPoint(candidate, output_tokens_per_s=100, p95_s=1)
+    short = MeasuredPoint(candidate, output_tokens_per_s=7, p95_s=9, is_settled=False)
     for merged in (long.merged(short), short.merged(long)):
         assert (merged.output_tokens_per_s, merged.is_settled, merged.runs) == (100, True, 2)
 
@@ -365,7 +367,7 @@ def test_point_that_did_not_settle_is_not_chosen_and_fewer_in_flight_are_tried()
             is_settled = candidate.in_flight < 200
             speed = 5 * candidate.in_flight if is_settled else 10**6
             candidate = asks.send(
-                Point(candidate, output_tokens_per_s=speed, is_settled=is_settled)
+                MeasuredPoint(candidate, output_tokens_per_s=speed, is_settled=is_settled)
             )
     assert search.best is not None
     assert search.best.candidate.in_flight in (128, 141)
@@ -379,6 +381,6 @@ def test_search_in_which_nothing_settles_ends() -> None:
     candidate = next(asks)
     with pytest.raises(StopIteration):
         while True:
-            candidate = asks.send(Point(candidate, is_settled=False))
+            candidate = asks.send(MeasuredPoint(candidate, is_settled=False))
     assert [point.candidate.in_flight for point in search.points] == [5, 3, 2]
     assert search.best is None

@@ -1,1 +1,1 @@
-"""`gristmill tune`: the engine's settings and the in-flight limit for one load, found by short runs."""
+"""`gristmill tune`: find the engine's settings and the in-flight limit for one load by short measurements."""

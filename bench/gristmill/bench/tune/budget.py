@@ -1,4 +1,4 @@
-"""What the stated time still allows; pure, every moment is an argument."""
+"""The time budget of a search. Pure: every moment is an argument."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ MIN_POINT_S, MAX_POINT_S = 8.0, 90.0
 
 @dataclass(slots=True)
 class Budget:
-    """The time for a search, ends of engines included.
+    """The time budget of a search, including the starts and ends of engines.
 
     Attributes:
-        budget_s: All of it.
-        started_at: When it began, monotonic seconds.
+        budget_s: Seconds for the whole search.
+        started_at: Start of the search in monotonic seconds.
         start_s: The longest start of an engine so far.
         close_s: The longest end of one so far.
     """
@@ -25,7 +25,7 @@ class Budget:
 
     @property
     def point_s(self) -> float:
-        """How long one point may take."""
+        """Longest time for one point, in seconds."""
         return min(MAX_POINT_S, max(MIN_POINT_S, self.budget_s * POINT_SHARE))
 
     def took_start(self, seconds: float) -> None:
@@ -45,7 +45,7 @@ class Budget:
 
         Args:
             now: Monotonic seconds.
-            is_start: Whether it needs another engine, and the running one must end.
+            is_start: True if the point needs another engine and the running one must end.
         """
         before_s = self.start_s + self.close_s if is_start else 0.0
         return self.left_s(now) >= before_s + self.point_s / 2

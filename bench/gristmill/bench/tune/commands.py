@@ -33,7 +33,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
     show_default=True,
     metavar="TIME",
     callback=_seconds,
-    help="How long it may take, starts of engines included; only the first may go over it.",
+    help="Time for the whole search with all starts of engines; only the first start may exceed it.",
 )
 @click.option(
     "--max-p95-s",
@@ -49,7 +49,11 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 )
 @scale_option
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of a named load's lengths and prompts."
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of a named load's lengths and prompts.",
 )
 @click.option(
     "--out",
@@ -80,14 +84,14 @@ def tune(
     Exit codes: 0 settings are written, 1 no point keeps the bound, 2 an option or a line is wrong, 4 the
     engine does not start with your flags.
     """
-    from gristmill.bench.tune.points import Goal
-    from gristmill.bench.tune.sample import Sample
-    from gristmill.bench.tune.session import Options, run_tune
+    from gristmill.bench.tune.goal import Goal
+    from gristmill.bench.tune.load_sample import LoadSample
+    from gristmill.bench.tune.run_tune import TuneOptions, run_tune
     from gristmill.shared.log import configure_logging
 
     configure_logging("ERROR")
-    options = Options(
-        sample=Sample(sample, requests, seed, scale),
+    options = TuneOptions(
+        sample=LoadSample(sample, requests, seed, scale),
         budget_s=budget_s,
         goal=Goal(max_p95_s),
         out=out,

@@ -1,28 +1,29 @@
 """Which point to measure next: a walk that prunes, not a grid. Pure: no engine, no clock, no files.
 
 `Search.asks` is a generator: it yields a `Candidate` and is sent the `Point` that was measured there.
-Whoever drives it (`session.py`, and the tests with a computed surface) stops when the time is up; what
-was found by then is `Search.best`.
+The caller (`run_tune.py`, and the tests with a computed surface) stops when the time is up; `Search.best`
+is then the result.
 
 Starts of the engine are dear and the in-flight limit is free, so each engine is asked what fewer in
 flight would do: an engine of 256 sequences with 32 in flight runs like one of 32. That tells where more
 sequences cannot help, and which fewer are worth a start.
 
-The best of many noisy points is partly luck. So where the walk ends, the best is measured once more, and
-the walk repeated with what is known then (old points cost nothing), until the best is one that was
-measured twice.
+The best of many noisy points is partly luck. So at the end of a walk the search measures the best again and
+walks again with all known points, which cost nothing. It ends when the best point was measured twice.
 """
 
 from collections.abc import Generator
 from math import sqrt
 
-from gristmill.bench.tune.points import Candidate, Goal, Point, Setting
+from gristmill.bench.tune.candidates import Candidate, Setting
+from gristmill.bench.tune.goal import Goal
+from gristmill.bench.tune.measured_point import MeasuredPoint
 
 GAIN = 1.03
 """A step that does not gain this much is not repeated: noise of short runs, or a plateau."""
 
 NEAR = 0.97
-"""As good as this is as good; below it a direction is given up at once."""
+"""Share of the best that counts as equal; below it the search leaves a direction at once."""
 
 WORSE = 0.93
 """Fewer in flight that lose this much are worse, whatever the noise. Down to it they are looked at, which costs no
@@ -32,10 +33,10 @@ IN_FLIGHT_STEP = 1.1
 """Under a bound, the largest in-flight that keeps it is found to this factor."""
 
 ENOUGH_RUNS = 2
-"""How often the best must have been measured."""
+"""Measurements that the best point needs."""
 
 NEAR_STEP = 0.25
-"""How far beyond what another engine allowed the first look goes."""
+"""First step beyond the in-flight limit that another engine allowed, as a share of it."""
 
 MAX_NUM_SEQS = 16_384
 TOKENS_STEP = 4.0
@@ -44,8 +45,8 @@ TOKENS_STEP = 4.0
 SPARE_STEP = 4
 """Steps that hold less than a quarter of their limit on average gain nothing from a larger one."""
 
-Asks = Generator[Candidate, Point, Point | None]
-Walk = Generator[Candidate, Point, Point]
+Asks = Generator[Candidate, MeasuredPoint, MeasuredPoint | None]
+Walk = Generator[Candidate, MeasuredPoint, MeasuredPoint]
 """A walk comes from a point and so ends at one."""
 
 
@@ -53,8 +54,8 @@ class Search:
     """One search from the engine's own setting.
 
     Attributes:
-        points: All that was measured, in this order.
-        pruned: What was not, and why.
+        points: All measured points, in their order.
+        pruned: Settings that were not measured, and why.
     """
 
     def __init__(self, start: Setting, goal: Goal, min_num_batched_tokens: int = 1) -> None:
@@ -62,22 +63,22 @@ class Search:
 
         Args:
             start: Where to begin: the engine's default, or what the user's flags say.
-            goal: What is wanted.
+            goal: Figure to maximize and its bound.
             min_num_batched_tokens: No engine starts with less: `max_model_len` without chunked prefill.
         """
         self._start, self._goal = start, goal
         self._min_tokens = min_num_batched_tokens
-        self._measured: dict[Candidate, Point] = {}
+        self._measured: dict[Candidate, MeasuredPoint] = {}
         self.pruned: dict[str, str] = {}
 
     @property
-    def points(self) -> list[Point]:
-        """All that was measured, in this order."""
+    def points(self) -> list[MeasuredPoint]:
+        """All measured points, in their order."""
         return list(self._measured.values())
 
     @property
-    def best(self) -> Point | None:
-        """The best of what was measured; None if nothing may be chosen."""
+    def best(self) -> MeasuredPoint | None:
+        """The best measured point; None if no point may be chosen."""
         return self._goal.best(self.points)
 
     def asks(self) -> Asks:
@@ -122,7 +123,7 @@ class Search:
         Args:
             setting: The engine's.
             at_least: Once it falls short of this value, it is not worth another look.
-            in_flight: What did best on a like engine; 0 for a full engine and fewer.
+            in_flight: Best number on a similar engine; 0 tries a full engine and fewer.
         """
         if self._goal.max_p95_s is not None:
             most = yield from self._within_bound(setting, in_flight)
@@ -130,7 +131,7 @@ class Search:
         most = yield from self._ask(Candidate(setting, in_flight or setting.full))
         return most if in_flight else (yield from self._fewer(most, at_least))
 
-    def _fewer(self, most: Point | None, at_least: float) -> Asks:
+    def _fewer(self, most: MeasuredPoint | None, at_least: float) -> Asks:
         """Return the best of this and of what fills half as many sequences, down to the first that is worse."""
         best = most
         while best and most and self._value(most) >= max(at_least, WORSE * self._value(best)):
@@ -144,7 +145,7 @@ class Search:
 
     def _within_bound(self, setting: Setting, near: int) -> Asks:
         """Return the most in flight that keep the bound: the p95 grows with them, so halve the distance."""
-        best: Point | None = None
+        best: MeasuredPoint | None = None
         low, high, in_flight = 0, setting.full + 1, near or setting.full
         while high - low > 1 and (not low or high > IN_FLIGHT_STEP * low):
             point = yield from self._ask(Candidate(setting, in_flight))
@@ -161,7 +162,7 @@ class Search:
             self._prune(setting, f"one alone takes longer than {self._goal.max_p95_s:g} s")
         return best
 
-    def _sequences(self, best: Point) -> Walk:
+    def _sequences(self, best: MeasuredPoint) -> Walk:
         """Walk along `max_num_seqs`: up while it gains, or down to what ran as well."""
         setting = best.candidate.setting
         reason = self._no_more_sequences(best)
@@ -174,15 +175,15 @@ class Search:
         less = setting.with_sequences(fewer)
         return self._better(best, (yield from self._engine(less, NEAR * self._value(best))))
 
-    def _enough(self, best: Point, share: float) -> int:
+    def _enough(self, best: MeasuredPoint, share: float) -> int:
         """Return the fewest sequences that did as well as this share of the best on the same engine."""
         least, on_it = share * self._value(best), self._points_of(best.candidate.setting)
         return min(each.candidate.filled for each in on_it if self._value(each) >= least)
 
-    def _points_of(self, setting: Setting) -> list[Point]:
+    def _points_of(self, setting: Setting) -> list[MeasuredPoint]:
         return [point for point in self.points if point.candidate.setting == setting]
 
-    def _climb(self, best: Point) -> Walk:
+    def _climb(self, best: MeasuredPoint) -> Walk:
         at, is_flat = best.candidate.setting, False
         while True:
             at = _scaled(at, sequences=2)
@@ -200,7 +201,7 @@ class Search:
                 return best
             is_flat = gain < GAIN
 
-    def _no_more_sequences(self, best: Point) -> str | None:
+    def _no_more_sequences(self, best: MeasuredPoint) -> str | None:
         """Return why a larger `max_num_seqs` than this engine's cannot help; None if it may."""
         setting, in_flight = best.candidate.setting, best.candidate.in_flight
         if self._goal.max_p95_s is not None and in_flight <= setting.max_num_seqs:
@@ -215,7 +216,7 @@ class Search:
             return f"the KV cache is full with {best.running:.0f} running"
         return None
 
-    def _tokens(self, best: Point) -> Walk:
+    def _tokens(self, best: MeasuredPoint) -> Walk:
         """Walk along `max_num_batched_tokens`, around the best: up while it gains, else down; then look between."""
         start = best.candidate.setting
         for step in (TOKENS_STEP, 1 / TOKENS_STEP):
@@ -228,19 +229,19 @@ class Search:
                 break
         return (yield from self._between(best))
 
-    def _between(self, best: Point) -> Walk:
+    def _between(self, best: MeasuredPoint) -> Walk:
         """Look half a step of tokens towards the better of the neighbours."""
         step = max(TOKENS_STEP, 1 / TOKENS_STEP, key=lambda step: self._neighbour(best, step))
         if not self._neighbour(best, step):
             return best
         return (yield from self._with_tokens(best, sqrt(step)))
 
-    def _neighbour(self, best: Point, step: float) -> float:
+    def _neighbour(self, best: MeasuredPoint, step: float) -> float:
         setting = _scaled(best.candidate.setting, tokens=step)
         return max(map(self._value, self._points_of(setting)), default=0.0)
 
-    def _with_tokens(self, best: Point, step: float) -> Walk:
-        """Return the better of the best and the same with so many times its tokens a step."""
+    def _with_tokens(self, best: MeasuredPoint, step: float) -> Walk:
+        """Return the better of the best and its setting with `step` times the tokens."""
         setting = best.candidate.setting
         at = _scaled(setting, tokens=step)
         least = max(self._min_tokens, setting.max_num_seqs)
@@ -258,7 +259,7 @@ class Search:
     def _has_full_steps(self, setting: Setting) -> bool:
         return any(point.has_full_steps for point in self._points_of(setting))
 
-    def _no_such_tokens(self, best: Point, setting: Setting) -> str | None:
+    def _no_such_tokens(self, best: MeasuredPoint, setting: Setting) -> str | None:
         tokens = setting.max_num_batched_tokens
         if tokens < self._min_tokens:
             return f"without chunked prefill a step holds a whole prompt, {self._min_tokens} tokens"
@@ -273,10 +274,10 @@ class Search:
     def _prune(self, setting: Setting, reason: str) -> None:
         self.pruned.setdefault(str(setting), reason)
 
-    def _better(self, best: Point, point: Point | None) -> Point:
+    def _better(self, best: MeasuredPoint, point: MeasuredPoint | None) -> MeasuredPoint:
         return point if point and self._value(point) > self._value(best) else best
 
-    def _value(self, point: Point | None) -> float:
+    def _value(self, point: MeasuredPoint | None) -> float:
         return self._goal.value(point) if point else 0.0
 
 

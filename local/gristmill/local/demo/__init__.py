@@ -1,1 +1,1 @@
-"""`gristmill demo`: a whole Gristmill on one machine, from nothing to answers, with nothing left behind."""
+"""`gristmill demo`: run a whole Gristmill on one machine once, and stop all of it afterwards."""

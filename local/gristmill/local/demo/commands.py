@@ -1,4 +1,4 @@
-"""`gristmill demo`: see `gristmill.local.demo`."""
+"""The command `gristmill demo`."""
 
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from gristmill.shared.cli import cache_folder
 )
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("demo-output.jsonl"), show_default=True, help="Where the rows go; overwritten.",
+    default=Path("demo-output.jsonl"), show_default=True, help="File for the rows; overwritten.",
 )  # fmt: skip
 @click.option(
     "--cache", type=click.Path(file_okay=False, path_type=Path),
-    default=cache_folder, help="Where the model is kept.  [default: ~/.cache/gristmill]",
+    default=cache_folder, help="Folder for the model.  [default: ~/.cache/gristmill]",
 )  # fmt: skip
-@click.option("--redis-url", metavar="URL", help="A Redis to use instead of one of its own.")
-@click.option("--model", metavar="MODEL", help="A model for vLLM instead of SmolLM2-135M.")
+@click.option("--redis-url", metavar="URL", help="Redis to use instead of an embedded one.")
+@click.option("--model", metavar="MODEL", help="Model for vLLM instead of SmolLM2-135M.")
 def demo(
     requests: Path | None, output: Path, cache: Path, redis_url: str | None, model: str | None
 ) -> int:
@@ -31,7 +31,7 @@ def demo(
     Starts a Redis and a worker with a small model, runs a file of requests through them, prints
     answers and speed, and stops what it started.
     """
-    from gristmill.local.demo.show import REQUESTS, Demo
+    from gristmill.local.demo.run_demo import REQUESTS, Demo
 
     return Demo(
         requests=requests or REQUESTS,

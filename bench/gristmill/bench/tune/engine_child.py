@@ -1,4 +1,4 @@
-"""The process of one engine: `python -m gristmill.bench.tune.trial`, started by `trials.py`.
+"""The process of one engine: `python -m gristmill.bench.tune.engine_child`, started by `engine_process.py`.
 
 It reads JSON lines on stdin: first what to start, then which point to measure; and answers each with one
 line on stdout: `{"started": ...}`, `{"point": ...}`, `{"failed": reason}`, or `{"refused": reason}` where
@@ -16,9 +16,9 @@ import orjson
 import uvloop
 
 from gristmill.bench.loads import LoadRequest
-from gristmill.bench.tune.measuring import measure
-from gristmill.bench.tune.points import Candidate, Setting
-from gristmill.bench.tune.sample import Sample
+from gristmill.bench.tune.candidates import Candidate, Setting
+from gristmill.bench.tune.closed_loop import measure_point
+from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.shared.errors import GristmillError, InvalidRequest
 from gristmill.shared.log import configure_logging
 from gristmill.shared.tasks import end
@@ -50,7 +50,7 @@ async def _work(inbox: "asyncio.Queue[bytes]", answers: BinaryIO) -> None:
     engine = InProcessEngine(first["argv"], RunLimits())
     try:
         info = await engine.start()
-        load = Sample(**first["sample"]).requests()
+        load = LoadSample(**first["sample"]).requests()
         _answer(answers, {"started": asdict(info)})
         while True:
             order = orjson.loads(await inbox.get())
@@ -68,7 +68,7 @@ async def _measured(
 ) -> dict[str, Any]:
     setting = Setting(info.max_num_seqs, info.max_num_batched_tokens)
     candidate = Candidate(setting, order["in_flight"])
-    return (await measure(engine, info.models[0], load, candidate, order["max_s"])).as_json()
+    return (await measure_point(engine, info.models[0], load, candidate, order["max_s"])).as_json()
 
 
 def _answer(answers: BinaryIO, answer: dict[str, Any]) -> None:

@@ -2,33 +2,37 @@
 
 import pytest
 
+from gristmill.bench.bench_report import EngineSample, RequestTiming, SetupRun
 from gristmill.bench.figures import (
-    Spread,
+    Distribution,
     jain,
-    rows,
     served_while_backlogged,
+    setup_figures,
     tpot_s,
 )
-from gristmill.bench.records import Run, Sample, Timed
 from gristmill.bench.setups import ALONE, Setup
 
 
-def timed(tenant: str = "a", arrived_s: float = 0, tokens: int = 10, **fields: object) -> Timed:
+def timed(
+    tenant: str = "a", arrived_s: float = 0, tokens: int = 10, **fields: object
+) -> RequestTiming:
     values = {"submitted_s": 0.0, "ended_s": arrived_s + 1, "status": 200, "output_tokens": tokens}
-    return Timed(tenant, arrived_s=arrived_s, **(values | fields))  # type: ignore[arg-type]  # names of its own fields
+    return RequestTiming(tenant, arrived_s=arrived_s, **(values | fields))  # type: ignore[arg-type]  # names of its own fields
 
 
-def a_run(setup: Setup, seconds: float, requests: list[Timed], **fields: object) -> Run:
+def a_run(
+    setup: Setup, seconds: float, requests: list[RequestTiming], **fields: object
+) -> SetupRun:
     values = {"round": 1, "samples": []}
-    return Run(setup, seconds=seconds, requests=requests, **(values | fields))  # type: ignore[arg-type]  # likewise
+    return SetupRun(setup, seconds=seconds, requests=requests, **(values | fields))  # type: ignore[arg-type]  # likewise
 
 
 def test_percentiles_are_interpolated() -> None:
-    spread = Spread.of(range(101))
+    spread = Distribution.of(range(101))
     assert (spread.mean, spread.p50, spread.p95, spread.p99) == (50, 50, 95, 99)
-    assert Spread.of([1, 2]).p50 == 1.5
-    assert Spread.of([7]) == Spread(7, 7, 7, 7)
-    assert Spread.of([]) == Spread()
+    assert Distribution.of([1, 2]).p50 == 1.5
+    assert Distribution.of([7]) == Distribution(7, 7, 7, 7)
+    assert Distribution.of([]) == Distribution()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_service_counts_until_the_first_tenant_has_none_left() -> None:
         timed("quiet", 2, 6),
     ]
     assert served_while_backlogged(requests) == {"flood": 15, "quiet": 13}
-    never = [Timed("flood", 0), timed("quiet", 1, 4)]
+    never = [RequestTiming("flood", 0), timed("quiet", 1, 4)]
     assert served_while_backlogged(never) == {"flood": 0, "quiet": 4}
 
 
@@ -68,7 +72,11 @@ def test_row_pools_its_rounds() -> None:
             setup,
             2,
             [good, timed(status=400, output_tokens=0)],
-            samples=[Sample(1, 4, 0, 0.25), Sample(2, 2, 0, 0.5, 0.5), Sample(9, 0, 0, 0)],
+            samples=[
+                EngineSample(1, 4, 0, 0.25),
+                EngineSample(2, 2, 0, 0.5, 0.5),
+                EngineSample(9, 0, 0, 0),
+            ],
             num_claimed=2,
             closed_by={"full": 1},
             engine={
@@ -80,7 +88,7 @@ def test_row_pools_its_rounds() -> None:
         ),
         a_run(setup, 8, [good, good], round=2, num_claimed=2, closed_by={"drained": 1, "full": 2}),
     ]
-    alone, row = rows(runs)
+    alone, row = setup_figures(runs)
     assert (alone.setup.policy, alone.share, alone.claim_size, alone.running) == (
         ALONE,
         1,
@@ -99,15 +107,15 @@ def test_row_pools_its_rounds() -> None:
 
 
 def test_row_without_counters_shows_nothing_rather_than_zeros() -> None:
-    (row,) = rows([a_run(Setup("static"), 1, [timed()], engine={"preemptions": 0})])
+    (row,) = setup_figures([a_run(Setup("static"), 1, [timed()], engine={"preemptions": 0})])
     assert (row.running, row.kv_cache_peak, row.hit_rate, row.preemptions, row.gpu) == (None,) * 5
     assert (row.share, row.claim_size, row.ttft_s.p50, row.tpot_s.p50) == (None,) * 4
 
 
 def test_fairness_needs_tenants_that_came_at_once() -> None:
     both = [timed("a", 1, 10), timed("b", 2, 10), timed("a", 3, 10)]
-    (row,) = rows([a_run(Setup("static"), 1, both)])
+    (row,) = setup_figures([a_run(Setup("static"), 1, both)])
     assert row.fairness == 1
     late = [timed("a", 1, 10), timed("b", 2, 10, submitted_s=0.5)]
-    (row,) = rows([a_run(Setup("static"), 1, late)])
+    (row,) = setup_figures([a_run(Setup("static"), 1, late)])
     assert row.fairness is None

@@ -1,4 +1,4 @@
-"""The demo itself, a step after the other."""
+"""`gristmill demo`: start Redis and a worker, run a file of requests, print answers and speed."""
 
 import shutil
 import signal
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeGuard
 
-import orjson
 from ulid import ULID
 
-from gristmill.local.demo.processes import running
-from gristmill.local.demo.steps import step
-from gristmill.local.server import free_port, running_server
-from gristmill.producer.batches.rows import LineReader
-from gristmill.producer.batches.submit_run import InputFile, OutputFile, RunRecord, fingerprint
+from gristmill.local.demo.answer_table import answer_table
+from gristmill.local.processes import free_port, running_process
+from gristmill.local.redis_server import running_server
+from gristmill.local.steps import step
+from gristmill.producer.batches.rows.line_reader import LineReader
+from gristmill.producer.batches.submit_run import InputFile, OutputFile, RunRecord
+from gristmill.producer.batches.submit_run.run_record import fingerprint
 from gristmill.producer.commands.collect import Collection
 from gristmill.producer.commands.progress import Tally
 from gristmill.producer.commands.session import on_client
@@ -33,8 +33,6 @@ MODEL_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 600.0
 GRACE_S = 30.0
 WINDOW = 4096
-NUM_SHOWN = 8
-MAX_ANSWER_CHARACTERS = 240
 
 ENGINE_ARGUMENTS = ("--enforce-eager", "--max-num-seqs", "64", "--max-model-len", "2048")
 WORKER_ENVIRONMENT = {
@@ -57,14 +55,14 @@ except GristmillError as error:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What to show.
+    """One demo.
 
     Attributes:
         requests: A JSONL file.
-        output: Takes the rows; overwritten.
-        cache: Where the model is kept.
-        redis_url: A server to use; one of its own if None.
-        model: A model for vLLM; the demo model if None.
+        output: File for the rows; overwritten.
+        cache: Folder for the model and the logs.
+        redis_url: Redis to use; None starts an embedded one.
+        model: Model for vLLM; None takes the demo model.
     """
 
     requests: Path
@@ -74,7 +72,7 @@ class Demo:
     model: str | None
 
     def run(self) -> int:
-        """Show everything; returns 0 if all requests succeeded, 1 if some failed.
+        """Run the demo and return 0 if all requests succeeded, 1 if some failed.
 
         Raises:
             GristmillError: A package is missing, or a step failed; the message says what to do.
@@ -101,7 +99,7 @@ class Demo:
         log = self.cache / "demo-model.log"
         with (
             step("preparing the model, SmolLM2-135M (once)") as shown,
-            running("the model's preparation", arguments, log, {}, 0) as process,
+            running_process("the model's preparation", arguments, log, {}, 0) as process,
         ):
             return process.wait(shown, MODEL_TIMEOUT_S)
 
@@ -117,7 +115,9 @@ class Demo:
         with step("starting the worker and its engine") as shown:
             log = self.cache / "demo-worker.log"
             process = stack.enter_context(
-                running("the worker", [*command, *ENGINE_ARGUMENTS], log, environment, GRACE_S)
+                running_process(
+                    "the worker", [*command, *ENGINE_ARGUMENTS], log, environment, GRACE_S
+                )
             )
             process.wait_until_ready(port, shown, START_TIMEOUT_S)
 
@@ -126,7 +126,7 @@ class Demo:
         with OutputFile(self.output) as output, redis_errors(settings.redis_url.get_secret_value()):
             tally = self._collect(settings, output)
         elapsed_s = tally.elapsed_s(time.monotonic())
-        people().print(_table(self.requests, self.output))
+        people().print(answer_table(self.requests, self.output))
         say(
             f"{tally.num_finished:,} requests in {elapsed_s:.1f} s, {tally.num_failed:,} failed;"
             f" {tally.prompt_tokens:,} prompt tokens, {tally.output_tokens:,} output tokens,"
@@ -171,7 +171,7 @@ def _check_packages() -> None:
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Leave by way of every `finally` when told to stop, as Ctrl-C does."""
+    """Turn SIGTERM into an exit that runs every `finally`, as Ctrl-C does."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -181,41 +181,3 @@ def _stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _table(requests: Path, output: Path) -> Any:
-    """Return a table of a few questions and their answers, spread over the file."""
-    from rich.table import Table
-
-    answers = {row["custom_id"]: row["response"] for row in _rows(output)}
-    pairs = [
-        (request, answers.get(request.get("custom_id", str(number))))
-        for number, request in enumerate(_rows(requests), 1)
-    ]
-    answered = [(request, response) for request, response in pairs if _has_text(response)]
-    table = Table("question", "answer", "tokens", show_lines=True)
-    for request, response in answered[:: max(1, len(answered) // NUM_SHOWN)][:NUM_SHOWN]:
-        body = response["body"]
-        table.add_row(_question(request), _answer(body), str(body["usage"]["completion_tokens"]))
-    return table
-
-
-def _has_text(response: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
-    return response is not None and "choices" in (response["body"] or {})
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as stream:
-        yield from (orjson.loads(line) for line in stream if line.strip())
-
-
-def _question(request: dict[str, Any]) -> str:
-    body = request.get("body", request)
-    messages = body.get("messages")
-    return str(messages[-1]["content"] if messages else body.get("prompt", ""))
-
-
-def _answer(body: dict[str, Any]) -> str:
-    choice = body["choices"][0]
-    text = str(choice["message"]["content"] if "message" in choice else choice.get("text")).strip()
-    return text if len(text) <= MAX_ANSWER_CHARACTERS else text[:MAX_ANSWER_CHARACTERS] + " ..."

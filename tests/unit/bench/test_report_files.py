@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.bench.figures import rows
+from gristmill.bench.bench_report import BenchReport, EngineSample, RequestTiming, SetupRun
+from gristmill.bench.figures import setup_figures
 from gristmill.bench.plots import MAX_POINTS, draw, thinned
-from gristmill.bench.records import Report, Run, Sample, Timed
-from gristmill.bench.session import present, present_again
+from gristmill.bench.report_files import rewrite_report, write_report
 from gristmill.bench.setups import ALONE, Setup
 from gristmill.bench.table import as_csv, markdown
 from gristmill.shared.errors import InvalidRequest
@@ -18,28 +18,28 @@ from gristmill.shared.errors import InvalidRequest
 ENGINE = {"models": ["/models/m"], "device": "cpu", "transport": "stub", "vllm_version": "1"}
 
 
-def a_run(setup: Setup, **fields: object) -> Run:
+def a_run(setup: Setup, **fields: object) -> SetupRun:
     requests = [
-        Timed("a", 0, 0.5, 2, 0.1, 200, 5, 11),
-        Timed("b", 0, 0.25, 1, 0.1, 200, 5, 11),
-        Timed("b", 0, 1, 3, 0.1, 200, 5, 11),
+        RequestTiming("a", 0, 0.5, 2, 0.1, 200, 5, 11),
+        RequestTiming("b", 0, 0.25, 1, 0.1, 200, 5, 11),
+        RequestTiming("b", 0, 1, 3, 0.1, 200, 5, 11),
     ]
-    samples = [Sample(0.1 * i, i % 3, 0, 0.1) for i in range(20)]
+    samples = [EngineSample(0.1 * i, i % 3, 0, 0.1) for i in range(20)]
     engine = {"prefix_cache_hits": 3, "prefix_cache_queries": 12, "preemptions": 0, "steps": 40}
     values = {"num_claimed": 3, "closed_by": {"full": 2}, "engine": engine}
-    return Run(setup, 1, 4.0, requests, samples, **(values | fields))  # type: ignore[arg-type]  # names of its own fields
+    return SetupRun(setup, 1, 4.0, requests, samples, **(values | fields))  # type: ignore[arg-type]  # names of its own fields
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> BenchReport:
     alone = a_run(Setup(ALONE), num_claimed=0, closed_by={})
     runs = [alone, a_run(Setup("static", size=2)), a_run(Setup("static", "fair", 4))]
-    return Report({"engine": ENGINE}, {"name": "x", "num_requests": 3}, runs)
+    return BenchReport({"engine": ENGINE}, {"name": "x", "num_requests": 3}, runs)
 
 
-def test_report_is_read_as_it_was_written(report: Report, tmp_path: Path) -> None:
+def test_report_is_read_as_it_was_written(report: BenchReport, tmp_path: Path) -> None:
     report.save(tmp_path / "results.json")
-    assert Report.load_from(tmp_path / "results.json") == report
+    assert BenchReport.load_from(tmp_path / "results.json") == report
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 0}', '{"format": 1}'])
@@ -47,11 +47,11 @@ def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
     with pytest.raises(InvalidRequest, match=r"other\.json is no report .* give its results\.json"):
-        Report.load_from(path)
+        BenchReport.load_from(path)
 
 
-def test_markdown_leaves_out_what_nobody_has(report: Report) -> None:
-    lines = markdown(rows(report.runs)).splitlines()
+def test_markdown_leaves_out_what_nobody_has(report: BenchReport) -> None:
+    lines = markdown(setup_figures(report.runs)).splitlines()
     assert lines[0] == (
         "| setup | req/s | tok/s | of alone | claim | closed by | running | steps | KV peak | prefix hits"
         " | preempted | fairness |"
@@ -66,16 +66,16 @@ def test_markdown_leaves_out_what_nobody_has(report: Report) -> None:
     )
 
 
-def test_csv_has_every_figure(report: Report) -> None:
-    first, second, _ = csv.DictReader(io.StringIO(as_csv(rows(report.runs))))
+def test_csv_has_every_figure(report: BenchReport) -> None:
+    first, second, _ = csv.DictReader(io.StringIO(as_csv(setup_figures(report.runs))))
     assert (first["policy"], first["claim_size"], first["closed_by"]) == (ALONE, "", "")
     assert (second["policy"], second["size"], second["closed_by"]) == ("static", "2", "full=2")
     assert (second["wait_s_p50"], second["by_round"]) == ("0.5", "8.2")
 
 
-def test_picture_is_drawn_from_the_saved_report(report: Report, tmp_path: Path) -> None:
+def test_picture_is_drawn_from_the_saved_report(report: BenchReport, tmp_path: Path) -> None:
     report.save(tmp_path / "results.json")
-    present_again(tmp_path / "results.json")
+    rewrite_report(tmp_path / "results.json")
     svg = (tmp_path / "bench.svg").read_text()
     assert svg.startswith("<?xml")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
@@ -87,13 +87,13 @@ def test_picture_is_drawn_from_the_saved_report(report: Report, tmp_path: Path) 
 
 
 def test_without_matplotlib_the_tables_are_there(
-    report: Report,
+    report: BenchReport,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    present(report, tmp_path)
+    write_report(report, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.csv"}
     message = capsys.readouterr().err
     assert "pip install '.[bench]'" in message

@@ -1,10 +1,9 @@
-"""One point: a closed loop of so many requests in flight on a started engine.
+"""Measure one point: a closed loop with a fixed number of requests in flight on a started engine.
 
-A fixed set of requests would be measured with its ramp-up and its tail, and at large in-flight limits
-little else; so requests come on and on, in the sample's order, and what counts is a window in which the
-engine is full: it opens when as many have ended as are in flight (each place was taken anew, on average)
-and closes after twice as many. Tokens are counted by the engine, step by step, so a window need not end
-with a request; what is still in flight then is aborted.
+A fixed set of requests would mostly measure its ramp-up and its tail. So the loop repeats the sample without
+end, and only a window counts in which the engine is full. The window opens when as many requests have ended as
+are in flight. It closes when twice as many more have ended. The engine counts tokens at every step, so the
+window may close in the middle of a request; the loop then aborts what is in flight.
 """
 
 import asyncio
@@ -17,7 +16,8 @@ from statistics import fmean, quantiles
 from ulid import ULID
 
 from gristmill.bench.loads import LoadRequest
-from gristmill.bench.tune.points import Candidate, Point
+from gristmill.bench.tune.candidates import Candidate
+from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.shared.errors import EngineDied, EngineError, InvalidRequest
 from gristmill.shared.request import Request
 from gristmill.worker.engine import Engine, EngineStats
@@ -25,15 +25,15 @@ from gristmill.worker.engine import Engine, EngineStats
 LOOK_S = 0.05
 MIN_WINDOW_S = 3.0
 MIN_REQUESTS = 64
-"""A window is no shorter; a p95 of fewer is the longest of them."""
+"""Smallest window that gives a meaningful p95."""
 
 MAX_RAMP_SHARE = 0.6
-"""Of the time for a point, if requests are long; then the window opens all the same."""
+"""Share of a point's time after which the window opens, even if few requests have ended."""
 
 
 @dataclass(slots=True)
-class _Look:
-    """What one look at the engine saw."""
+class _Reading:
+    """The engine's counters at one moment."""
 
     at: float
     num_ended: int
@@ -41,8 +41,8 @@ class _Look:
 
 
 @dataclass(slots=True)
-class _Loop:
-    """The requests in flight, each place of which takes the next one when its request ends."""
+class _ClosedLoop:
+    """The requests in flight; when one ends, its place takes the next."""
 
     engine: Engine
     requests: Iterator[Request]
@@ -60,32 +60,32 @@ class _Loop:
                 await asyncio.sleep(LOOK_S)  # it may take no time, and be followed by the like
 
     def check(self) -> None:
-        """Raise `InvalidRequest` if all was refused so far, and enough to tell the sample from a line of it."""
+        """Raise `InvalidRequest` if the engine has refused every request, and at least `enough_refused`."""
         if len(self.ended) >= self.enough_refused and all(code >= 400 for _, code in self.ended):
             raise InvalidRequest(f"the engine refuses this sample: {self.first_error}")
 
-    def look(self) -> _Look:
-        return _Look(time.monotonic(), len(self.ended), self.engine.stats())
+    def look(self) -> _Reading:
+        return _Reading(time.monotonic(), len(self.ended), self.engine.stats())
 
 
-async def measure(
+async def measure_point(
     engine: Engine, model: str, load: Sequence[LoadRequest], candidate: Candidate, max_s: float
-) -> Point:
+) -> MeasuredPoint:
     """Measure one point.
 
     Args:
-        engine: Started with the candidate's setting.
-        model: The served name.
-        load: The sample; it is run again and again, each time of different salt, so that the prefix
-            cache holds what the requests of one pass share and nothing of the pass before.
-        candidate: What is measured.
-        max_s: How long it may take.
+        engine: Engine that was started with the candidate's setting.
+        model: Served name of the model.
+        load: The sample. Each pass has another salt, so that the prefix cache shares nothing
+            between passes.
+        candidate: Candidate to measure.
+        max_s: Longest time in seconds.
 
     Raises:
-        EngineDied: The engine is gone.
-        InvalidRequest: It refuses every request of the sample.
+        EngineDied: The engine died.
+        InvalidRequest: The engine refuses every request of the sample.
     """
-    loop = _Loop(engine, _endless(load, model), enough_refused=min(len(load), MIN_REQUESTS))
+    loop = _ClosedLoop(engine, _endless(load, model), enough_refused=min(len(load), MIN_REQUESTS))
     try:
         async with asyncio.TaskGroup() as group:
             places = [group.create_task(loop.keep_busy()) for _ in range(candidate.in_flight)]
@@ -106,8 +106,8 @@ def _endless(load: Sequence[LoadRequest], model: str) -> Iterator[Request]:
             yield each.request(model, salt)
 
 
-async def _window(loop: _Loop, in_flight: int, max_s: float) -> list[_Look]:
-    """Return the looks of the window, once it is closed."""
+async def _window(loop: _ClosedLoop, in_flight: int, max_s: float) -> list[_Reading]:
+    """Return the readings of the window, once it is closed."""
     started_at = time.monotonic()
     ramp_s = MAX_RAMP_SHARE * max_s
     while len(loop.ended) < in_flight and _since(started_at) < ramp_s:  # noqa: ASYNC110  # or a time
@@ -124,7 +124,7 @@ async def _window(loop: _Loop, in_flight: int, max_s: float) -> list[_Look]:
     return looks
 
 
-def _point(candidate: Candidate, loop: _Loop, looks: Sequence[_Look]) -> Point:
+def _point(candidate: Candidate, loop: _ClosedLoop, looks: Sequence[_Reading]) -> MeasuredPoint:
     first, last = looks[0], looks[-1]
     ended = loop.ended[first.num_ended : last.num_ended]
     seconds = last.at - first.at
@@ -133,7 +133,7 @@ def _point(candidate: Candidate, loop: _Loop, looks: Sequence[_Look]) -> Point:
     steps = last.stats.steps - first.stats.steps
     good_s = [duration_s for duration_s, status in ended if status < 400]
     p50_s, p95_s = _percentiles(good_s)
-    return Point(
+    return MeasuredPoint(
         candidate,
         output_tokens_per_s=output_tokens / seconds,
         prompt_tokens_per_s=prompt_tokens / seconds,

@@ -1,7 +1,7 @@
-"""An engine that notes when each request of a run reached it and left it.
+"""An engine that records when each request of a run reaches and leaves it.
 
-It stands between the worker and the true engine, so the time before it is the queue's and the worker's,
-and the time behind it the engine's.
+It stands between the worker and the true engine. The time before it belongs to queue and worker, the time
+after it to the engine.
 """
 
 import time
@@ -14,34 +14,34 @@ from gristmill.worker.engine import Engine, EngineInfo, EngineStats, Response
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One request as the engine saw it; monotonic seconds."""
+class PostedRequest:
+    """One request as the engine saw it; moments in monotonic seconds."""
 
     arrived_at: float
     ended_at: float
     response: Response
 
 
-class Observed:
-    """Passes everything on to an engine; see `Engine` for the contract.
+class RecordingEngine:
+    """Passes every call on to an engine; see `Engine` for the contract.
 
     Attributes:
-        seen: What was seen of each expected request; None for what has not ended.
-        num_ended: How many have ended.
+        posted: The record of each expected request; None before its end.
+        num_ended: Number of requests that have ended.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._places: dict[bytes, deque[int]] = {}
-        self.seen: list[Seen | None] = []
+        self.posted: list[PostedRequest | None] = []
         self.num_ended = 0
 
     def expect(self, bodies: Sequence[bytes]) -> None:
-        """Begin a run: forget the last one and note what comes with these bodies.
+        """Begin a run: forget the last one and record the requests with these bodies.
 
-        Requests with the same body are told apart by their order, which is all that they differ in.
+        Requests with the same body differ only in their order, so the order identifies them.
         """
-        self.seen, self.num_ended = [None] * len(bodies), 0
+        self.posted, self.num_ended = [None] * len(bodies), 0
         self._places = {}
         for place, body in enumerate(bodies):
             self._places.setdefault(body, deque()).append(place)
@@ -51,14 +51,14 @@ class Observed:
         return await self._engine.start()
 
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
-        """Answer one request and note it; see `Engine.post`."""
+        """Answer one request and record it; see `Engine.post`."""
         places = self._places[body]
         place = places[0]
         places.rotate(-1)  # not popped: a request that was given back comes again
         arrived_at = time.monotonic()
         response = await self._engine.post(endpoint, body, priority=priority)
-        self.num_ended += self.seen[place] is None
-        self.seen[place] = Seen(arrived_at, time.monotonic(), response)
+        self.num_ended += self.posted[place] is None
+        self.posted[place] = PostedRequest(arrived_at, time.monotonic(), response)
         return response
 
     async def check(self, timeout_s: float) -> None:

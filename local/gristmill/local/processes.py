@@ -1,7 +1,9 @@
-"""The processes that the demo starts: each in a session of its own, none outlives the demo."""
+"""Start processes on this machine that end with the process that started them."""
 
+import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,16 +12,29 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from gristmill.local.demo.steps import Step
-from gristmill.local.server import die_with_parent
+from gristmill.local.steps import Step
 from gristmill.shared.errors import GristmillError
 
 POLL_INTERVAL_S = 0.2
 TAIL_LINES = 20
 
 
-class Process:
-    """A started Python process whose output goes to a log."""
+def free_port() -> int:
+    """Return a TCP port of the loopback address on which no process listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies; a `preexec_fn`, Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+class LoggedProcess:
+    """A started Python process whose output goes to a log file."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.name = name
@@ -27,10 +42,10 @@ class Process:
         self._log = log
 
     def wait(self, shown: Step, timeout_s: float) -> str:
-        """Wait for its end; returns its last line of output.
+        """Wait until the process ends and return its last line of output.
 
         Raises:
-            GristmillError: It failed, or it took too long; with the end of its log.
+            GristmillError: The process failed or took too long; the message has the end of its log.
         """
         deadline = time.monotonic() + timeout_s
         while (code := self._process.poll()) is None:
@@ -43,7 +58,7 @@ class Process:
         """Wait until `/readyz` answers 200.
 
         Raises:
-            GristmillError: It ended before, or it took too long; with the end of its log.
+            GristmillError: The process ended or took too long; the message has the end of its log.
         """
         deadline = time.monotonic() + timeout_s
         while not _answers(port, "/readyz"):
@@ -63,7 +78,7 @@ class Process:
         return GristmillError(f"{self.name} {what}; the end of its log, {self._log}:\n{lines}")
 
     def stop(self, timeout_s: float) -> None:
-        """Ask it to stop; what is left of its session after `timeout_s` is killed."""
+        """Ask the process to stop; after `timeout_s`, kill it and its children."""
         self._process.terminate()
         try:
             self._process.wait(timeout_s)
@@ -76,17 +91,17 @@ class Process:
 
 
 @contextmanager
-def running(
+def running_process(
     name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], grace_s: float
-) -> Iterator[Process]:
+) -> Iterator[LoggedProcess]:
     """Run this Python with arguments for the length of a block.
 
     Args:
-        name: For messages.
-        arguments: Of the interpreter.
-        log: Takes its output; overwritten.
-        environment: Added to this process's.
-        grace_s: How long it may take to stop when asked.
+        name: Name of the process in messages.
+        arguments: Arguments of the interpreter.
+        log: File for the output; overwritten.
+        environment: Variables to add to this process's environment.
+        grace_s: Seconds between the request to stop and the kill.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -99,7 +114,7 @@ def running(
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509  # one C call, no locks
         )
-    started = Process(name, process, log)
+    started = LoggedProcess(name, process, log)
     try:
         yield started
     finally:

@@ -1,11 +1,11 @@
-"""Look at the engine at a fixed interval while a run lasts."""
+"""Sample the engine's state at a fixed interval during a run."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from gristmill.bench.records import Sample
+from gristmill.bench.bench_report import EngineSample
 from gristmill.shared.tasks import end
 from gristmill.worker.engine import Engine
 
@@ -21,26 +21,26 @@ TOTALS = (
 )
 
 
-class Sampler:
+class EngineSampler:
     """Samples an engine for the length of a block.
 
     Args:
-        engine: Which; one without counters gives no samples.
-        started_at: When the run began, monotonic seconds.
-        gpu: Tells the busy share of the GPU, if anybody can.
+        engine: Engine to sample; one without counters gives no samples.
+        started_at: Start of the run in monotonic seconds.
+        gpu: Returns the busy share of the GPU; None if it cannot be measured.
 
     Attributes:
-        samples: In the order of time.
-        grown: What the engine's totals grew by, once the block has ended.
+        samples: All samples in the order of time.
+        grown: Growth of the engine's counters; filled when the block ends.
     """
 
     def __init__(self, engine: Engine, started_at: float, gpu: Callable[[], float] | None) -> None:
         self._engine, self._started_at, self._gpu = engine, started_at, gpu
         self._before = asdict(engine.stats())
-        self.samples: list[Sample] = []
+        self.samples: list[EngineSample] = []
         self.grown: dict[str, int] = {}
 
-    async def __aenter__(self) -> "Sampler":
+    async def __aenter__(self) -> "EngineSampler":
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -56,6 +56,8 @@ class Sampler:
             gpu = self._gpu() if self._gpu else None
             if stats.steps:
                 self.samples.append(
-                    Sample(at_s, stats.running, stats.waiting, round(stats.kv_cache_usage, 4), gpu)
+                    EngineSample(
+                        at_s, stats.running, stats.waiting, round(stats.kv_cache_usage, 4), gpu
+                    )
                 )
             await asyncio.sleep(INTERVAL_S)

@@ -1,4 +1,4 @@
-"""One call of `gristmill tune`: search, and after every point write what is known by then."""
+"""Run one `gristmill tune`: search, and write the results so far after every point."""
 
 import asyncio
 import time
@@ -10,51 +10,54 @@ from typing import Any, Protocol
 import uvloop
 
 from gristmill.bench.tune.budget import Budget
-from gristmill.bench.tune.points import Candidate, Goal, Point, Setting
-from gristmill.bench.tune.report import Report, clear, point_line, print_report, save
-from gristmill.bench.tune.rig import Rig, setting_of
-from gristmill.bench.tune.sample import Sample
+from gristmill.bench.tune.candidates import Candidate, Setting
+from gristmill.bench.tune.engine_flags import setting_of
+from gristmill.bench.tune.engine_runner import EngineRunner
+from gristmill.bench.tune.goal import Goal
+from gristmill.bench.tune.load_sample import LoadSample
+from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.bench.tune.search import Search
+from gristmill.bench.tune.tune_report import TuneReport, clear, point_line, print_report, save
 from gristmill.shared.cli import made_folder, say
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 
 FIRST_START_TIMEOUT_S = 1800.0
-"""Of the first engine, which may compile and load; it may go over the budget, and is then told."""
+"""Longest first start, which may compile and load; if it exceeds the budget, the error says so."""
 
 IS_DONE, TIME_IS_UP = "the search is done", "the time is up"
 
 
 class Measurer(Protocol):
-    """What a search needs: a `Rig`, or a computed surface."""
+    """Measures the points of a search: an `EngineRunner`, or a computed surface in tests."""
 
     def has_time(self, setting: Setting) -> bool:
-        """Whether a point of this setting fits into what is left."""
+        """Return whether a point of this setting fits into the time left."""
 
-    async def measure(self, candidate: Candidate) -> Point:
+    async def measure(self, candidate: Candidate) -> MeasuredPoint:
         """Measure a point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What was asked for; `commands.py` has the meaning of each."""
+class TuneOptions:
+    """Options of the command line; `commands.py` explains each."""
 
-    sample: Sample
+    sample: LoadSample
     budget_s: float
     goal: Goal
     out: Path
     engine_argv: tuple[str, ...]
 
 
-def run_tune(options: Options) -> int:
+def run_tune(options: TuneOptions) -> int:
     """Search, write and print.
 
     Returns:
         0, or 1 if no point keeps the bound: then no settings are written.
 
     Raises:
-        GristmillError: The sample, the flags or the budget are of no use; the message says what to do.
+        GristmillError: The sample, the flags or the budget cannot be used; the message says what to do.
     """
-    load = options.sample.requests()  # a line that is wrong is told before an engine starts
+    load = options.sample.requests()  # raises for a wrong line before an engine starts
     say(f"  {len(load):,} requests, {options.budget_s:,.0f} s")
     clear(made_folder(options.out))
     try:
@@ -67,35 +70,39 @@ def run_tune(options: Options) -> int:
     return 0 if report.best else 1
 
 
-async def tuned(options: Options) -> Report:
-    """Search with true engines; what is known after each point is in the folder."""
+async def tuned(options: TuneOptions) -> TuneReport:
+    """Search with true engines and save the results so far after each point."""
     budget = Budget(options.budget_s, time.monotonic())
-    async with Rig(options.engine_argv, options.sample, options.out, budget) as rig:
-        info = await _first_start(rig)
+    async with EngineRunner(options.engine_argv, options.sample, options.out, budget) as runner:
+        info = await _first_start(runner)
         search = Search(setting_of(info), options.goal, _least_tokens(info, options.engine_argv))
-        report = Report(options.goal, options.engine_argv, info, options.sample, search, rig.starts)
+        report = TuneReport(
+            options.goal, options.engine_argv, info, options.sample, search, runner.starts
+        )
 
-        def keep(point: Point) -> None:
+        def keep(point: MeasuredPoint) -> None:
             say(f"  {point_line(point)}")
             report.spent_s = time.monotonic() - budget.started_at
             save(report, options.out)
 
-        report.ended_by = await walk(search, rig, keep)
+        report.ended_by = await run_search(search, runner, keep)
     report.spent_s = time.monotonic() - budget.started_at
     save(report, options.out)
     return report
 
 
-async def walk(search: Search, measurer: Measurer, keep: Callable[[Point], None]) -> str:
+async def run_search(
+    search: Search, measurer: Measurer, keep: Callable[[MeasuredPoint], None]
+) -> str:
     """Measure what the search asks for while there is time.
 
     Args:
-        search: Which points.
-        measurer: Where they are measured.
-        keep: Gets each point, once the search knows it.
+        search: Search that says which candidate is next.
+        measurer: Measures each candidate.
+        keep: Callback for each point, after the search has it.
 
     Returns:
-        Why it ended.
+        The reason why the search ended.
     """
     asks = search.asks()
     candidate = next(asks)
@@ -110,16 +117,16 @@ async def walk(search: Search, measurer: Measurer, keep: Callable[[Point], None]
     return TIME_IS_UP
 
 
-async def _first_start(rig: Rig) -> dict[str, Any]:
+async def _first_start(runner: EngineRunner) -> dict[str, Any]:
     try:
-        info = await rig.start(None, FIRST_START_TIMEOUT_S)
+        info = await runner.start(None, FIRST_START_TIMEOUT_S)
     except EngineDied as error:
         raise GristmillError(f"the engine does not start with these flags: {error}") from error
-    if not rig.has_time(setting_of(info)):
-        start_s, budget_s = rig.budget.start_s, rig.budget.budget_s
+    if not runner.has_time(setting_of(info)):
+        start_s, budget_s = runner.budget.start_s, runner.budget.budget_s
         raise SettingsError(
             f"the engine took {start_s:.0f} s to start, and a budget of {budget_s:.0f} s leaves no time to measure;"
-            f" each setting needs a start: give --budget {10 * (start_s + rig.budget.point_s) / 60:.0f}m or so"
+            f" each setting needs a start: give --budget {10 * (start_s + runner.budget.point_s) / 60:.0f}m or so"
         )
     return info
 

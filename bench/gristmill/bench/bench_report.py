@@ -1,4 +1,4 @@
-"""What a run leaves behind, and the file that keeps it: everything else is computed from this."""
+"""The measurements of all runs, and the file that keeps them. Every figure is computed from these."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,22 +11,22 @@ from gristmill.bench.setups import Setup
 from gristmill.shared.errors import InvalidRequest
 
 FORMAT = 1
-"""Of the file; another one is not read."""
+"""Version of the file's format; `load_from` rejects another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class RequestTiming:
     """One request of a run; seconds since the run began.
 
     Attributes:
-        tenant: Who sent it.
-        submitted_s: When it was due, which is when it was submitted unless the submits fell behind.
-        arrived_s: When the engine got it; None if it never did.
-        ended_s: When the engine answered.
-        ttft_s: From its arrival to its first token; None where the engine cannot tell.
+        tenant: Tenant of the request.
+        submitted_s: Moment at which the submit was due.
+        arrived_s: Moment at which the engine got the request; None if it never did.
+        ended_s: Moment of the engine's answer.
+        ttft_s: Seconds from the arrival to the first token; None if the engine does not report it.
         status: HTTP status; 0 if the engine never got it.
-        prompt_tokens: As the engine counted them.
-        output_tokens: Likewise.
+        prompt_tokens: Prompt tokens as counted by the engine.
+        output_tokens: Output tokens as counted by the engine.
     """
 
     tenant: str
@@ -40,15 +40,15 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EngineSample:
     """The engine at one moment.
 
     Attributes:
-        at_s: Since the run began.
+        at_s: Seconds since the run began.
         running: Requests in its batch.
-        waiting: Requests that it holds beside them.
+        waiting: Requests that wait in the engine.
         kv_cache_usage: Used share of the KV cache.
-        gpu: Busy share of the GPU's time; None where nobody can tell.
+        gpu: Busy share of the GPU's time; None if it cannot be measured.
     """
 
     at_s: float
@@ -59,26 +59,26 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SetupRun:
     """One load through one setup.
 
     Attributes:
-        setup: How.
-        round: From 1.
-        seconds: From the first request that was due to the last record.
+        setup: Batch policy, scheduling and size of the run.
+        round: Number of the round, from 1.
+        seconds: Seconds from the first due request to the last record written.
         requests: In the order of the load.
         samples: In the order of time.
         num_claimed: Requests in the batches that the worker started; 0 without a worker.
-        closed_by: Why those batches were closed, and how many for each reason.
-        engine: What the engine's totals grew by.
-        first_error: The first answer that was an error, or "".
+        closed_by: Number of those batches for each reason to close one.
+        engine: Growth of the engine's counters.
+        first_error: First error answer; "" if there was none.
     """
 
     setup: Setup
     round: int
     seconds: float
-    requests: list[Timed]
-    samples: list[Sample]
+    requests: list[RequestTiming]
+    samples: list[EngineSample]
     num_claimed: int = 0
     closed_by: Mapping[str, int] = field(default_factory=dict)
     engine: Mapping[str, int] = field(default_factory=dict)
@@ -86,18 +86,18 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """All runs of one command.
 
     Attributes:
-        facts: Command, versions, device, engine and its arguments, time.
-        load: Its name and what it asks for.
+        facts: Command, versions, device, engine, its arguments and the start time.
+        load: Name, seed and token counts of the load.
         runs: In the order in which they ran.
     """
 
     facts: Mapping[str, Any]
     load: Mapping[str, Any]
-    runs: list[Run]
+    runs: list[SetupRun]
 
     def save(self, path: Path) -> None:
         """Write everything as JSON."""
@@ -105,11 +105,11 @@ class Report:
         path.write_bytes(orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE))
 
     @classmethod
-    def load_from(cls, path: Path) -> "Report":
+    def load_from(cls, path: Path) -> "BenchReport":
         """Read what `save` wrote.
 
         Raises:
-            InvalidRequest: The file is none.
+            InvalidRequest: The file is not a report of this version.
         """
         try:
             content = orjson.loads(path.read_bytes())
@@ -121,12 +121,12 @@ class Report:
             raise InvalidRequest(message) from None
 
 
-def _run(fields: dict[str, Any]) -> Run:
-    return Run(
+def _run(fields: dict[str, Any]) -> SetupRun:
+    return SetupRun(
         **fields
         | {
             "setup": Setup(**fields["setup"]),
-            "requests": [Timed(**each) for each in fields["requests"]],
-            "samples": [Sample(**each) for each in fields["samples"]],
+            "requests": [RequestTiming(**each) for each in fields["requests"]],
+            "samples": [EngineSample(**each) for each in fields["samples"]],
         }
     )

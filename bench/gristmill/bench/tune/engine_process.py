@@ -1,4 +1,7 @@
-"""The parent's end of one engine's process; whatever happens there is a reason here, not an error."""
+"""Start one engine in a process and talk to it; `engine_child.py` is that process.
+
+A failure in the process becomes the reason of a failed point here.
+"""
 
 import asyncio
 import contextlib
@@ -11,29 +14,30 @@ from typing import Any, BinaryIO, Self
 
 import orjson
 
-from gristmill.bench.tune.points import Candidate, Point
-from gristmill.bench.tune.sample import Sample
+from gristmill.bench.tune.candidates import Candidate
+from gristmill.bench.tune.load_sample import LoadSample
+from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.shared.errors import EngineDied, InvalidRequest
 
 GRACE_S = 30.0
-"""Past the time for a point, how long the answer may take before the trial counts as hung."""
+"""Past the time for a point, seconds until the process counts as hung."""
 
 CLOSE_S, GIVE_UP_S = 30.0, 3.0
-"""How long an engine has to end: one that runs, one that is still starting."""
+"""Seconds for an engine to end: one that runs, one that is still starting."""
 
 TAIL_LINES = 3
 
 
-class Trial:
-    """One engine in a process of its own; `async with` ends it, dead or alive."""
+class EngineProcess:
+    """One engine in a separate process; `async with` ends it in any case."""
 
-    def __init__(self, argv: Sequence[str], sample: Sample, log: Path) -> None:
-        """Keep what to start.
+    def __init__(self, argv: Sequence[str], sample: LoadSample, log: Path) -> None:
+        """Keep the arguments of the process.
 
         Args:
             argv: vLLM's flags.
-            sample: What to run.
-            log: Takes what the process prints.
+            sample: Load to run.
+            log: File for the output of the process.
         """
         self._argv, self._sample, self._log = argv, sample, log
         self._is_started = False
@@ -56,20 +60,20 @@ class Trial:
         """Start the engine; returns its `EngineInfo` as a dictionary.
 
         Raises:
-            EngineDied: It did not start; the message says why.
-            InvalidRequest: The sample cannot be read any more.
+            EngineDied: The engine did not start; the message says why.
+            InvalidRequest: The process cannot read the sample.
         """
         order = {"argv": list(self._argv), "sample": asdict(self._sample)}
         info: dict[str, Any] = (await self._told(order, timeout_s))["started"]
         self._is_started = True
         return info
 
-    async def measure(self, candidate: Candidate, max_s: float) -> Point:
-        """Measure a point; one that failed says why.
+    async def measure(self, candidate: Candidate, max_s: float) -> MeasuredPoint:
+        """Measure a point; a failed one has the reason.
 
         Args:
-            candidate: Of this engine's setting.
-            max_s: How long it may take.
+            candidate: Candidate with this engine's setting.
+            max_s: Longest time in seconds.
 
         Raises:
             InvalidRequest: The engine refuses every request of the sample.
@@ -79,13 +83,13 @@ class Trial:
         try:
             answer = await self._told(order, max_s + GRACE_S)
         except EngineDied as error:
-            return Point(candidate, str(error), seconds=time.monotonic() - started_at)
-        return Point.from_json(answer["point"])
+            return MeasuredPoint(candidate, str(error), seconds=time.monotonic() - started_at)
+        return MeasuredPoint.from_json(answer["point"])
 
     @property
     def _input(self) -> asyncio.StreamWriter:
         if self._process.stdin is None:
-            raise EngineDied("the trial has no input")
+            raise EngineDied("the engine's process has no input")
         return self._process.stdin
 
     async def _told(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -117,7 +121,7 @@ class Trial:
 async def _spawned(log: BinaryIO) -> asyncio.subprocess.Process:
     """Start the process out of reach of this terminal's Ctrl-C, which ends it through its stdin."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gristmill.bench.tune.trial"),
+        *(sys.executable, "-m", "gristmill.bench.tune.engine_child"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=log,

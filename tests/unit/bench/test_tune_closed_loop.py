@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from gristmill.bench.loads import LoadRequest, named
-from gristmill.bench.tune.measuring import measure
-from gristmill.bench.tune.points import Candidate, Setting
+from gristmill.bench.tune.candidates import Candidate, Setting
+from gristmill.bench.tune.closed_loop import measure_point
 from gristmill.shared.errors import EngineDied, InvalidRequest
 from gristmill.worker.engine import Response, StubEngine
 
@@ -43,7 +43,7 @@ async def started(token_delay_s: float = 0.002) -> Watched:
 
 async def test_point_is_what_happened() -> None:
     engine = await started()
-    point = await measure(engine, "stub", a_load(), CANDIDATE, max_s=0.6)
+    point = await measure_point(engine, "stub", a_load(), CANDIDATE, max_s=0.6)
     assert engine.most == 6
     assert engine.now == 0  # nothing is left in flight
     assert point.candidate == CANDIDATE
@@ -63,7 +63,7 @@ async def test_each_pass_over_the_sample_finds_nothing_of_the_one_before_in_the_
     None
 ):
     engine = await started()
-    await measure(engine, "stub", a_load(3), CANDIDATE, max_s=0.2)
+    await measure_point(engine, "stub", a_load(3), CANDIDATE, max_s=0.2)
     passes = [engine.bodies[i : i + 3] for i in range(0, 6, 3)]
     assert [len(set(each)) for each in passes] == [1, 1]
     assert passes[0][0] != passes[1][0]
@@ -71,7 +71,9 @@ async def test_each_pass_over_the_sample_finds_nothing_of_the_one_before_in_the_
 
 async def test_requests_that_outlast_the_point_leave_a_point_without_latencies() -> None:
     engine = await started(token_delay_s=60)
-    point = await measure(engine, "stub", named("uniform", 4, scale=0.1), CANDIDATE, max_s=0.3)
+    point = await measure_point(
+        engine, "stub", named("uniform", 4, scale=0.1), CANDIDATE, max_s=0.3
+    )
     assert (point.num_requests, point.p95_s, point.is_settled) == (0, None, False)
     assert engine.now == 0
 
@@ -80,12 +82,12 @@ async def test_sample_that_the_engine_refuses_is_told() -> None:
     engine = await started()
     load = [LoadRequest("/v1/embeddings", {"input": "a"}, 1, 0)]
     with pytest.raises(InvalidRequest, match=r"refuses this sample: .*/v1/embeddings"):
-        await measure(engine, "stub", load, CANDIDATE, max_s=10)
+        await measure_point(engine, "stub", load, CANDIDATE, max_s=10)
 
 
 async def test_death_of_the_engine_is_told() -> None:
     engine = await started(token_delay_s=60)
-    measuring = asyncio.create_task(measure(engine, "stub", a_load(), CANDIDATE, max_s=30))
+    measuring = asyncio.create_task(measure_point(engine, "stub", a_load(), CANDIDATE, max_s=30))
     while engine.now < 6:
         await asyncio.sleep(0.01)
     engine.die()
@@ -97,5 +99,5 @@ async def test_a_line_that_is_refused_does_not_stand_for_the_sample() -> None:
     engine = await started()
     load = [LoadRequest("/v1/embeddings", {"input": "a"}, 1, 0), *a_load(3)]
     alone = Candidate(Setting(8, 2048), 1)  # whose ramp ends with the first line
-    point = await measure(engine, "stub", load, alone, max_s=0.6)
+    point = await measure_point(engine, "stub", load, alone, max_s=0.6)
     assert 0 < point.num_failed < point.num_requests

@@ -1,4 +1,4 @@
-"""What the bench says while it works: which run, how far, how fast; on stderr."""
+"""Show on stderr which run is under way and how far it is."""
 
 import asyncio
 import time
@@ -15,12 +15,12 @@ LINE_INTERVAL_S = 10.0
 
 @asynccontextmanager
 async def shown(title: str, total: int, num_done: Callable[[], int]) -> AsyncIterator[None]:
-    """Show how far a run is, for the length of a block.
+    """Show the progress of a run for the length of a block.
 
     Args:
-        title: Which run.
-        total: Its requests.
-        num_done: Tells how many of them have ended.
+        title: Description of the run.
+        total: Number of its requests.
+        num_done: Returns how many of them have ended.
     """
     with _display(title, total) as display:
         task = asyncio.create_task(_follow(display, num_done))
@@ -40,7 +40,7 @@ class _Display(Protocol):
 @contextmanager
 def _display(title: str, total: int) -> Iterator[_Display]:
     if not people().is_terminal:
-        yield _Lines(title, total)
+        yield _ProgressLines(title, total)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -52,7 +52,7 @@ def _display(title: str, total: int) -> Iterator[_Display]:
     )
     with Progress(*columns, console=people(), transient=True) as progress:
         task = progress.add_task(title, total=total)
-        yield _Bar(lambda done: progress.update(task, completed=done))
+        yield _ProgressBar(lambda done: progress.update(task, completed=done))
 
 
 async def _follow(display: _Display, num_done: Callable[[], int]) -> None:
@@ -61,7 +61,7 @@ async def _follow(display: _Display, num_done: Callable[[], int]) -> None:
         display.show(num_done())
 
 
-class _Lines:
+class _ProgressLines:
     interval_s = LINE_INTERVAL_S
 
     def __init__(self, title: str, total: int) -> None:
@@ -73,7 +73,7 @@ class _Lines:
         say(f"  {self._title}: {num_done:,} of {self._total:,} after {elapsed_s:.0f} s")
 
 
-class _Bar:
+class _ProgressBar:
     interval_s = BAR_INTERVAL_S
 
     def __init__(self, show: Callable[[int], None]) -> None:

@@ -1,22 +1,22 @@
-"""The load that is tuned for, as it was named: parent and trial read the same."""
+"""The load of `--sample`; the command and the engine's process read it from the same description."""
 
 from dataclasses import dataclass
 
 from gristmill.bench.loads import LoadRequest, file_of, from_file, named
 
 DEFAULT_REQUESTS = 512
-"""Of a named load; a point that needs more begins again."""
+"""Requests generated per named load; a longer measurement repeats them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoadSample:
     """A named load or the lines of a file.
 
     Attributes:
         name: One of `SHAPES`, or a path.
-        limit: Requests at most; None for all of a file.
-        seed: Of a named load.
-        scale: Of its lengths.
+        limit: Largest number of requests; None for all of a file.
+        seed: Seed of a named load.
+        scale: Factor of its lengths.
     """
 
     name: str
@@ -25,11 +25,11 @@ class Sample:
     scale: float = 1.0
 
     def requests(self) -> list[LoadRequest]:
-        """Read or make them.
+        """Read the file or generate the named load.
 
         Raises:
-            SettingsError: There is no such load.
-            InvalidRequest: A line of the file is no request, or there is none.
+            SettingsError: No load has this name.
+            InvalidRequest: A line of the file is no request, or the file is empty.
         """
         if path := file_of(self.name):
             return from_file(path, self.limit)

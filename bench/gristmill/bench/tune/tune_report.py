@@ -1,4 +1,4 @@
-"""What a search leaves: the curve for people, the settings for a worker, every point for programs."""
+"""The report of a search: the curve for people, the settings for a worker, every point for programs."""
 
 import shlex
 import sys
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gristmill.bench.tune.points import Goal, Point
-from gristmill.bench.tune.rig import SEQUENCES, TOKENS, Start, without_flags
-from gristmill.bench.tune.sample import Sample
+from gristmill.bench.tune.engine_flags import SEQUENCES, TOKENS, without_flags
+from gristmill.bench.tune.engine_runner import EngineStart
+from gristmill.bench.tune.goal import Goal
+from gristmill.bench.tune.load_sample import LoadSample
+from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.bench.tune.search import Search
 from gristmill.shared.cli import say
 from gristmill.worker.engine.vllm.arguments import without_secrets
@@ -27,34 +29,34 @@ TABLE_WIDTH = 160
 
 
 @dataclass(slots=True)
-class Report:
+class TuneReport:
     """One search.
 
     Attributes:
-        goal: What was wanted.
+        goal: Goal of the search.
         engine_argv: The user's flags.
-        engine: What the first engine said of itself.
-        sample: What was run.
-        search: With all points.
-        starts: Of all engines.
-        ended_by: Why it ended; "" while it runs.
-        spent_s: Time so far.
-        started_at: Wall clock.
+        engine: `EngineInfo` of the first engine.
+        sample: Load that was run.
+        search: The search with all its points.
+        starts: Starts of all engines.
+        ended_by: Reason why the search ended; "" while it runs.
+        spent_s: Seconds so far.
+        started_at: Start by the wall clock.
     """
 
     goal: Goal
     engine_argv: Sequence[str]
     engine: dict[str, Any]
-    sample: Sample
+    sample: LoadSample
     search: Search
-    starts: list[Start]
+    starts: list[EngineStart]
     ended_by: str = ""
     spent_s: float = 0.0
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
-    def best(self) -> Point | None:
-        """What was found."""
+    def best(self) -> MeasuredPoint | None:
+        """The best point; None if no point may be chosen."""
         return self.search.best
 
     def as_json(self) -> dict[str, Any]:
@@ -76,13 +78,13 @@ class Report:
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier search has left, or its settings would pass for this one's."""
+    """Remove the files of an earlier search, which would pass for this one's."""
     for old in (folder / SETTINGS, folder / RESULTS, *folder.glob("engine-*.log")):
         old.unlink(missing_ok=True)
 
 
-def save(report: Report, folder: Path) -> None:
-    """Write what is known by now; settings only if some point may be chosen."""
+def save(report: TuneReport, folder: Path) -> None:
+    """Write the results so far; the settings only if some point may be chosen."""
     content = orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2)
     (folder / RESULTS).write_bytes(content)
     if report.best:
@@ -91,7 +93,7 @@ def save(report: Report, folder: Path) -> None:
         (folder / SETTINGS).unlink(missing_ok=True)  # what was best may fall over the bound later
 
 
-def settings(best: Point) -> str:
+def settings(best: MeasuredPoint) -> str:
     """Return a file for a shell to source, and for `--env-file` and the like: no quotes, no blanks."""
     setting = best.candidate.setting
     return (
@@ -101,13 +103,13 @@ def settings(best: Point) -> str:
     )
 
 
-def worker_command(report: Report) -> str:
+def worker_command(report: TuneReport) -> str:
     """Return the worker's command line with what `settings` sets."""
     words = shlex.join(without_secrets(without_flags(report.engine_argv)))
     return f"gristmill worker -- {words} {SEQUENCES} $MAX_NUM_SEQS {TOKENS} $MAX_NUM_BATCHED_TOKENS"
 
 
-def print_report(report: Report, folder: Path) -> None:
+def print_report(report: TuneReport, folder: Path) -> None:
     """Print the curve on stdout, and on stderr what to do with it."""
     from rich.console import Console
 
@@ -128,7 +130,7 @@ def print_report(report: Report, folder: Path) -> None:
     say(f"  to use it:\n    set -a; . {folder / SETTINGS}; set +a\n    {worker_command(report)}")
 
 
-def curve(report: Report) -> "Table":
+def curve(report: TuneReport) -> "Table":
     """Return the points as a table, in the order of their settings, with bars."""
     from rich.table import Table
 
@@ -156,7 +158,7 @@ def curve(report: Report) -> "Table":
     return table
 
 
-def point_line(point: Point) -> str:
+def point_line(point: MeasuredPoint) -> str:
     """Return a point in one line."""
     if point.failure:
         return f"{point.candidate}: failed: {point.failure}"
@@ -169,7 +171,7 @@ def point_line(point: Point) -> str:
     )
 
 
-def _figures(point: Point) -> list[str]:
+def _figures(point: MeasuredPoint) -> list[str]:
     if point.failure:
         return ["-"] * 6
     return [
@@ -182,7 +184,7 @@ def _figures(point: Point) -> list[str]:
     ]
 
 
-def _note(point: Point, report: Report) -> str:
+def _note(point: MeasuredPoint, report: TuneReport) -> str:
     if point is report.best:
         return "best" if point.runs == 1 else f"best, mean of {point.runs}"
     if point.failure:
@@ -192,7 +194,7 @@ def _note(point: Point, report: Report) -> str:
     return "" if report.goal.allows(point) else "above the bound"
 
 
-def _gain(report: Report) -> str:
+def _gain(report: TuneReport) -> str:
     """Return how much better the best is than what the flags as given would have done."""
     first = report.search.points[0]
     if report.best is None or first is report.best or not report.goal.value(first):
@@ -201,7 +203,7 @@ def _gain(report: Report) -> str:
     return f"; {factor:.2f} times what these flags alone do"
 
 
-def _why_none(report: Report) -> str:
+def _why_none(report: TuneReport) -> str:
     settled = [point for point in report.search.points if point.is_settled]
     measured = [point.p95_s for point in settled if point.p95_s is not None]
     if not measured:

@@ -1,0 +1,42 @@
+"""What a search can measure: an engine's setting, with a number of requests in flight."""
+
+import math
+from dataclasses import dataclass, replace
+
+from gristmill.worker.settings import SPARE
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """The tuned flags of an engine; another setting costs another start."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @property
+    def full(self) -> int:
+        """Requests in flight that fill this engine: the worker's default (`in_flight_limit`)."""
+        return math.ceil(SPARE * self.max_num_seqs)
+
+    def with_sequences(self, number: int) -> "Setting":
+        """Return the same with another `max_num_seqs`."""
+        return replace(self, max_num_seqs=number)
+
+    def __str__(self) -> str:
+        return f"{self.max_num_seqs} sequences, {self.max_num_batched_tokens} tokens a step"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """A setting of the engine with a number of requests in flight."""
+
+    setting: Setting
+    in_flight: int
+
+    @property
+    def filled(self) -> int:
+        """The `max_num_seqs` that this many in flight keep full; an engine of that size runs alike."""
+        return max(1, min(int(self.in_flight / SPARE), self.setting.max_num_seqs))
+
+    def __str__(self) -> str:
+        return f"{self.setting}, {self.in_flight} in flight"

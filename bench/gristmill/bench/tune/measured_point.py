@@ -1,0 +1,116 @@
+"""The measurement of one candidate, or the reason why it failed."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from gristmill.bench.tune.candidates import Candidate, Setting
+
+FULL_STEP = 0.9
+"""Steps that hold this share of their tokens on average have no room for another request's prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    """The figures of one candidate, or the reason why there are no figures.
+
+    Attributes:
+        candidate: The measured candidate.
+        failure: Reason why there are no figures; "" if there are.
+        output_tokens_per_s: Tokens generated per second while the engine was full.
+        prompt_tokens_per_s: Prompt tokens prefilled per second in that window.
+        requests_per_s: Requests answered per second in that window.
+        p50_s: Median time in the engine of the requests that ended; None if no request ended.
+        p95_s: 95th percentile of the same.
+        running: Mean number of running requests.
+        kv_cache_peak: Largest used share of the KV cache, 0 to 1.
+        preemptions: Times a running request was pushed back for want of KV cache.
+        tokens_per_step: Mean tokens of one engine step, prompts and outputs.
+        num_requests: Requests that ended in the window.
+        num_failed: Requests of these that failed.
+        seconds: Length of the window, after the ramp-up.
+        is_settled: False if fewer than half as many as are in flight had ended before the window: the
+            engine then mostly prefills, and the figures say little.
+        runs: Number of measurements. Figures are their mean, counts their sum, the KV peak their highest.
+    """
+
+    candidate: Candidate
+    failure: str = ""
+    output_tokens_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    requests_per_s: float = 0.0
+    p50_s: float | None = None
+    p95_s: float | None = None
+    running: float = 0.0
+    kv_cache_peak: float = 0.0
+    preemptions: int = 0
+    tokens_per_step: float = 0.0
+    num_requests: int = 0
+    num_failed: int = 0
+    seconds: float = 0.0
+    is_settled: bool = True
+    runs: int = 1
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens a second; prompt tokens where the model generates none."""
+        return self.output_tokens_per_s or self.prompt_tokens_per_s
+
+    @property
+    def has_full_cache(self) -> bool:
+        """True if the KV cache limited the running requests, not `max_num_seqs`."""
+        is_short = self.running < 0.9 * self.candidate.setting.max_num_seqs
+        return is_short and (self.preemptions > 0 or self.kv_cache_peak > 0.95)
+
+    @property
+    def has_full_steps(self) -> bool:
+        """True if `max_num_batched_tokens` limited the running requests, not `max_num_seqs`."""
+        limit = self.candidate.setting.max_num_batched_tokens
+        return self.tokens_per_step >= FULL_STEP * limit and not self.has_full_cache
+
+    def merged(self, other: "MeasuredPoint") -> "MeasuredPoint":
+        """Return two measurements of one candidate as one.
+
+        If one failed, the result has failed. If only one settled, the result has its figures.
+        """
+        if self.failure or other.failure:
+            return self if self.failure else other
+        runs = self.runs + other.runs
+        if self.is_settled != other.is_settled:
+            return replace(self if self.is_settled else other, runs=runs)
+
+        def mean(first: float, second: float) -> float:
+            return (first * self.runs + second * other.runs) / runs
+
+        def mean_of_known(first: float | None, second: float | None) -> float | None:
+            return second if first is None else first if second is None else mean(first, second)
+
+        return MeasuredPoint(
+            self.candidate,
+            output_tokens_per_s=mean(self.output_tokens_per_s, other.output_tokens_per_s),
+            prompt_tokens_per_s=mean(self.prompt_tokens_per_s, other.prompt_tokens_per_s),
+            requests_per_s=mean(self.requests_per_s, other.requests_per_s),
+            p50_s=mean_of_known(self.p50_s, other.p50_s),
+            p95_s=mean_of_known(self.p95_s, other.p95_s),
+            running=mean(self.running, other.running),
+            kv_cache_peak=max(self.kv_cache_peak, other.kv_cache_peak),
+            preemptions=self.preemptions + other.preemptions,
+            tokens_per_step=mean(self.tokens_per_step, other.tokens_per_step),
+            num_requests=self.num_requests + other.num_requests,
+            num_failed=self.num_failed + other.num_failed,
+            seconds=self.seconds + other.seconds,
+            is_settled=self.is_settled,
+            runs=runs,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return every figure, together with the candidate's."""
+        fields = asdict(self)
+        candidate = fields.pop("candidate")
+        return {**candidate["setting"], "in_flight": candidate["in_flight"], **fields}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """Return what `as_json` wrote."""
+        rest = dict(fields)
+        setting = Setting(rest.pop("max_num_seqs"), rest.pop("max_num_batched_tokens"))
+        return replace(cls(Candidate(setting, rest.pop("in_flight"))), **rest)
