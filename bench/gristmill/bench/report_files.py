@@ -8,6 +8,7 @@ from gristmill.bench import plots, table
 from gristmill.bench.bench_report import BenchReport
 from gristmill.bench.figures import setup_figures
 from gristmill.shared.cli import say
+from gristmill.shared.install import install_hint
 
 TABLE_WIDTH = 240
 RESULTS, MARKDOWN, CSV, PICTURE = "results.json", "table.md", "table.csv", "bench"
@@ -35,7 +36,7 @@ def write_report(report: BenchReport, folder: Path) -> None:
     except ModuleNotFoundError as error:
         what = "tables"
         say(
-            f"no plots: {error.name} is missing; pip install 'gristmill[bench]', here or elsewhere,"
+            f"no plots: {error.name} is missing; {install_hint('bench')}; it may be another machine;"
             f" then: gristmill bench --plot {folder / RESULTS}"
         )
     say(f"{what} and all that was measured are in {folder}")

@@ -25,7 +25,7 @@ from gristmill.shared.cli import cache_folder, made_folder, redis_errors, say
 from gristmill.shared.connection import connect
 from gristmill.shared.settings import read_settings
 from gristmill.worker.engine import Engine, EngineInfo, engine_from
-from gristmill.worker.engine.vllm.gpu_use import gpu_meter
+from gristmill.bench.gpu_use import gpu_meter
 from gristmill.worker.settings import WorkerSettings
 
 DEFAULT_REQUESTS = 256

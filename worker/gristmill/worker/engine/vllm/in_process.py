@@ -18,8 +18,8 @@ import structlog
 
 from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.shared.tasks import end
-from gristmill.worker.engine import endpoints
 from gristmill.worker.engine.bodies import ABORTED
+from gristmill.worker.engine.endpoints import served
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
 from gristmill.worker.engine.refusals import refusal, too_long
 from gristmill.worker.engine.vllm import arguments, building, compat
@@ -186,7 +186,7 @@ class InProcessEngine:
         app = await self._in_thread(lambda: build_app(core.args, tasks, core.engine.model_config))
         await init_app_state(core.engine, app.state, core.args, tasks)
         models = await app.state.openai_serving_models.show_available_models()
-        paths = endpoints.served((getattr(route, "path", "") for route in app.routes), app.state)
+        paths = served((getattr(route, "path", "") for route in app.routes), app.state)
         info = building.info_of(core, [card.id for card in models.data], paths)
         application = Application(app, building.api_keys(core.args))
         guarding = asyncio.create_task(guard(core.engine, core.generations, self._limits))
