@@ -37,7 +37,7 @@ def test_the_page_lists_what_is_public() -> None:
 
 
 def test_the_page_lists_every_method_of_both_clients() -> None:
-    calls = set(first_column("## Which call takes what"))
+    calls = set(first_column("## The calls"))
     assert public_methods(Client) - {"aclose"} == calls
     assert public_methods(SyncClient) - {"close"} == calls
 

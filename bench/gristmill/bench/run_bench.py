@@ -14,6 +14,7 @@ import uvloop
 
 from gristmill.bench import loads
 from gristmill.bench.bench_report import BenchReport, SetupRun
+from gristmill.bench.gpu_use import gpu_meter
 from gristmill.bench.recording_engine import RecordingEngine
 from gristmill.bench.report_files import RESULTS, clear_old_files, write_report
 from gristmill.bench.rounds import Plan, run_rounds
@@ -25,7 +26,6 @@ from gristmill.shared.cli import cache_folder, made_folder, redis_errors, say
 from gristmill.shared.connection import connect
 from gristmill.shared.settings import read_settings
 from gristmill.worker.engine import Engine, EngineInfo, engine_from
-from gristmill.bench.gpu_use import gpu_meter
 from gristmill.worker.settings import WorkerSettings
 
 DEFAULT_REQUESTS = 256

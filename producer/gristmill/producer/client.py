@@ -102,7 +102,7 @@ class Client:
 
         Args:
             request: A body, or a `Request`.
-            wait_if_full: Whether to wait while the queue is full.
+            wait_if_full: True waits while the queue is full; False raises `QueueFull`.
             **fields: Fields of `Request` that go with a body.
 
         Returns:
@@ -157,7 +157,7 @@ class Client:
         """Wait for a result.
 
         Args:
-            request_id: What `submit` returned, here or elsewhere.
+            request_id: The id that `submit` returned, in this process or another.
             timeout_s: Longest wait in seconds; None waits without a limit.
 
         Raises:
@@ -182,7 +182,7 @@ class Client:
             **fields: Fields of `Request` that go with each body.
 
         Raises:
-            InvalidRequest, NotServed, IdConflict: As `submit`, when the item at fault is read.
+            InvalidRequest, NotServed, IdConflict: As `submit`; raised when the item at fault is read.
         """
         check_call("map", requests, fields, ("window",))
         return Stream(requests, window, partial(self._start, ItemReader(fields))).in_order()
@@ -199,7 +199,7 @@ class Client:
             **fields: Fields of `Request` that go with each body.
 
         Raises:
-            InvalidRequest, NotServed, IdConflict, ResultExpired: When the item at fault is read.
+            InvalidRequest, NotServed, IdConflict, ResultExpired: An item is at fault; raised when it is read.
         """
         check_call("as_completed", items, fields, ("window",))
         reader = ItemReader(fields, may_be_ids=True)

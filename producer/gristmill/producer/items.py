@@ -93,7 +93,7 @@ class ItemReader:
 
     Args:
         fields: Fields of `Request` that go with each body.
-        may_be_ids: Whether the call takes ids too. Then the first item decides: all are ids, or all are requests.
+        may_be_ids: True if the call takes ids too. The first item decides: all are ids, or all are requests.
     """
 
     def __init__(self, fields: Mapping[str, Any], *, may_be_ids: bool = False) -> None:

@@ -26,7 +26,7 @@ class Submitter:
         queue: The queue that takes the requests.
         client: Name of the reply list, which will name each request as it finishes.
         max_request_bytes: Longest body that is accepted.
-        check_models: Whether to refuse a request that no live worker of the queue serves.
+        check_models: True refuses a request that no live worker of the queue serves.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Submitter:
         """Submit a chunk; while the queue is full, ever smaller parts of it.
 
         Returns:
-            What became of each request.
+            A code for each request: accepted, queued, done.
 
         Raises:
-            InvalidRequest: A request is too large, or nobody serves it; none was submitted.
+            InvalidRequest: A request is too large, or no worker serves it; the chunk was not submitted.
             IdConflict: The id of one belongs to another request; the others were submitted.
             QueueFull: The queue is at its cap, and `wait_if_full` is false.
         """

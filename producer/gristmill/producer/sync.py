@@ -41,7 +41,7 @@ def _pull(iterator: Iterator[T]) -> list[T]:
 
 
 class SyncClient:
-    """A `Client` on an event loop in a thread of its own; the methods are those of `Client`.
+    """The methods of `Client` without `await`; the client runs on an event loop in its own thread.
 
     Args:
         settings: Redis, the queue and its bounds; None reads the environment.

@@ -5,8 +5,6 @@ The bytes of a record are described in `docs/protocol.md`; `lua/includes/records
 
 from dataclasses import dataclass
 
-from gristmill.shared.request import Priority
-
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
@@ -34,7 +32,7 @@ class Record:
     enqueued_ms: int
     deadline_ms: int
     tenant: str
-    priority: Priority
+    priority: str
     digest: str
     batch: str
     prompt_tokens: int
@@ -63,7 +61,7 @@ class Record:
             enqueued_ms=int(fields[1]),
             deadline_ms=int(fields[2]),
             tenant=fields[3],
-            priority=fields[4],  # type: ignore[arg-type]  # written by submit, checked there
+            priority=fields[4],
             digest=fields[5],
             batch=fields[6],
             prompt_tokens=int(fields[7]),

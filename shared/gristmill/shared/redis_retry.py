@@ -38,7 +38,7 @@ TRANSIENT = (
     ConnectionError, TimeoutError, BusyLoadingError, NoScriptError, ReadOnlyError, TryAgainError,
     MasterDownError, ClusterDownError, SlotNotCoveredError, OutOfMemoryError, OSError, NotReplicated,
 )  # fmt: skip
-"""What passes when Redis, the way to it, its primary or a replica comes back, or memory is freed."""
+"""Errors that end when Redis, the network, its primary or a replica is back, or when memory is freed."""
 
 _TRANSIENT_CODES = {"NOREPLICAS", "MISCONF", "BUSY", "UNBLOCKED", "NOSCRIPT"}
 """Answers without a class of their own: too few replicas, a full disk, a long script, a failover."""
@@ -51,7 +51,7 @@ NOTICE_INTERVAL_S = 10.0
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether repeating an operation may mend its error."""
+    """Return whether the same call may succeed later."""
     if isinstance(error, ResponseError) and str(error).partition(" ")[0] in _TRANSIENT_CODES:
         return True
     return isinstance(error, TRANSIENT) and not isinstance(error, _FINAL)
@@ -62,7 +62,7 @@ async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = N
 
     Args:
         call: One operation of `Queue`; each is safe to send twice.
-        timeout_s: When to give up; None for never.
+        timeout_s: Seconds after which to give up; None never gives up.
 
     Raises:
         redis.exceptions.RedisError: The last error, after `timeout_s`.
@@ -123,7 +123,7 @@ def announce_redis_waits(
     """Have each call of `retrying` tell that it waits; for entry points, it is the one hook of a process.
 
     Args:
-        url: As in `RedisNotice`, with `interval_s` and `tell`.
+        url: URL of this Redis; user and password are left out of the notice.
         retries_before: Retries of one call that are not worth a notice.
         interval_s: Shortest time between two notices.
         tell: Called with one line for people; None logs `redis.waited_for` instead.

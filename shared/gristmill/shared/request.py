@@ -35,10 +35,10 @@ ENDPOINTS = (
     "/pooling",
     "/tokenize",
 )
-"""What a request may ask for; whether a worker serves it depends on its model."""
+"""The endpoints that a request may name; the model of a worker decides which of them it serves."""
 
 PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EMBEDDINGS}
-"""The field of a body that tells its endpoint, where nobody names one."""
+"""The field of a body that tells its endpoint, if the request names no endpoint."""
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}]}'
 """A body, for messages."""
@@ -113,15 +113,15 @@ class Request:
         id: Names the request and, later, its result. The same id with the same body is the same
             request: submitting it again changes nothing.
         priority: Lane; `high` is claimed before `normal`, that before `low`.
-        tenant: Whose share of the engine it uses; tenants share one lane fairly.
+        tenant: The tenant whose share of the engine it uses; tenants share one lane fairly.
         batch: The group that it is counted in, or "".
         deadline_s: Seconds from now after which it expires unless finished; 0 for none.
         delay_s: Seconds from now before which no worker claims it.
         max_attempts: 1 to 100; failures that a retry may mend are tried this often.
-        model: For people and routing; the engine reads the body.
+        model: Name of the model, which routing and people read; the engine reads the body.
         prompt_tokens: Estimate, for fairness and claim budgets.
         max_tokens: Estimate of the output.
-        prefix: What requests with a common prompt prefix share, or "".
+        prefix: Name of the prompt prefix; requests that share a prefix have the same name. "" for none.
         reply: The client that waits, or "".
         metadata: Returned with the result.
 

@@ -1,7 +1,7 @@
 """Read one JSON element as a `Request`: a line of a file, or an element of the inbox.
 
-`gristmill submit` and the gateway call this for each line, and the worker for each element that it admits
-from the inbox, so the three accept and refuse the same. An element has one of three forms:
+`gristmill submit` and the gateway call this for each line. The worker calls it for each element that it
+admits from the inbox. So the three accept and refuse the same. An element has one of three forms:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   OpenAI's
     {"body": {...}, "endpoint": "/v1/completions", "priority": "high", ...}              envelope

@@ -1,6 +1,6 @@
 import pytest
 
-from gristmill.producer.commands.submission import resume_command
+from gristmill.producer.commands.resume import resume_command
 
 
 @pytest.mark.parametrize(

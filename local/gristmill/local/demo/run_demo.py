@@ -17,12 +17,11 @@ from gristmill.local.demo.answer_table import answer_table
 from gristmill.local.processes import free_port, running_process
 from gristmill.local.redis_server import running_server
 from gristmill.local.steps import step
-from gristmill.producer.batches.rows.line_reader import LineReader
-from gristmill.producer.batches.submit_run import InputFile, OutputFile, RunRecord
-from gristmill.producer.batches.submit_run.run_record import fingerprint
+from gristmill.producer.batches.rows import LineReader
+from gristmill.producer.batches.submit_run import InputFile, OutputFile, RunRecord, fingerprint
 from gristmill.producer.commands.collect import Collection
-from gristmill.producer.commands.progress import Tally
 from gristmill.producer.commands.session import on_client
+from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import people, redis_errors, say
 from gristmill.shared.errors import GristmillError, InvalidRequest
 from gristmill.shared.install import install_hint

@@ -1,4 +1,6 @@
-"""The producer's commands, a module a group; each is an entry point of `gristmill.commands`.
+"""The producer's commands, entry points of `gristmill.commands`.
 
-Their tops import click and little else, so that listing them is quick.
+Each click group has one module of its name: batch, dead, queue, tenant. The single commands are in submit,
+requests (status, result, cancel) and demo. Each of these modules imports only click at its top, so that
+`gristmill --help` is quick. The other modules do the work.
 """

@@ -104,11 +104,11 @@ def create(
         raise click.UsageError(f"-o {output}: there is no folder {output.parent}; make it first")
     options |= {"mode": "lenient" if lenient else "strict", "metadata": _pairs(metadata)}
     from gristmill.producer.batches.submit_run import check_apart
-    from gristmill.producer.commands.batches import Session
+    from gristmill.producer.commands.batch_session import BatchSession
 
     if output:
         check_apart(file, output)
-    session = Session(settings, tenant)
+    session = BatchSession(settings, tenant)
     record = session.create(file, options)
     if not wait:
         session.show(record, as_json=as_json, brief=True)
@@ -133,9 +133,9 @@ def _pairs(metadata: tuple[str, ...]) -> dict[str, str] | None:
 @batch_options
 def list_batches(*, limit: int, as_json: bool, tenant: str, settings: "BatchSettings") -> None:
     """List batches, newest first."""
-    from gristmill.producer.commands.batches import Session
+    from gristmill.producer.commands.batch_session import BatchSession
 
-    Session(settings, tenant).list_batches(limit, as_json=as_json)
+    BatchSession(settings, tenant).list_batches(limit, as_json=as_json)
 
 
 @batch_group.command()
@@ -150,9 +150,9 @@ def show(
 
     With --wait, leaves with 0 if every line succeeded, 1 if not.
     """
-    from gristmill.producer.commands.batches import Session
+    from gristmill.producer.commands.batch_session import BatchSession
 
-    session = Session(settings, tenant)
+    session = BatchSession(settings, tenant)
     record = session.watch(batch_id) if wait else session.batch(batch_id)
     session.show(record, as_json=as_json)
     return session.exit_code(record) if wait else 0
@@ -164,9 +164,9 @@ def show(
 @batch_options
 def cancel(*, batch_id: str, as_json: bool, tenant: str, settings: "BatchSettings") -> None:
     """Cancel a batch; rows that are written stay, every other line gets one that says so."""
-    from gristmill.producer.commands.batches import Session
+    from gristmill.producer.commands.batch_session import BatchSession
 
-    session = Session(settings, tenant)
+    session = BatchSession(settings, tenant)
     session.show(session.cancel(batch_id), as_json=as_json)
 
 
@@ -184,9 +184,9 @@ def results(
     *, batch_id: str, output: Path | None, follow: bool, tenant: str, settings: "BatchSettings"
 ) -> None:
     """Write the rows that are there, answers and errors, also while the batch runs."""
-    from gristmill.producer.commands.batches import Session
+    from gristmill.producer.commands.batch_session import BatchSession
 
-    Session(settings, tenant).write_results(batch_id, output, follow=follow)
+    BatchSession(settings, tenant).write_results(batch_id, output, follow=follow)
 
 
 @batch_group.command("retry-failed")
@@ -198,7 +198,7 @@ def retry_failed(
     *, batch_id: str, window: str | None, as_json: bool, tenant: str, settings: "BatchSettings"
 ) -> None:
     """Create a batch of the lines of an ended one that failed, expired or were cancelled."""
-    from gristmill.producer.commands.batches import Session
+    from gristmill.producer.commands.batch_session import BatchSession
 
-    session = Session(settings, tenant)
+    session = BatchSession(settings, tenant)
     session.show(session.retry_failed(batch_id, window), as_json=as_json, brief=True)

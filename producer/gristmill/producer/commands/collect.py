@@ -1,4 +1,4 @@
-"""Run a batch input through the queue and write each row as its request finishes."""
+"""Submit the lines of a file and write each row as its request finishes; `submission.py` calls this."""
 
 import asyncio
 import time
@@ -10,10 +10,10 @@ from itertools import islice
 from gristmill.producer.batches.rows import BadLine, bad_line_row, result_row
 from gristmill.producer.batches.submit_run import InputFile
 from gristmill.producer.client import Client
-from gristmill.producer.commands.progress import Display, Tally, display
+from gristmill.producer.commands.display import Display, display
 from gristmill.producer.commands.session import absence
+from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
-from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
 from gristmill.shared.tasks import end
@@ -103,12 +103,8 @@ class Collection:
 
     async def _states(self) -> Counter[str]:
         """Count where the requests of this run are; the rest of the queue is not looked at."""
-        states: Counter[str] = Counter()
-        ids = list(self._unfinished)
-        for start in range(0, len(ids), IDS_A_CALL):
-            found = await self._client.status(ids[start : start + IDS_A_CALL])
-            states.update(state for state, _ in found)
-        return states
+        states = await self._client.status(list(self._unfinished))
+        return Counter(state for state, _ in states)
 
 
 async def submit_only(client: Client, batch_input: InputFile, total: int) -> int:

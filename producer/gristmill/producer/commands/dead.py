@@ -157,13 +157,11 @@ def purge(ids: tuple[str, ...], all_letters: bool, yes: bool, settings: "QueueSe
 
 
 async def _purge(queue: "Queue", ids: tuple[str, ...]) -> int:
+    from gristmill.shared.chunking import chunks
     from gristmill.shared.operations import IDS_A_CALL
 
-    num_deleted = 0
     chosen = ids or [dead_id async for dead_id in _all_ids(queue)]
-    for start in range(0, len(chosen), IDS_A_CALL):
-        num_deleted += await queue.dead_letters.purge(chosen[start : start + IDS_A_CALL])
-    return num_deleted
+    return sum([await queue.dead_letters.purge(chunk) for chunk in chunks(chosen, IDS_A_CALL)])
 
 
 def _check_selection(ids: tuple[str, ...], all_letters: bool) -> None:

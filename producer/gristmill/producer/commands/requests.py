@@ -1,7 +1,6 @@
 """`gristmill status`, `result` and `cancel`: requests by their ids."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from gristmill.shared.results import Result
     from gristmill.shared.settings import QueueSettings
 
-T = TypeVar("T")
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -30,24 +28,12 @@ def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> No
     """
     from gristmill.producer.commands.session import on_client, print_json
 
-    states = on_client(settings, lambda client: in_chunks(client.status, ids))
+    states = on_client(settings, lambda client: client.status(ids))
     for request_id, (state, worker) in zip(ids, states, strict=True):
         if as_json:
             print_json({"id": request_id, "state": state, "worker": worker or None})
         else:
             click.echo(f"{request_id}  {state}" + (f"  on {worker}" if worker else ""))
-
-
-async def in_chunks(
-    call: Callable[[Sequence[str]], Awaitable[list[T]]], ids: tuple[str, ...]
-) -> list[T]:
-    """Make one call for each so many ids as one may name."""
-    from gristmill.shared.operations import IDS_A_CALL
-
-    answers: list[T] = []
-    for start in range(0, len(ids), IDS_A_CALL):
-        answers += await call(ids[start : start + IDS_A_CALL])
-    return answers
 
 
 @click.command()
@@ -122,7 +108,7 @@ def cancel(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> No
     """
     from gristmill.producer.commands.session import on_client, print_json
 
-    codes = on_client(settings, lambda client: in_chunks(client.cancel, ids))
+    codes = on_client(settings, lambda client: client.cancel(ids))
     for request_id, code in zip(ids, codes, strict=True):
         is_cancelled = code in ("queued", "running")
         if as_json:

@@ -1,13 +1,11 @@
 """One `gristmill submit` from its checked options to its exit code."""
 
-import re
-import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 from ulid import ULID
@@ -22,16 +20,37 @@ from gristmill.producer.batches.submit_run import (
     fingerprint,
 )
 from gristmill.producer.commands.collect import Collection, submit_only
-from gristmill.producer.commands.progress import Tally
+from gristmill.producer.commands.resume import hint_on_interrupt, resume_command
 from gristmill.producer.commands.session import absence, on_client, on_queue, print_json
-from gristmill.producer.commands.submit import Options
+from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet, read_fleet
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
 
-_URL_WITH_PASSWORD = re.compile(r"\w+://\S*@\S*")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions:
+    """The options of one `gristmill submit`.
+
+    Attributes:
+        source: FILE, or `-` for stdin.
+        output: File that gets the rows; None for stdout.
+        endpoint: Endpoint of lines that name none.
+        fields: Fields of `Request` for lines that do not set them.
+    """
+
+    source: str
+    wait: bool
+    output: Path | None
+    lenient: bool
+    window: int
+    run: str | None
+    force: bool
+    as_json: bool
+    endpoint: str | None
+    fields: dict[str, Any]
 
 
 class Submission:
@@ -43,7 +62,7 @@ class Submission:
         settings: Which queue.
     """
 
-    def __init__(self, path: Path, options: Options, settings: QueueSettings) -> None:
+    def __init__(self, path: Path, options: SubmitOptions, settings: QueueSettings) -> None:
         self._path = path
         self._options = options
         self._settings = settings
@@ -76,9 +95,8 @@ class Submission:
         _refuse_bad_lines(report, self._options)
         resumed = ", resumed" if is_resume else ""
         say(f"run {run.run}: {report.num_lines:,} requests, queue {run.queue}{resumed}")
-        with _hint(
-            resume_command(sys.argv[1:], run.run, has_output=output is not None), self._options
-        ):
+        command = resume_command(sys.argv[1:], run.run, has_output=output is not None)
+        with hint_on_interrupt(command, is_piped=self._options.source == "-"):
             if not self._options.wait:
                 return self._submit_only(batch_input, report, run)
             if output is None:
@@ -194,7 +212,7 @@ def _write_to_stdout(row: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _refuse_bad_lines(report: InputReport, options: Options) -> None:
+def _refuse_bad_lines(report: InputReport, options: SubmitOptions) -> None:
     if report.num_lines == 0:
         raise InvalidRequest(f"{options.source} has no requests; write one JSON object a line")
     if report.num_bad == 0:
@@ -209,40 +227,3 @@ def _refuse_bad_lines(report: InputReport, options: Options) -> None:
         f"{report.num_bad:,} of {report.num_lines:,} lines of {options.source} are no requests, so"
         f" nothing was submitted:\n{shown}\nMend them, or have error rows for them with --lenient."
     )
-
-
-@contextmanager
-def _hint(command: str, options: Options) -> Iterator[None]:
-    """On Ctrl-C, say how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        how = "pipe the same input into" if options.source == "-" else "resume with"
-        say(f"interrupted; what was submitted runs on, what was written stays; {how}: {command}")
-        raise
-
-
-def resume_command(
-    arguments: Sequence[str], run: str, *, has_output: bool, is_collecting: bool = False
-) -> str:
-    """Return the command that goes on with a run.
-
-    Args:
-        arguments: Of this process; a URL with a password is not repeated.
-        run: Added unless the output knows it.
-        has_output: Whether there is one.
-        is_collecting: Whether to add what writes the results.
-    """
-    left_out = {"--force", "--json"} if is_collecting else {"--force"}
-    words = [_quoted(word) for word in arguments if word not in left_out]
-    if is_collecting:
-        words += ["--wait", "-o", "OUT.jsonl"]
-    if not has_output and not any(word.startswith("--run") for word in words):
-        words += ["--run", run]
-    return " ".join(["gristmill", *words])
-
-
-def _quoted(word: str) -> str:
-    if found := _URL_WITH_PASSWORD.search(word):
-        return word[: found.start()] + '"$REDIS_URL"'
-    return shlex.quote(word)

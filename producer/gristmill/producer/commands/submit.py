@@ -6,7 +6,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,32 +15,10 @@ from gristmill.shared.cli import FiniteRange, queue_options
 from gristmill.shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from gristmill.producer.commands.submission import SubmitOptions
     from gristmill.shared.settings import QueueSettings
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the command line says about one submit.
-
-    Attributes:
-        source: FILE, or `-`.
-        output: Where rows go; None for stdout.
-        endpoint: For lines that name none.
-        fields: Fields of `Request` for lines that do not set them.
-    """
-
-    source: str
-    wait: bool
-    output: Path | None
-    lenient: bool
-    window: int
-    run: str | None
-    force: bool
-    as_json: bool
-    endpoint: str | None
-    fields: dict[str, Any]
 
 
 @click.command()
@@ -93,19 +70,19 @@ def submit(
     out, and requests that finished meanwhile are not run again. Leaves with 0 if all succeeded, 1 if
     some failed.
     """
-    options = Options(
+    from gristmill.producer.commands.submission import Submission, SubmitOptions
+
+    options = SubmitOptions(
         source=file, wait=wait, output=output, lenient=lenient, window=window, run=run, force=force,
         as_json=as_json, endpoint=endpoint,
         fields={name: value for name, value in fields.items() if value is not None},
     )  # fmt: skip
     _check_options(options)
-    from gristmill.producer.commands.submission import Submission
-
     with _spooled(file) as path:
         return Submission(path, options, settings).execute()
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: "SubmitOptions") -> None:
     if options.output is not None and not options.wait:
         raise click.UsageError("-o needs --wait: without it there are no results to write")
     if options.as_json and options.wait and options.output is None:
@@ -121,7 +98,7 @@ def _check_options(options: Options) -> None:
     _check_fields(options)
 
 
-def _check_fields(options: Options) -> None:
+def _check_fields(options: "SubmitOptions") -> None:
     """Read a line with them: what no line may have is refused once, not with each line."""
     from gristmill.producer.batches.rows import BadLine, Line, LineReader
     from gristmill.shared.request import COMPLETIONS

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from gristmill.producer.commands.progress import RATE_WINDOW_S, Tally
+from gristmill.producer.commands.tally import RATE_WINDOW_S, Tally
 from gristmill.shared.results import Result
 
 STATES = Counter({"running": 2, "queued": 3, "delayed": 1})

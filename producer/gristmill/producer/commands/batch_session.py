@@ -1,8 +1,6 @@
-"""What the commands of `gristmill batch` do, each with a connection of its own."""
+"""The work of the commands of `gristmill batch`; each call opens a connection and closes it."""
 
-import asyncio
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +15,8 @@ from gristmill.producer.batches.objects import BatchRecord, public_fields
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
 from gristmill.producer.batches.upload import Upload
-from gristmill.producer.commands.progress import Tally, display
-from gristmill.producer.commands.session import absence, on_queue, print_json
+from gristmill.producer.commands.batch_watch import BatchWatch
+from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest
 from gristmill.shared.queue import Queue
@@ -26,11 +24,8 @@ from gristmill.shared.request_json import request_from_json
 
 T = TypeVar("T")
 
-UNTAKEN_S = 5.0
-"""How long a new batch may lie before people are told that no steward seems to run."""
 
-
-class Session:
+class BatchSession:
     """One command on the batches of one tenant.
 
     Args:
@@ -67,7 +62,7 @@ class Session:
     def watch(self, batch_id: str) -> BatchRecord:
         """Show progress until a batch has ended."""
         try:
-            return self._run(lambda batches: self._watch(batches, batch_id))
+            return self._run(lambda batches: BatchWatch(batches, self._tenant).watch(batch_id))
         except KeyboardInterrupt:
             say(
                 f"interrupted; {batch_id} runs on: gristmill batch show {batch_id} --wait, or batch cancel {batch_id}"
@@ -140,51 +135,6 @@ class Session:
         except InvalidRequest as error:
             raise InvalidRequest(f"line 1: {error}; or name the endpoint with --endpoint") from None
 
-    async def _watch(self, batches: Batches, batch_id: str) -> BatchRecord:
-        start_s = time.monotonic()
-        record = await self._until_begun(batches, batch_id)
-        tally = Tally(
-            record.request_counts.total, time.monotonic(),
-            num_finished=record.request_counts.finished, num_failed=_num_failed(record),
-        )  # fmt: skip
-        told, shown_s, num_failed_before = "", 0.0, tally.num_failed
-        with display(tally.total) as shown:
-            while not record.is_final:
-                await asyncio.sleep(min(shown.interval_s, 1.0))
-                record = await batches.batch(self._tenant, batch_id)
-                tally.num_finished, tally.num_failed = record.request_counts.finished, _num_failed(record)  # fmt: skip
-                tally.num_bad = tally.num_failed - num_failed_before  # as if no worker saw them
-                tally.output_tokens = record.usage.output_tokens
-                tally.sample(time.monotonic())
-                if record.is_final or time.monotonic() - shown_s >= shown.interval_s:
-                    shown_s = time.monotonic()
-                    shown.show(tally.num_finished, f"{record.status}: {tally.line()}")
-                told = await self._tell_problem(batches, batch_id, told)
-        say(f"{record.id} {record.status} after {time.monotonic() - start_s:,.1f} s")
-        return record
-
-    async def _until_begun(self, batches: Batches, batch_id: str) -> BatchRecord:
-        start_s = time.monotonic()
-        told = ""
-        while (record := await batches.batch(self._tenant, batch_id)).status == "validating":
-            if time.monotonic() - start_s > UNTAKEN_S:
-                told = await self._tell_problem(batches, batch_id, told)
-            await asyncio.sleep(0.2)
-        return record
-
-    async def _tell_problem(self, batches: Batches, batch_id: str, told: str) -> str:
-        """Say what holds a batch up, unless it was told before; returns what it is."""
-        state = await batches.store.records.state(batch_id, self._tenant)
-        problem = state.problem and f"a steward failed and will try again: {state.problem}"
-        if not state.num_slices:
-            problem = "no steward has taken the batch up yet; start one: gristmill steward"
-        elif state.record.status == "in_progress":
-            workers = (await batches.store.queue.stats()).workers
-            problem = problem or absence(self._settings.queue, workers) or ""
-        if problem and problem != told:
-            say(problem)
-        return problem
-
     async def _write(
         self, batches: Batches, batch_id: str, output: Path | None, follow: bool
     ) -> None:
@@ -220,10 +170,6 @@ def _copy(source: str, upload: Upload) -> bytes:
             first = first or chunk
             upload.write(chunk)
     return first.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf").rstrip(b"\r")
-
-
-def _num_failed(record: BatchRecord) -> int:
-    return record.request_counts.finished - record.request_counts.completed
 
 
 def _counts(record: BatchRecord) -> str:

@@ -1,0 +1,77 @@
+"""Show how a batch goes on until it has ended, and say what holds it up."""
+
+import asyncio
+import time
+
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.objects import BatchRecord
+from gristmill.producer.commands.display import display
+from gristmill.producer.commands.session import absence
+from gristmill.producer.commands.tally import Tally
+from gristmill.shared.cli import say
+
+UNTAKEN_S = 5.0
+"""Time after which people are told that no steward has taken a new batch up."""
+
+
+class BatchWatch:
+    """Watches batches of one tenant.
+
+    Args:
+        batches: The batches of the queue.
+        tenant: Name of the tenant.
+    """
+
+    def __init__(self, batches: Batches, tenant: str) -> None:
+        self._batches = batches
+        self._tenant = tenant
+
+    async def watch(self, batch_id: str) -> BatchRecord:
+        """Show progress until a batch has ended; returns it."""
+        start_s = time.monotonic()
+        record = await self._until_begun(batch_id)
+        tally = Tally(
+            record.request_counts.total, time.monotonic(),
+            num_finished=record.request_counts.finished, num_failed=_num_failed(record),
+        )  # fmt: skip
+        told, shown_s, num_failed_before = "", 0.0, tally.num_failed
+        with display(tally.total) as shown:
+            while not record.is_final:
+                await asyncio.sleep(min(shown.interval_s, 1.0))
+                record = await self._batches.batch(self._tenant, batch_id)
+                tally.num_finished, tally.num_failed = record.request_counts.finished, _num_failed(record)  # fmt: skip
+                tally.num_bad = tally.num_failed - num_failed_before  # as if no worker saw them
+                tally.output_tokens = record.usage.output_tokens
+                tally.sample(time.monotonic())
+                if record.is_final or time.monotonic() - shown_s >= shown.interval_s:
+                    shown_s = time.monotonic()
+                    shown.show(tally.num_finished, f"{record.status}: {tally.line()}")
+                told = await self._tell_problem(batch_id, told)
+        say(f"{record.id} {record.status} after {time.monotonic() - start_s:,.1f} s")
+        return record
+
+    async def _until_begun(self, batch_id: str) -> BatchRecord:
+        start_s = time.monotonic()
+        told = ""
+        while (record := await self._batches.batch(self._tenant, batch_id)).status == "validating":
+            if time.monotonic() - start_s > UNTAKEN_S:
+                told = await self._tell_problem(batch_id, told)
+            await asyncio.sleep(0.2)
+        return record
+
+    async def _tell_problem(self, batch_id: str, told: str) -> str:
+        """Say what holds a batch up, unless it was told before; returns what it is."""
+        state = await self._batches.store.records.state(batch_id, self._tenant)
+        problem = state.problem and f"a steward failed and will try again: {state.problem}"
+        if not state.num_slices:
+            problem = "no steward has taken the batch up yet; start one: gristmill steward"
+        elif state.record.status == "in_progress":
+            workers = (await self._batches.store.queue.stats()).workers
+            problem = problem or absence(self._batches.store.queue.keys.queue, workers) or ""
+        if problem and problem != told:
+            say(problem)
+        return problem
+
+
+def _num_failed(record: BatchRecord) -> int:
+    return record.request_counts.finished - record.request_counts.completed
