@@ -124,7 +124,7 @@ def _parts(text: str | None) -> list[str]:
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("bench"),
+    default=Path("bench-results"),
     show_default=True,
     help="Folder for tables, plots and all that was measured.",
 )

@@ -58,7 +58,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("tune"),
+    default=Path("tune-results"),
     show_default=True,
     help="Folder for the settings, all points and the engines' logs.",
 )
