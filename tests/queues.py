@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from gristmill.shared.operations import Settlement
+from gristmill.shared.operations import Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import COMPLETIONS, Request
@@ -33,9 +33,18 @@ async def open_worker(queue: Queue, name: str = "") -> str:
     return name
 
 
-async def claim(queue: Queue, worker: str, number: int = 128, **options: Any) -> list[Claimed]:
+async def claim(
+    queue: Queue,
+    worker: str,
+    number: int = 128,
+    max_suspects: int = 1,
+    has_suspects: bool = False,
+    **options: Any,
+) -> list[Claimed]:
     """Claim under a fresh nonce."""
-    return list((await queue.claim(worker, uuid4().hex, number, **options)).claimed)
+    room = SuspectRoom(max_suspects, has_suspects)
+    claim = await queue.claim(worker, uuid4().hex, number, suspects=room, **options)
+    return list(claim.claimed)
 
 
 async def claimed_by(queue: Queue, worker: str, number: int = 1, **fields: Any) -> list[Claimed]:

@@ -30,7 +30,7 @@ from queues import BODY, ERROR, a_request, end_lease, make_due, settlement
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import Claim, Limits, Scheduling, SchedulingPolicy
+from gristmill.shared.operations import Claim, Limits, Scheduling, SchedulingPolicy, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import Request
@@ -417,7 +417,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         async def operation() -> Claim:
             return await self.queue.claim(
-                name, nonce, number, max_suspects=max_suspects, has_suspects=has_suspects
+                name, nonce, number, suspects=SuspectRoom(max_suspects, has_suspects)
             )
 
         if not self.workers[name].has_lease:
@@ -694,7 +694,7 @@ class QueueMachine(RuleBasedStateMachine):
             await self.queue.seal(f"b{len(self.sealed)}", open_batch)
         await self.queue.register("drain", {})
         while True:
-            answer = await self.queue.claim("drain", uuid4().hex, 128, max_suspects=128)
+            answer = await self.queue.claim("drain", uuid4().hex, 128, suspects=SuspectRoom(128))
             for token, element in answer.inbox:
                 await self.queue.admit_garbage(
                     "drain", token, f"inbox-{token}", {"bytes": len(element)}

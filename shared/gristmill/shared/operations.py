@@ -57,6 +57,22 @@ class HeldLease(NamedTuple):
     token: str
 
 
+class SuspectRoom(NamedTuple):
+    """How many suspects a claim may take. A suspect was in flight when an engine or a worker died.
+
+    Attributes:
+        max_new: Suspects that the claim may take.
+        holds_some: Whether the worker holds a suspect already; one that saw two deaths then waits.
+    """
+
+    max_new: int = 1
+    holds_some: bool = False
+
+
+ONE_SUSPECT = SuspectRoom()
+"""Of a worker that holds no suspect."""
+
+
 class SchedulingPolicy(NamedTuple):
     """The order of waiting requests, and the ageing of lanes.
 

@@ -16,6 +16,7 @@ from gristmill.shared.dead_letters import DeadLetters
 from gristmill.shared.errors import LeaseLost, QueueFull
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import (
+    ONE_SUSPECT,
     Beat,
     Claim,
     Delivery,
@@ -26,6 +27,7 @@ from gristmill.shared.operations import (
     State,
     Stats,
     SubmitCode,
+    SuspectRoom,
 )
 from gristmill.shared.records import Claimed
 from gristmill.shared.replication import write_to_replicas
@@ -170,8 +172,7 @@ class Queue:
         max_requests: int,
         *,
         max_tokens: int = 2**53,
-        max_suspects: int = 1,
-        has_suspects: bool = False,
+        suspects: SuspectRoom = ONE_SUSPECT,
         ms_per_token: float = 0,
     ) -> Claim:
         """Lease waiting requests to a worker.
@@ -181,8 +182,7 @@ class Queue:
             nonce: New for each claim; a claim sent again under the same nonce returns the same.
             max_requests: Requests to take, at most 128.
             max_tokens: Estimated tokens of the whole claim; the first request always fits.
-            max_suspects: Number of suspects that it may take.
-            has_suspects: True if it runs one already; a suspect of two deaths then waits.
+            suspects: How many suspects it may take.
             ms_per_token: Time between two tokens of one request on this worker's engine, 0 if unknown;
                 under the order `deadline` it tells which deadlines cannot be met.
 
@@ -190,7 +190,7 @@ class Queue:
             LeaseLost: The worker holds no lease.
         """
         reply = await self.scripts.run(
-            "claim", worker, nonce, max_requests, max_tokens, max_suspects, int(has_suspects),
+            "claim", worker, nonce, max_requests, max_tokens, suspects.max_new, int(suspects.holds_some),
             self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms, ms_per_token,
         )  # fmt: skip
         if reply[0] == b"LOST":

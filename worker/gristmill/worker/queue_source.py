@@ -14,7 +14,7 @@ from ulid import ULID
 
 from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import InvalidRequest, LeaseLost
-from gristmill.shared.operations import Claim, Settlement, Stats
+from gristmill.shared.operations import Claim, Settlement, Stats, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request_json import request_from_json
@@ -154,14 +154,14 @@ class QueueSource:
     async def _claim(self, worker: str, size: int, max_tokens: int, suspect_width: int) -> Claim:
         nonce, suspects = str(ULID()), self._in_flight.suspects
         runs_alone = any(request.claimed.crashes > 1 for request in suspects)
+        max_suspects = 0 if runs_alone else max(0, suspect_width - len(suspects))
         return await retrying(
             lambda: self._queue.claim(
                 worker,
                 nonce,
                 size,
                 max_tokens=max_tokens,
-                max_suspects=0 if runs_alone else max(0, suspect_width - len(suspects)),
-                has_suspects=bool(suspects),
+                suspects=SuspectRoom(max_suspects, bool(suspects)),
                 ms_per_token=self._context.load.token_rate.ms_per_token,
             )
         )
