@@ -4,13 +4,47 @@ The CLI calls it as `queue.dead_letters`.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
+import orjson
 from redis.asyncio import Redis, RedisCluster
 
 from gristmill.shared.keys import Keys
-from gristmill.shared.operations import DeadLetter
 from gristmill.shared.scripts import Scripts
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A request or inbox element that could not be served.
+
+    Attributes:
+        id: The request's id; `inbox-<n>` for an element without one.
+        reason: attempts_exhausted, engine_killed, unreadable or id_conflict.
+        at_ms: Moment at which it became a dead letter.
+        attempt: Its last attempt.
+        crashes: Engine deaths that it saw.
+        evidence: Facts about its end: an error, or the worker and engine that died.
+        record: Its bytes.
+    """
+
+    id: str
+    reason: str
+    at_ms: int
+    attempt: int
+    crashes: int
+    evidence: Any
+    record: bytes
+
+    @classmethod
+    def parse(cls, dead_id: bytes, blob: bytes) -> Self:
+        """Read a dead letter; one that somebody has spoiled must not hide its neighbours."""
+        line, _, record = blob.partition(b"\n")
+        try:
+            return cls(**orjson.loads(line), record=record)
+        except (ValueError, TypeError) as error:
+            evidence = {"error": f"the line of evidence cannot be read: {error}"}
+            return cls(dead_id.decode(errors="replace"), "unreadable", 0, 0, 0, evidence, blob)
 
 
 class DeadLetters:

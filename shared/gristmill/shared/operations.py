@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
-import orjson
-
 from gristmill.shared.chunking import chunks
 from gristmill.shared.records import Claimed, Record
 
@@ -152,39 +150,6 @@ class Settlement:
     outcome: bytes
     prompt_tokens: int = 0
     output_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A request or inbox element that could not be served.
-
-    Attributes:
-        id: The request's id; `inbox-<n>` for an element without one.
-        reason: attempts_exhausted, engine_killed, unreadable or id_conflict.
-        at_ms: Moment at which it became a dead letter.
-        attempt: Its last attempt.
-        crashes: Engine deaths that it saw.
-        evidence: Facts about its end: an error, or the worker and engine that died.
-        record: Its bytes.
-    """
-
-    id: str
-    reason: str
-    at_ms: int
-    attempt: int
-    crashes: int
-    evidence: Any
-    record: bytes
-
-    @classmethod
-    def parse(cls, dead_id: bytes, blob: bytes) -> Self:
-        """Read a dead letter; one that somebody has spoiled must not hide its neighbours."""
-        line, _, record = blob.partition(b"\n")
-        try:
-            return cls(**orjson.loads(line), record=record)
-        except (ValueError, TypeError) as error:
-            evidence = {"error": f"the line of evidence cannot be read: {error}"}
-            return cls(dead_id.decode(errors="replace"), "unreadable", 0, 0, 0, evidence, blob)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gristmill.shared.cli import queue_options, say
 from gristmill.shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from gristmill.shared.operations import DeadLetter
+    from gristmill.shared.dead_letters import DeadLetter
     from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
 

@@ -15,7 +15,9 @@ call("HDEL", admitting_key, ARGV[2])
 local time_ms = now_ms()
 local code = "dead_lettered"
 if ARGV[4] == "request" then
-  code = accept(request_at(5), false, time_ms)
+  local request = {}
+  read_request(request, 5)
+  code = accept(request, false, time_ms)
   if code == "conflict" then
     code = "dead_lettered"
     dead_letter("inbox-" .. ARGV[2], "id_conflict", '{"id":"' .. ARGV[5] .. '"}', 0, 0, element, time_ms)

@@ -43,15 +43,14 @@ if KEYS[2] and call("GET", KEYS[2]) ~= table.remove(ARGV) then
   return { "LOST" }
 end
 
-local requests, is_new, num_new, new_bytes = {}, {}, 0, 0
+local request, is_new, num_new, new_bytes = {}, {}, 0, 0
 for first = FIRST, #ARGV, WIDTH do
-  local request, n = request_at(first), #requests + 1
+  read_request(request, first)
   if not is_well_formed(request) then
-    return redis.error_reply("INVALID request " .. n .. " of this call breaks the format of docs/protocol.md")
+    return redis.error_reply("INVALID request " .. (first - FIRST) / WIDTH + 1 .. " of this call breaks the format of docs/protocol.md")
   end
-  requests[n] = request
   if call("EXISTS", prefix .. "request:" .. request.id, prefix .. "result:" .. request.id) == 0 then
-    is_new[n] = true
+    is_new[first] = true
     num_new = num_new + 1
     new_bytes = new_bytes + #request.payload
   end
@@ -66,8 +65,9 @@ end
 
 local time_ms = now_ms()
 local codes = { "OK" }
-for n, request in ipairs(requests) do
-  codes[n + 1] = accept(request, is_new[n], time_ms)
+for first = FIRST, #ARGV, WIDTH do
+  read_request(request, first)
+  codes[#codes + 1] = accept(request, is_new[first], time_ms)
 end
 if num_new > 0 then
   ring_doorbell()

@@ -1,10 +1,10 @@
 -- accept: turn eight values of ARGV into a request that waits.
 
--- Return one request of ARGV, whose values begin at `first`; docs/protocol.md lists them.
-local function request_at(first)
-  local id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload = unpack(ARGV, first, first + 7)
-  return { id = id, tenant = tenant, priority = priority, deadline_in_ms = deadline_in_ms, delay_ms = delay_ms,
-    digest = digest, tail = tail, payload = payload }
+-- Read one request of ARGV, whose values begin at `first`, into a table; docs/protocol.md lists the values. Callers
+-- use one table for all requests, as 500 tables would cost.
+local function read_request(request, first)
+  request.id, request.tenant, request.priority, request.deadline_in_ms, request.delay_ms, request.digest, request.tail,
+    request.payload = unpack(ARGV, first, first + 7)
 end
 
 local function record_of(request, deadline_ms, time_ms)

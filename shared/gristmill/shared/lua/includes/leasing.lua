@@ -1,18 +1,34 @@
 -- taking: lease a popped id, or end it, or move it to its place. Part of claim.
 
-local function end_queued(claim, item, status, code, message)
-  local outcome = outcome_without_response(item.attempt, code, message)
-  if not finish(item.id, item.record, item.header, status, outcome, claim.result_ttl_ms, claim.time_ms) then
+local NEVER_TRIED = { deliveries = 0, uncounted = 0, crashes = 0 } -- of most ids: a table for each would cost
+
+local function tries_of(attempts)
+  if not attempts then
+    return NEVER_TRIED
+  end
+  local deliveries, uncounted, crashes = parse_attempts(attempts)
+  return { deliveries = deliveries, uncounted = uncounted, crashes = crashes }
+end
+
+local function end_queued(claim, id, record, header, status, outcome)
+  if not finish(id, record, header, status, outcome, claim.result_ttl_ms, claim.time_ms) then
     return false
   end
   count("queued", -1)
   return true
 end
 
-local function end_unreadable(claim, item)
-  if end_queued(claim, item, "failed", "unreadable", "the stored record cannot be read; a dead letter has its bytes") then
-    dead_letter(item.id, "unreadable", "", item.attempt, item.crashes, item.record, claim.time_ms)
+local function end_unreadable(claim, id, record, header, tries)
+  local attempt = tries.deliveries - tries.uncounted
+  local outcome = outcome_without_response(attempt, "unreadable", "the stored record cannot be read; a dead letter has its bytes")
+  if end_queued(claim, id, record, header, "failed", outcome) then
+    dead_letter(id, "unreadable", "", attempt, tries.crashes, record, claim.time_ms)
   end
+end
+
+local function expire(claim, id, record, header, tries, message)
+  local outcome = outcome_without_response(tries.deliveries - tries.uncounted, "expired", message)
+  end_queued(claim, id, record, header, "expired", outcome)
 end
 
 -- Return whether the engine cannot meet a deadline, by the tokens that such requests take and the time of each. The
@@ -23,40 +39,38 @@ local function is_infeasible(claim, header)
     and claim.time_ms + header.max_tokens * output_share_of(header.tenant) * claim.ms_per_token > header.deadline_ms
 end
 
-local function end_infeasible(claim, item)
-  local tokens = integer(item.header.max_tokens * output_share_of(item.header.tenant))
-  end_queued(claim, item, "expired", "expired", "the deadline cannot be met: about " .. tokens .. " tokens at "
-    .. string.format("%.3g", claim.ms_per_token) .. " ms each take longer")
+local function infeasible_message(claim, header)
+  return "the deadline cannot be met: about " .. integer(header.max_tokens * output_share_of(header.tenant))
+    .. " tokens at " .. string.format("%.3g", claim.ms_per_token) .. " ms each take longer"
 end
 
 -- End a request that should not run, or move one that lies in a wrong place; returns whether it did either.
-local function end_or_move(claim, entry, item)
-  local header = item.header
+local function end_or_move(claim, entry, record, header, tries)
   if not header.is_readable then
-    end_unreadable(claim, item)
+    end_unreadable(claim, entry.id, record, header, tries)
     return true
   elseif header.deadline_ms > 0 and header.deadline_ms <= claim.time_ms then
-    end_queued(claim, item, "expired", "expired", "the deadline passed while the request waited")
+    expire(claim, entry.id, record, header, tries, "the deadline passed while the request waited")
     return true
   end
-  local lane, flow, kind = place_of(header, item.crashes)
+  local lane, flow, kind = place_of(header, tries.crashes)
   if lane ~= entry.lane or flow ~= entry.flow.name or kind ~= entry.kind then
-    enqueue(item.id, header, item.crashes, false) -- the order has changed, or the id was submitted again
+    enqueue(entry.id, header, tries.crashes, false) -- the order has changed, or the id was submitted again
     claim.num_moved = claim.num_moved + 1
     return true
   elseif is_infeasible(claim, header) then
-    end_infeasible(claim, item)
+    expire(claim, entry.id, record, header, tries, infeasible_message(claim, header))
     return true
   end
   return false
 end
 
 -- Return whether the claim may take a request; if not, note that the claim is full.
-local function has_room(claim, item)
-  if item.runs_alone and (claim.has_suspects or claim.num_suspects > 0) then
-    claim.max_suspects = 0
+local function has_room(claim, header, tries)
+  if tries.crashes > 1 and (claim.has_suspects or claim.num_suspects > 0) then
+    claim.max_suspects = 0 -- this suspect runs alone
     return false
-  elseif #claim.ids > 0 and claim.spent_tokens + item.header.cost > claim.max_tokens then
+  elseif #claim.ids > 0 and claim.spent_tokens + header.cost > claim.max_tokens then
     claim.is_spent = true
     return false
   end
@@ -79,20 +93,20 @@ local function reply_with(claim, id, delivery, uncounted, crashes, record)
 end
 
 -- Lease a request to the worker; returns its expected cost in tokens. Invariant 3: the fence is written here.
-local function lease(claim, entry, item)
-  local id, delivery, deliveries, owners = item.id, item.deliveries + 1, claim.deliveries, claim.owners
-  reply_with(claim, id, delivery, item.uncounted, item.crashes, item.record)
-  claim.ids[#claim.ids + 1], claim.is_taken[id] = id, true
+local function lease(claim, entry, record, header, tries)
+  local id, delivery, ids, deliveries, owners = entry.id, tries.deliveries + 1, claim.ids, claim.deliveries, claim.owners
+  reply_with(claim, id, delivery, tries.uncounted, tries.crashes, record)
+  ids[#ids + 1], claim.is_taken[id] = id, true
   deliveries[#deliveries + 1], deliveries[#deliveries + 2] = id, delivery
-  if item.was_tried then
-    set_attempts(id, delivery, item.uncounted, item.crashes)
+  if tries ~= NEVER_TRIED then
+    set_attempts(id, delivery, tries.uncounted, tries.crashes)
   end
   if entry.lane == "suspect" then
     claim.num_suspects = claim.num_suspects + 1
-    claim.max_suspects = item.runs_alone and 0 or claim.max_suspects - 1
+    claim.max_suspects = tries.crashes > 1 and 0 or claim.max_suspects - 1
   end
-  claim.spent_tokens = claim.spent_tokens + item.header.cost
-  local cost, owner = charge_of(claim, item.header, entry.lane, entry.flow)
+  claim.spent_tokens = claim.spent_tokens + header.cost
+  local cost, owner = charge_of(claim, header, entry.lane, entry.flow)
   owners[#owners + 1], owners[#owners + 2] = id, owner
   return cost
 end
@@ -102,12 +116,9 @@ local function take(claim, entry, record, is_elsewhere, attempts)
   if not record or is_elsewhere then
     return 0 -- a tombstone, or an old entry of an id that runs or is delayed
   end
-  local deliveries, uncounted, crashes = parse_attempts(attempts)
-  local item = { id = entry.id, record = record, header = header_of(record), was_tried = attempts,
-    deliveries = deliveries, uncounted = uncounted, crashes = crashes, attempt = deliveries - uncounted,
-    runs_alone = entry.lane == "suspect" and crashes > 1 }
-  if end_or_move(claim, entry, item) then
+  local header, tries = header_of(record), tries_of(attempts)
+  if end_or_move(claim, entry, record, header, tries) then
     return 0
   end
-  return has_room(claim, item) and lease(claim, entry, item) or nil
+  return has_room(claim, header, tries) and lease(claim, entry, record, header, tries) or nil
 end
