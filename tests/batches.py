@@ -111,7 +111,7 @@ async def stewarded(batches: Batches) -> AsyncIterator[None]:
                 else:
                     await advance(batches.store, work.batch, lambda _: not is_over)
             queue = batches.store.queue
-            await queue.redis.blpop([queue.keys.steward_bell], timeout=0.1)
+            await queue.redis.blpop([queue.keys.steward_doorbell], timeout=0.1)
 
     task = asyncio.create_task(steward())
     try:

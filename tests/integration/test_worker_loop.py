@@ -397,7 +397,7 @@ async def test_engine_that_comes_back_slowly_holds_up_nobody_elses_requests(
     assert (await queue.stats()).workers == {}
 
 
-async def test_settler_that_fails_at_a_death_ends_the_worker_at_once(
+async def test_ack_writer_that_fails_at_a_death_ends_the_worker_at_once(
     queue: Queue, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = StubEngine(token_delay_s=0.05)

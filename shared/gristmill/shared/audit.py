@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
-from gristmill.shared.keys import LANES, ORDERED, PENDING
+from gristmill.shared.keys import LANES, ORDERED_KINDS, PENDING
 from gristmill.shared.queue import Queue
 from gristmill.shared.snapshot import (
     Place,
@@ -122,7 +122,7 @@ async def _second_look(
 
 async def _unserved_lanes(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Finding]:
     """Report lists and sets that no claim would look into."""
-    for kind, command in ((PENDING, "LLEN"), *((kind, "ZCARD") for kind in ORDERED)):
+    for kind, command in ((PENDING, "LLEN"), *((kind, "ZCARD") for kind in ORDERED_KINDS)):
         for name in snapshot.keys.get(kind, ()):
             lane, _, flow = name.partition(":")
             depth, virtual_time = await read_together(

@@ -15,7 +15,7 @@ LANES = ("suspect", "high", "normal", "low")
 PENDING = "pending"
 """Kind of the LISTs in which ids wait, first come first served."""
 
-ORDERED = ("pending_sjf", "pending_deadline", "pending_prefix")
+ORDERED_KINDS = ("pending_sjf", "pending_deadline", "pending_prefix")
 """Kinds of the ZSETs in which ids wait by position."""
 
 ALL_TENANTS = "*"
@@ -70,7 +70,7 @@ class Keys:
         return f"{self.prefix}scheduling"
 
     def waiting(self, lane: str, flow: str, kind: str = PENDING) -> str:
-        """LIST or ZSET of the ids of one flow that wait in a lane; `kind` is PENDING or one of ORDERED."""
+        """LIST or ZSET of the ids of one flow that wait in a lane; `kind` is PENDING or one of ORDERED_KINDS."""
         return f"{self.prefix}{kind}:{lane}:{flow}"
 
     def flows(self, lane: str) -> str:
@@ -211,17 +211,17 @@ class Keys:
         """ZSET of file ids -> second at which they are deleted."""
         return f"{self.prefix}files_expiring"
 
-    def batchinfo(self, batch: str) -> str:
+    def batch_record(self, batch: str) -> str:
         """HASH: a batch's record, its checkpoint, and what is noted about it; see `create.lua`."""
-        return f"{self.prefix}batchinfo:{batch}"
+        return f"{self.prefix}batch_record:{batch}"
 
-    def batchparts(self, batch: str) -> str:
+    def batch_parts(self, batch: str) -> str:
         """LIST of the parts of a batch's output that are written, JSON."""
-        return f"{self.prefix}batchparts:{batch}"
+        return f"{self.prefix}batch_parts:{batch}"
 
-    def batchlease(self, batch: str) -> str:
+    def batch_lease(self, batch: str) -> str:
         """STRING with a TTL: the token of the steward that works on a batch."""
-        return f"{self.prefix}batchlease:{batch}"
+        return f"{self.prefix}batch_lease:{batch}"
 
     def batches(self, tenant: str) -> str:
         """ZSET of a tenant's batch ids, all scores 0: ids sort by their time."""
@@ -237,6 +237,6 @@ class Keys:
         return f"{self.prefix}batches_due"
 
     @property
-    def steward_bell(self) -> str:
+    def steward_doorbell(self) -> str:
         """LIST of a few tokens that wake stewards."""
-        return f"{self.prefix}steward_bell"
+        return f"{self.prefix}steward_doorbell"

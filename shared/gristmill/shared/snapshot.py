@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.keys import ALL_TENANTS, ORDERED, PENDING
+from gristmill.shared.keys import ALL_TENANTS, ORDERED_KINDS, PENDING
 from gristmill.shared.queue import Queue
 
 CHUNK = 500
@@ -143,7 +143,7 @@ async def _places_of(queue: Queue, name: str) -> tuple[list[str], list[str]]:
     tenant, priority = fields[3], fields[4]
     places = [(lane, flow) for lane in {priority, "normal"} for flow in (tenant, ALL_TENANTS)]
     pending = [queue.keys.waiting(*place) for place in (("suspect", tenant), *places)]
-    return pending, [queue.keys.waiting(*place, kind) for kind in ORDERED for place in places]
+    return pending, [queue.keys.waiting(*place, kind) for kind in ORDERED_KINDS for place in places]
 
 
 async def _read_records(queue: Queue, snapshot: Snapshot) -> None:
@@ -162,7 +162,7 @@ async def _read_waiting(queue: Queue, snapshot: Snapshot) -> None:
     for name in snapshot.keys.get(PENDING, ()):
         async for request_id in _elements(queue, queue.keys.of_kind(PENDING, name)):
             snapshot.place(request_id).num_entries += 1
-    ordered = ((kind, name) for kind in ORDERED for name in snapshot.keys.get(kind, ()))
+    ordered = ((kind, name) for kind in ORDERED_KINDS for name in snapshot.keys.get(kind, ()))
     for key in (queue.keys.of_kind(*each) for each in ordered):
         async for request_id, _ in queue.redis.zscan_iter(key, count=CHUNK):
             snapshot.place(request_id).num_entries += 1

@@ -72,7 +72,7 @@ async def test_every_line_has_one_row_and_the_counts_are_true(
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert file.bytes == sum(len(chunk) for chunk in batches.files.content(file))
     assert not await keys_of(queue, "result:*"), "results are forgotten once they have their row"
-    assert not await keys_of(queue, "batchparts:*")
+    assert not await keys_of(queue, "batch_parts:*")
     assert [path.split("/")[0] for path in files_in(tmp_path / "storage")] == ["files", "results"]
 
 

@@ -128,7 +128,7 @@ async def _life(url: str, queue: Queue, folder: Path, batch: str, chance: random
     try:
         await advance(steward.store, batch, lambda _: chance.random() < 0.7)
     except Killed:
-        await queue.redis.unlink(queue.keys.batchlease(batch))
+        await queue.redis.unlink(queue.keys.batch_lease(batch))
         return True
     finally:
         await redis.aclose()
@@ -157,7 +157,7 @@ async def test_one_dies_at_each_stage_of_finalizing(
             num_deaths += 1
         finally:
             await redis.aclose()
-        await queue.redis.unlink(queue.keys.batchlease(batch.id))
+        await queue.redis.unlink(queue.keys.batch_lease(batch.id))
         two = await asyncio.gather(run(batches, batch), run(batches, batch))
         assert [ended.request_counts.completed for ended in two] == [40, 40]
         rows = await all_rows(batches, two[0])
@@ -172,7 +172,7 @@ async def test_a_steward_that_was_away_is_told_though_another_made_a_commit_of_i
     batches = open_batches(queue, tmp_path)
     batch = await create(batches, [chat("a")])
     one = await LeasedBatch.take(batches.store, batch.id)
-    await queue.redis.unlink(queue.keys.batchlease(batch.id))
+    await queue.redis.unlink(queue.keys.batch_lease(batch.id))
     two = await LeasedBatch.take(batches.store, batch.id)
     assert one
     assert two

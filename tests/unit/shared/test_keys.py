@@ -5,12 +5,19 @@ from pathlib import Path
 import pytest
 
 from gristmill.shared.errors import SettingsError
-from gristmill.shared.keys import LANES, ORDERED, PENDING, Keys
+from gristmill.shared.keys import LANES, ORDERED_KINDS, PENDING, Keys
 from gristmill.shared.request import PRIORITIES
 from gristmill.shared.scripts import VERBS, script_source
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = re.compile(r"^-- {3}([a-z_]+(?:, [a-z_]+)?)(?::<\w+>)*(?::<\w+>)? +[A-Z]", re.MULTILINE)
+
+
+def test_ordered_kinds_are_those_of_the_scripts() -> None:
+    lanes = (ROOT / "shared/gristmill/shared/lua/includes/lanes.lua").read_text()
+    kinds = re.search(r"^local KINDS = \{ (.+?) \}", lanes, re.MULTILINE)
+    assert kinds
+    assert tuple(re.findall(r'"(\w+)"', kinds[1])) == (PENDING, *ORDERED_KINDS)
 
 
 @pytest.mark.parametrize("name", ["default", "a", "a.b", "A_b-9.0", "x" * 64])
@@ -32,7 +39,7 @@ def test_no_two_keys_collide() -> None:
     plain = {f.name for f in fields(keys)} | {"prefix", "pattern", "of_kind", "parse", "waiting"}
     made = [getattr(keys, name) for name in names if name not in plain]
     values = [value if isinstance(value, str) else value("x") for value in made]
-    values += [keys.waiting("x", "x", kind) for kind in (PENDING, *ORDERED)]
+    values += [keys.waiting("x", "x", kind) for kind in (PENDING, *ORDERED_KINDS)]
     assert len(set(values)) == len(values)
     assert all(value.startswith(keys.prefix) for value in values)
 
@@ -57,6 +64,7 @@ def test_no_other_module_formats_a_key() -> None:
 def test_every_key_stands_in_the_schema_of_the_scripts() -> None:
     schema = script_source("stats").split("local prefix")[0]
     words = {w for match in SCHEMA.findall(schema) for w in match.split(", ")}
+    assert {PENDING, *ORDERED_KINDS} <= words
     keys = Keys("q")
     for name in ("inbox", "doorbell", "dead_letters", "dead_letter_info", "scheduling",
                  "times", "virtual_time", "tenant_weights", "owner", "stats", "workers", "delayed",

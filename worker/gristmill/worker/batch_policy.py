@@ -1,7 +1,7 @@
-"""When to claim and how much: pure functions, time is an argument. `loop.py` acts on them.
+"""When to claim and how much: pure functions, time is an argument. `batcher.py` acts on them.
 
 The policies differ in two answers only: may a claim join what already runs, and when is a batch that
-is being gathered closed. What the engine has room for is `admission.py`'s answer.
+is being gathered closed. What the engine has room for is the answer of `admission/room.py`.
 """
 
 from collections.abc import Sequence

@@ -56,7 +56,7 @@ class BatchRecords:
         Raises:
             NotFound: There is no such batch, or it belongs to another tenant.
         """
-        info = await self._redis.hgetall(self._keys.batchinfo(batch))
+        info = await self._redis.hgetall(self._keys.batch_record(batch))
         state = BatchState.parse(info) if b"record" in info else None
         if state is None or tenant not in (None, state.record.tenant):
             raise NotFound(f"no batch {batch!r}; it was forgotten, or never was here")
@@ -64,7 +64,7 @@ class BatchRecords:
 
     async def record_and_slices(self, batch: str) -> tuple[BatchRecord | None, int]:
         """Return the record of a batch, or None, and the number of slices that stewards began."""
-        fields = await self._redis.hmget(self._keys.batchinfo(batch), "record", "slices")
+        fields = await self._redis.hmget(self._keys.batch_record(batch), "record", "slices")
         record, num_slices = fields
         return BatchRecord.model_validate_json(record) if record else None, int(num_slices or 0)
 
@@ -86,25 +86,27 @@ class BatchRecords:
 
     async def mark_cancelled(self, batch: str) -> None:
         """Note that a batch is to end; the steward that holds it reads the note."""
-        await self._redis.hsetnx(self._keys.batchinfo(batch), "cancelling_at", int(time.time()))
+        await self._redis.hsetnx(self._keys.batch_record(batch), "cancelling_at", int(time.time()))
 
     async def is_cancelled(self, batch: str) -> bool:
         """Return True if a client has cancelled the batch."""
-        return bool(await self._redis.hexists(self._keys.batchinfo(batch), "cancelling_at"))
+        return bool(await self._redis.hexists(self._keys.batch_record(batch), "cancelling_at"))
 
     async def mark_announced(self, batch: str) -> None:
         """Note that the webhook of a batch was called, or that its tenant has none."""
-        if await self._redis.exists(self._keys.batchinfo(batch)):
-            await self._redis.hsetnx(self._keys.batchinfo(batch), "announced_at", int(time.time()))
+        if await self._redis.exists(self._keys.batch_record(batch)):
+            await self._redis.hsetnx(
+                self._keys.batch_record(batch), "announced_at", int(time.time())
+            )
 
     async def parts(self, batch: str) -> list[Part]:
         """Return the committed parts of a batch, in the order of their commits."""
-        blobs = await self._redis.lrange(self._keys.batchparts(batch), 0, -1)
+        blobs = await self._redis.lrange(self._keys.batch_parts(batch), 0, -1)
         return [Part.parse(blob) for blob in blobs]
 
     async def forget_parts(self, batch: str) -> None:
         """Delete the list of a batch's parts; the output files have their rows."""
-        await self._redis.unlink(self._keys.batchparts(batch))
+        await self._redis.unlink(self._keys.batch_parts(batch))
 
 
 async def ids_after(

@@ -83,7 +83,7 @@ class BatchState:
 
     @classmethod
     def parse(cls, info: Mapping[bytes, bytes]) -> "BatchState":
-        """Read the fields of the hash `batchinfo:<batch>`."""
+        """Read the fields of the hash `batch_record:<batch>`."""
         record = BatchRecord.model_validate_json(info[b"record"])
         is_cancelled = b"cancelling_at" in info
         if is_cancelled and record.status in ("validating", "in_progress"):

@@ -71,7 +71,7 @@ class DueBatches:
 
         The delay doubles with each failure since the last commit, up to `MAX_BACKOFF_S`.
         """
-        key = self._keys.batchinfo(batch)
+        key = self._keys.batch_record(batch)
         failures: int = await self._redis.hincrby(key, "failures", 1)
         await self._redis.hset(key, "problem", problem)
         delay_s = float(min(2 ** min(failures, 10), MAX_BACKOFF_S))
@@ -84,5 +84,5 @@ class DueBatches:
 
     async def ring(self) -> None:
         """Wake a steward that waits."""
-        await self._redis.lpush(self._keys.steward_bell, "1")
-        await self._redis.ltrim(self._keys.steward_bell, 0, 3)
+        await self._redis.lpush(self._keys.steward_doorbell, "1")
+        await self._redis.ltrim(self._keys.steward_doorbell, 0, 3)

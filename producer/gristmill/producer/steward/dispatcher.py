@@ -112,4 +112,4 @@ class Dispatcher:
 
     async def _wait_for_bell(self, store: BatchStore) -> None:
         queue = store.queue
-        await queue.redis.blpop([queue.keys.steward_bell], timeout=BELL_S)
+        await queue.redis.blpop([queue.keys.steward_doorbell], timeout=BELL_S)

@@ -1,6 +1,6 @@
 """What the engine's KV cache has been promised: one entry for each request in the engine.
 
-`admission.py` asks it before each claim; `estimates.py`, `projection.py` and `overcommit.py` are its pure parts.
+`room.py` asks it before each claim. `token_estimates.py`, `projection.py` and `overcommit.py` are its pure parts.
 """
 
 from collections.abc import Callable, Iterable, Sequence

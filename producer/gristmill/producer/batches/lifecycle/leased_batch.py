@@ -45,7 +45,7 @@ class LeasedBatch:
         self._commit = lua_script(store.queue.redis, "commit")
         self.id = state.record.id
         self.state = state
-        self.held = HeldLease(store.queue.keys.batchlease(self.id), lock.local.token.decode())
+        self.held = HeldLease(store.queue.keys.batch_lease(self.id), lock.local.token.decode())
 
     @classmethod
     async def take(cls, store: BatchStore, batch: str) -> "LeasedBatch | None":
@@ -57,12 +57,12 @@ class LeasedBatch:
         state = await store.records.state(batch)
         redis: Any = store.queue.redis
         lock = Lock(
-            redis, store.queue.keys.batchlease(batch), timeout=LEASE_S, blocking=False,
+            redis, store.queue.keys.batch_lease(batch), timeout=LEASE_S, blocking=False,
             thread_local=False, raise_on_release_error=False,
         )  # fmt: skip
         if not await cast(Awaitable[bool], lock.acquire()):
             return None
-        await redis.hincrby(store.queue.keys.batchinfo(batch), "slices", 1)
+        await redis.hincrby(store.queue.keys.batch_record(batch), "slices", 1)
         return cls(store, state, lock)
 
     @property

@@ -13,13 +13,13 @@
 
 local prefix, call = KEYS[1], redis.call
 local batch, token, number, tenant, record, checkpoint, ttl_s, num_parts = unpack(ARGV, 1, 8)
-local info_key, parts_key = prefix .. "batchinfo:" .. batch, prefix .. "batchparts:" .. batch
+local info_key, parts_key = prefix .. "batch_record:" .. batch, prefix .. "batch_parts:" .. batch
 
 local name = number .. "|" .. token -- another steward's commit of the same number is not this one
 if call("HGET", info_key, "commit") == name then
   return 1
 end
-if call("GET", prefix .. "batchlease:" .. batch) ~= token then
+if call("GET", prefix .. "batch_lease:" .. batch) ~= token then
   return 0
 end
 call("HSET", info_key, "commit", name, "record", record, "checkpoint", checkpoint)

@@ -4,15 +4,15 @@
 -- ARGV     batch, tenant, record (JSON), most batches of the tenant that have not ended (0: no limit)
 -- Returns  1, or 0 if the tenant is at that limit; the same batch again returns 1
 --
---   batchinfo:<batch>     HASH    fields of commit.lua: record, checkpoint (JSON), commit ("number|token");
+--   batch_record:<batch>     HASH    fields of commit.lua: record, checkpoint (JSON), commit ("number|token");
 --                                 slices (begun so far); cancelling_at, announced_at (seconds);
 --                                 after a failed slice, until the next commit: failures (a count), problem
---   batchparts:<batch>    LIST    committed parts of its output (JSON)
---   batchlease:<batch>    STRING  token of the steward that works on it; with a TTL
+--   batch_parts:<batch>    LIST    committed parts of its output (JSON)
+--   batch_lease:<batch>    STRING  token of the steward that works on it; with a TTL
 --   batches:<tenant>      ZSET    ids of the tenant's batches, all scores 0
 --   batches_open:<tenant> SET     those of them that have not ended
 --   batches_due           ZSET    batches with a next step -> ms at which it is due
---   steward_bell          LIST    a few tokens that wake stewards
+--   steward_doorbell          LIST    a few tokens that wake stewards
 --   file:<file>           STRING  record of a file (JSON)
 --   files:<tenant>        ZSET    ids of the tenant's files, all scores 0
 --   files_expiring        ZSET    ids of files -> second at which the file is deleted
@@ -23,10 +23,10 @@ local batch, tenant, record, max_open = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV
 if max_open > 0 and call("SCARD", prefix .. "batches_open:" .. tenant) >= max_open then
   return 0
 end
-call("HSETNX", prefix .. "batchinfo:" .. batch, "record", record)
+call("HSETNX", prefix .. "batch_record:" .. batch, "record", record)
 call("ZADD", prefix .. "batches:" .. tenant, 0, batch)
 call("SADD", prefix .. "batches_open:" .. tenant, batch)
 call("ZADD", prefix .. "batches_due", "NX", 0, batch)
-call("LPUSH", prefix .. "steward_bell", "1")
-call("LTRIM", prefix .. "steward_bell", 0, 3)
+call("LPUSH", prefix .. "steward_doorbell", "1")
+call("LTRIM", prefix .. "steward_doorbell", 0, 3)
 return 1

@@ -9,7 +9,7 @@ local time = call("TIME")
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local free = {}
 for _, batch in ipairs(call("ZRANGE", prefix .. "batches_due", "-inf", now_ms, "BYSCORE", "LIMIT", 0, ARGV[1])) do
-  if call("EXISTS", prefix .. "batchlease:" .. batch) == 0 then
+  if call("EXISTS", prefix .. "batch_lease:" .. batch) == 0 then
     free[#free + 1] = batch
   end
 end

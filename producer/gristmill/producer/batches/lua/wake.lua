@@ -9,6 +9,6 @@ local time = call("TIME")
 local due_ms = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[2])
 call("ZADD", prefix .. "batches_due", string.format("%.0f", due_ms), ARGV[1])
 if ARGV[2] == "0" then
-  call("LPUSH", prefix .. "steward_bell", "1")
-  call("LTRIM", prefix .. "steward_bell", 0, 3)
+  call("LPUSH", prefix .. "steward_doorbell", "1")
+  call("LTRIM", prefix .. "steward_doorbell", 0, 3)
 end
