@@ -325,8 +325,8 @@ async def test_what_is_given_back_is_not_paid_for(queue: Queue) -> None:
         await queue.submit(some_requests(200, tenant=tenant, max_tokens=100))
     for _ in range(5):
         await queue.release(worker, await claim(queue, worker, 8))
-    ring: Any = await queue.redis.zrange(queue.keys.flows("normal"), 0, -1, withscores=True)
-    assert all(abs(vtime) < 1 for _, vtime in ring)
+    flows: Any = await queue.redis.zrange(queue.keys.flows("normal"), 0, -1, withscores=True)
+    assert all(abs(virtual_time) < 1 for _, virtual_time in flows)
 
 
 async def test_of_tenants_that_start_alike_the_first_comes_first(queue: Queue) -> None:
@@ -444,8 +444,8 @@ async def test_a_weight_that_makes_no_sense_stops_nobody(queue: Queue, weight: s
         await ack(queue, worker, items, 5, 20)
     assert served == {"a": 40, "b": 40, "z": 40}
     assert await audit(queue) == []
-    vtime: Any = await queue.redis.hget(queue.keys.virtual_time, "normal")
-    assert float(vtime) < 1e9
+    virtual_time: Any = await queue.redis.hget(queue.keys.virtual_time, "normal")
+    assert float(virtual_time) < 1e9
 
 
 @pytest.mark.parametrize(

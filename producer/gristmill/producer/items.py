@@ -54,9 +54,7 @@ def one_id(value: object) -> str:
     if isinstance(value, str) and is_id(value):
         return value
     what = shown(value) if isinstance(value, str) else f"a {_kind(value)}"
-    raise InvalidRequest(
-        f"{what} is no id; an id is what submit returned, and a request is a dict such as {EXAMPLE}"
-    )
+    raise InvalidRequest(f"{what} is no id; an id is what submit returned")
 
 
 def many_ids(ids: object) -> Sequence[str]:
@@ -67,7 +65,7 @@ def many_ids(ids: object) -> Sequence[str]:
     """
     if isinstance(ids, str | Mapping) or not isinstance(ids, Iterable):
         raise InvalidRequest(f"ids is a {_kind(ids)}; use a list of ids, also for one id")
-    return [_at(index, one_id, value) for index, value in enumerate(ids)]
+    return [_at(index, one_id, value, "ids") for index, value in enumerate(ids)]
 
 
 def check_call(call: str, items: object, fields: Iterable[str], own: Sequence[str] = ()) -> None:
@@ -97,6 +95,7 @@ class ItemReader:
     """
 
     def __init__(self, fields: Mapping[str, Any], *, may_be_ids: bool = False) -> None:
+        self._fields = fields
         self._read_request = partial(one_request, fields=fields)
         self._are_ids = None if may_be_ids else False
         self._num_read = 0
@@ -111,8 +110,13 @@ class ItemReader:
         """Return the next items as ids.
 
         Raises:
-            InvalidRequest: An item can be no id.
+            InvalidRequest: An item can be no id, or there are fields, which go with bodies only.
         """
+        if self._fields:
+            names = ", ".join(self._fields)
+            raise InvalidRequest(
+                f"{names} cannot be set for ids of requests that were submitted before"
+            )
         return [_at(index, one_id, item) for index, item in self._numbered(items)]
 
     def read_requests(self, items: Sequence[object]) -> list[Request]:
@@ -134,8 +138,10 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-def _at(index: int, read: Callable[[object], T], item: object) -> T:
+def _at(index: int, read: Callable[[object], T], item: object, of: str = "items") -> T:
+    """Read an item; an error names its index."""
     try:
         return read(item)
     except InvalidRequest as error:
-        raise InvalidRequest(f"items[{index}]: {error.reason}", error.code) from None
+        reason = f"{of}[{index}]: {error.reason}"
+        raise InvalidRequest(reason, error.code, request_id=error.request_id) from None

@@ -16,6 +16,9 @@ Scheduling = Literal[
 IDS_A_CALL = 500
 """Ids that one call names, so that its script takes a few milliseconds and others get their turn."""
 
+MAX_CLAIM = 128
+"""Requests that one claim takes or one release hands back; keeps the script short."""
+
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]
 
@@ -68,7 +71,7 @@ class SuspectRoom(NamedTuple):
 
 
 ONE_SUSPECT = SuspectRoom()
-"""Of a worker that holds no suspect."""
+"""Default of a claim: one suspect, for a worker that holds none."""
 
 
 class SchedulingPolicy(NamedTuple):

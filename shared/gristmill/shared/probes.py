@@ -24,7 +24,7 @@ class ProbeServer:
 
     Args:
         host: Address to listen on.
-        port: 0 takes a free one; `port` then says which.
+        port: Port to listen on; 0 picks a free port, and the attribute `port` says which.
         probes: Path -> why it fails now, or None.
         pages: Path -> a WSGI application.
 

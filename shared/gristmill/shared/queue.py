@@ -2,7 +2,7 @@
 
 A method that changes requests runs one script of `lua/`; `cancel` runs one for each 100 ids. A method that only reads
 or deletes a key sends the plain Redis command. No method sleeps, retries or decides anything. Every call may be sent
-twice, so a caller may retry it after a lost reply (`retrying` in `connection.py`).
+twice, so a caller may retry it after a lost reply (`retrying` in `redis_retry.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -36,8 +36,7 @@ class TenantShares:
     async def set_weights(self, weights: Mapping[str, float]) -> None:
         """Say how tenants share the engine under fair scheduling; it may change under a backlog.
 
-        New weights count for what is claimed from then on. First, the others catch up on what a tenant took
-        ahead of them at an old weight.
+        New weights apply to later claims. A tenant that ran ahead at its old weight first waits for the others.
 
         Args:
             weights: Tenant -> weight, 0.001 to 1000; other tenants keep theirs. A weight of 1 is deleted, as 1

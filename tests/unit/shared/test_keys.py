@@ -55,7 +55,9 @@ def test_key_taken_apart_can_be_put_together(key: str) -> None:
 def test_no_other_module_formats_a_key() -> None:
     formatting = re.compile(r"keys\.prefix\}|keys\.prefix \+|\+ \S*keys\.prefix|gm:\{")
     portions = [
-        path for side in ("producer", "worker", "shared") for path in (ROOT / side).rglob("*.py")
+        path
+        for side in ("bench", "local", "producer", "worker", "shared")
+        for path in (ROOT / side).rglob("*.py")
     ]
     found = [path.name for path in portions if formatting.search(path.read_text())]
     assert found == ["keys.py"]

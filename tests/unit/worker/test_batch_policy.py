@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.shared.operations import MAX_CLAIM
 from gristmill.shared.records import Claimed, Record
 from gristmill.worker.admission.room import Demand, Room
 from gristmill.worker.batch_policy import (
-    MAX_CLAIM,
     BatchPolicy,
     PolicyKind,
     claim_size,

@@ -13,25 +13,25 @@ from gristmill.worker.engine.vllm.exits import describe_exit, describe_exits
 @pytest.mark.parametrize(
     ("number", "cause", "remedy"),
     [
-        (signal.SIGILL, "an instruction that the processor or the sandbox", "Troubleshooting"),
-        (signal.SIGSEGV, "an access to invalid memory", "another version of vLLM"),
-        (signal.SIGBUS, "memory that could not be provided", "check the model's folder"),
-        (signal.SIGKILL, "a memory limit was reached", "raise the memory limit"),
-        (signal.SIGABRT, "its own check", "the end of the engine's log"),
+        (signal.SIGILL, "instruction that the processor or the sandbox", "Troubleshooting"),
+        (signal.SIGSEGV, "memory that is not there", "another version of vLLM"),
+        (signal.SIGBUS, "Memory could not be provided", "check the model's folder"),
+        (signal.SIGKILL, "a memory limit was reached", "raise the limit"),
+        (signal.SIGABRT, "gave up", "the end of the engine's log"),
     ],
 )
 def test_signal_is_named_with_its_likely_cause_and_remedy(
     number: signal.Signals, cause: str, remedy: str
 ) -> None:
     told = describe_exit("EngineCore", -number)
-    assert told.startswith(f"EngineCore was killed by {number.name}, ")
+    assert told.startswith(f"EngineCore was killed by {number.name}. ")
     assert cause in told
     assert remedy in told
     assert str(-number) not in told
 
 
 def test_signal_without_a_known_cause_is_named_alone() -> None:
-    assert describe_exit("EngineCore", -signal.SIGUSR1) == "EngineCore was killed by SIGUSR1"
+    assert describe_exit("EngineCore", -signal.SIGUSR1) == "EngineCore was killed by SIGUSR1."
     assert describe_exit("EngineCore", -(signal.SIGRTMIN + 1)).startswith(
         "EngineCore was killed by signal "
     )

@@ -83,10 +83,10 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
     ticking = asyncio.create_task(_tick(liveness))
     log.info("worker.starting", version=version("gristmill"), health_port=health.port)
     try:
-        liveness.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
+        liveness.note_waiting(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
         if not await drain.unless_started(greet_redis(settings)):
             return EXIT_OK
-        liveness.wait_for("the engine to start")
+        liveness.note_waiting("the engine to start")
         info = await drain.unless_started(supervisor.start())
         if info is None:
             return EXIT_OK

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
+from gristmill.shared.operations import MAX_CLAIM
 from gristmill.shared.records import Record
 from gristmill.worker.admission.room import Demand, Room
-
-MAX_CLAIM = 128
-"""Requests in one claim call: keeps its script short."""
 
 BUCKETS = 4
 """How many batches the bucketed policy gathers before it sorts them by length."""

@@ -23,7 +23,7 @@ LOOK_AGAIN_S = 0.05
 
 
 class Source(Protocol):
-    """What a batcher needs of a `QueueSource`."""
+    """What a batcher needs of a `QueueSource`; it can be read without leases and heartbeats."""
 
     weight: int
     demand: Demand
@@ -35,8 +35,8 @@ class Source(Protocol):
     async def claim(self, size: int, max_tokens: int, suspect_width: int) -> ClaimResult | None:
         """Claim once; None in a pause."""
 
-    async def hand_back_unknown(self) -> None:
-        """Hand back what only the queue believes to be held."""
+    async def resolve_doubt(self) -> None:
+        """Release what only the queue believes to be in flight here."""
 
     async def hear_doorbell(self, timeout_s: float) -> None:
         """Wait for the doorbell."""
@@ -101,8 +101,7 @@ class Batcher:
     ) -> None:
         """Wait until a request ends or one of the doorbells rings, which are heard for `doorbell_s` seconds.
 
-        What has changed since the last wait ends this one at once: it may have been too late for the look
-        that came before it.
+        A change since the last wait ends this one at once, because the caller's last look may have missed it.
         """
         if self._is_stopping():
             return
@@ -126,7 +125,7 @@ class Batcher:
         claims = {}
         for place in self._shares.order():
             source = self._sources[place]
-            await source.hand_back_unknown()
+            await source.resolve_doubt()
             if claim := await self._claim_from(source, batch):
                 claims[source] = claim
                 batch.extend(claim.requests)

@@ -16,7 +16,7 @@ class WorkerContext:
     """One worker: its settings, its engine and its state.
 
     Attributes:
-        settings: Of this worker.
+        settings: The worker's settings.
         engine: The engine that runs requests; started.
         admission: What the engine has room for.
         load: What the engine runs.

@@ -2,11 +2,9 @@
 
 import asyncio
 
+from gristmill.shared.operations import MAX_CLAIM
 from gristmill.worker import metrics
-from gristmill.worker.token_rate import TokenRate
-
-MAX_SUSPECT_WIDTH = 128
-"""Suspects that may run at the same time at most: as many as one claim brings."""
+from gristmill.worker.token_time import TokenTime
 
 
 class EngineLoad:
@@ -16,7 +14,7 @@ class EngineLoad:
         num_running: Requests in the engine.
         num_settled: Requests whose records were written since the worker started.
         suspect_width: Suspects that may run beside normal work.
-        token_rate: How fast the engine generates.
+        token_time: How fast the engine generates.
         changed: Set when a request ends, and by whoever wants the batcher to look again. Who waits clears it.
         idle: Set while nothing runs.
     """
@@ -25,7 +23,7 @@ class EngineLoad:
         self.num_running = 0
         self.num_settled = 0
         self.suspect_width = 1
-        self.token_rate = TokenRate()
+        self.token_time = TokenTime()
         self.changed = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -46,7 +44,7 @@ class EngineLoad:
 
     def widen_suspects(self) -> None:
         """Let twice as many suspects run: one has ended well."""
-        self.suspect_width = min(self.suspect_width * 2, MAX_SUSPECT_WIDTH)
+        self.suspect_width = min(self.suspect_width * 2, MAX_CLAIM)
 
     def narrow_suspects(self) -> None:
         """Let one suspect run at a time: the engine has died."""

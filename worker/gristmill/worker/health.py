@@ -16,7 +16,7 @@ class HealthServer(ProbeServer):
     Args:
         liveness: What they tell.
         host: Address to listen on.
-        port: 0 takes a free one; `port` then says which.
+        port: Port to listen on; 0 picks a free port, and the attribute `port` says which.
 
     Raises:
         OSError: The port is taken.

@@ -31,14 +31,14 @@ class HeartbeatEvents:
     Attributes:
         aborted: Ids to abort: cancelled, expired, or finished by somebody else.
         lost: The lease is gone.
-        counted: How many requests the queue believes that this worker holds.
-        seen: One view of the queue, after each beat.
+        in_flight_counted: How many requests the queue believes that this worker holds.
+        stats_read: One view of the queue, after each beat.
     """
 
     aborted: Callable[[Sequence[str]], None]
     lost: Callable[[str], object]
-    counted: Callable[[int], None]
-    seen: Callable[[Stats], None]
+    in_flight_counted: Callable[[int], None]
+    stats_read: Callable[[Stats], None]
 
 
 class Heartbeat:
@@ -65,7 +65,7 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._worker = ""
-        self._thread = threading.Thread(target=self._run, name="gristmill-leases", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gristmill-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Begin to beat, once there is a lease to `follow`."""
@@ -115,8 +115,8 @@ class Heartbeat:
             self._liveness.heard_redis()
             if beat.abort:
                 self._tell(self._events.aborted, beat.abort)
-            self._tell(self._events.counted, beat.num_in_flight)
-            self._tell(self._events.seen, stats)
+            self._tell(self._events.in_flight_counted, beat.num_in_flight)
+            self._tell(self._events.stats_read, stats)
 
     def _tell(self, callback: Callable[..., object], value: object) -> None:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.operations import Claim, Settlement
+from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
 from gristmill.shared.redis_retry import retrying
@@ -18,12 +18,6 @@ from gristmill.shared.results import response_outcome
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine_load import EngineLoad
-
-MAX_RELEASE = 128
-"""Requests in one release call; more would hold Redis for too long."""
-
-Finished = tuple[str, Settlement]
-"""A settlement that is to be written, and the worker incarnation that claimed the request."""
 
 
 class ClaimedRequest:
@@ -62,7 +56,7 @@ class ClaimedRequest:
     @property
     def queue(self) -> str:
         """Name of the queue that it came from."""
-        return self._in_flight.queue_name
+        return self._in_flight.queue.keys.queue
 
     @property
     def is_held(self) -> bool:
@@ -99,7 +93,11 @@ class ClaimedRequest:
         Returns:
             `dead_lettered`, or another word of `nack.lua` if it will be tried again.
         """
-        return await self._in_flight.nack(self, error, delay_ms)
+        in_flight, claimed = self._in_flight, self.claimed
+        code = await retrying(lambda: in_flight.queue.nack(self.worker, claimed, delay_ms, error))
+        in_flight.forget([claimed])
+        metrics.retried.inc()
+        return code
 
     async def release(self) -> None:
         """Hand the request back to the front of its lane; this attempt does not count."""
@@ -128,18 +126,17 @@ class InFlight:
         load: Counts what runs.
 
     Attributes:
-        queue_name: Name of the queue.
+        queue: The queue.
         num_running: Requests of this queue in the engine.
-        finished: Settlements that the `AckWriter` is to write.
+        finished: Settlements that the `AckWriter` is to write, each with the worker incarnation of its claim.
     """
 
     def __init__(self, queue: Queue, load: EngineLoad) -> None:
-        self._queue = queue
+        self.queue = queue
         self._load = load
         self._requests: dict[str, ClaimedRequest] = {}
-        self.queue_name = queue.keys.queue
         self.num_running = 0
-        self.finished: asyncio.Queue[Finished] = asyncio.Queue()
+        self.finished: asyncio.Queue[tuple[str, Settlement]] = asyncio.Queue()
 
     @property
     def requests(self) -> list[ClaimedRequest]:
@@ -191,19 +188,11 @@ class InFlight:
         cancel(aborted)
         return [request.id for request in aborted]
 
-    async def nack(self, request: ClaimedRequest, error: Mapping[str, Any], delay_ms: int) -> str:
-        """Give a request back for a retry; see `ClaimedRequest.nack`."""
-        claimed = request.claimed
-        code = await retrying(lambda: self._queue.nack(request.worker, claimed, delay_ms, error))
-        self.forget([claimed])
-        metrics.retried.inc()
-        return code
-
     async def release(self, requests: Sequence[ClaimedRequest]) -> None:
         """Hand requests back to the front of their lanes, uncounted; the last ones first, to keep the order."""
-        for chunk in reversed(list(chunks(requests, MAX_RELEASE))):
+        for chunk in reversed(list(chunks(requests, MAX_CLAIM))):
             worker, claimed = chunk[0].worker, [request.claimed for request in chunk]
-            released = await retrying(lambda w=worker, c=claimed: self._queue.release(w, c))  # type: ignore[misc]  # bound now
+            released = await retrying(lambda w=worker, c=claimed: self.queue.release(w, c))  # type: ignore[misc]  # bound now
             metrics.released.inc(released)
             self.forget(claimed)
 

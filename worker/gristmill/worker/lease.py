@@ -61,7 +61,7 @@ class Lease:
         return self._opening is not None
 
     async def open(self) -> None:
-        """Open a lease. Once begun it goes on whoever is cancelled, so that `close` can close it."""
+        """Open a lease. Cancelling the caller does not stop the registration, so `close` has a lease to close."""
         self._opening = asyncio.create_task(self._register())
         await asyncio.shield(self._opening)
 

@@ -38,8 +38,8 @@ class Liveness:
         """Note a sign of life of the engine."""
         self._engine_at = time.monotonic()
 
-    def wait_for(self, what: str | None) -> None:
-        """Note what keeps the worker from claiming; None if nothing does."""
+    def note_waiting(self, what: str | None) -> None:
+        """Note what the worker waits for before it claims; None if it claims."""
         self.waits_for = what
 
     @property

@@ -1,4 +1,4 @@
-"""The worker's loop: claim, admit, start, settle. There is no barrier unless the batch policy has one.
+"""The worker's loop: claim what there is room for, start it, settle it. No barrier unless the batch policy has one.
 
 `wiring.py` makes it. The batcher (`batcher.py`) claims from the queues (`queue_source.py`) what the engine has
 room for. What is claimed starts on the engine at once (`runner.py`) and settles itself when it ends. The loop
@@ -19,11 +19,10 @@ from gristmill.worker.context import WorkerContext
 from gristmill.worker.queue_source import QueueSource
 from gristmill.worker.runner import Runner
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.verdicts import MAX_REASON_CHARS
 
 STOP_STEP_S = 0.5
 """Longest wait for a claim under way, and for aborted requests to leave the engine."""
-
-MAX_REASON_CHARS = 500
 
 
 class Worker:
@@ -31,7 +30,7 @@ class Worker:
 
     Args:
         sources: The queues; not started.
-        supervisor: Of the engine, which is started.
+        supervisor: Supervisor of the started engine.
         policy: When to claim and how much.
         context: The worker.
     """
@@ -70,7 +69,7 @@ class Worker:
     async def _start_sources(self) -> bool:
         for source in self._sources:
             await source.start()
-        self._context.liveness.wait_for(None)
+        self._context.liveness.note_waiting(None)
         return True
 
     async def _feed_engine(self) -> None:

@@ -23,7 +23,7 @@ class QueueShares:
         self._clock = 0.0
 
     def order(self) -> list[int]:
-        """Return the places of the queues, the one to ask first first; of equals, the heavier."""
+        """Return the indexes of the queues, most owed first; a tie goes to the heavier queue."""
         return sorted(
             range(len(self._weights)), key=lambda place: (self._paid[place], -self._weights[place])
         )

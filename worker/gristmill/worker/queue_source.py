@@ -13,20 +13,20 @@ from redis.exceptions import RedisError
 from ulid import ULID
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.errors import InvalidRequest, LeaseLost
-from gristmill.shared.operations import Claim, Settlement, Stats, SuspectRoom
+from gristmill.shared.errors import LeaseLost
+from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement, Stats, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
-from gristmill.shared.request_json import request_from_json
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.ack_writer import AckWriter
 from gristmill.worker.admission.room import Demand
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.heartbeat import Heartbeat, HeartbeatEvents
-from gristmill.worker.in_flight import MAX_RELEASE, ClaimResult, InFlight, cancel
+from gristmill.worker.in_flight import ClaimResult, InFlight, cancel
+from gristmill.worker.inbox import admit_element
 from gristmill.worker.lease import Lease
-from gristmill.worker.redis_memory import should_pause_claims
+from gristmill.worker.redis_memory import ClaimPause
 from gristmill.worker.reports import report_queue
 
 log = structlog.get_logger()
@@ -63,13 +63,15 @@ class QueueSource:
             self._queue,
             self._in_flight.finished,
             written=self._written,
-            may_grow=lambda: self._in_flight.num_running > 1,
+            may_grow=lambda: (
+                self._in_flight.num_running > 1
+            ),  # the one that just ended still counts
         )
         events = HeartbeatEvents(
             aborted=self._abort,
             lost=lambda worker: asyncio.ensure_future(self._lease.replace(worker)),
-            counted=self._compare,
-            seen=self._see,
+            in_flight_counted=self._check_in_flight,
+            stats_read=self._take_stats,
         )
         beat_s = context.settings.beat_interval_s
         self._heartbeat = Heartbeat(open_queue, beat_s, context.liveness, events)
@@ -81,8 +83,7 @@ class QueueSource:
             lost=self._abort_all,
         )
         self._writing: asyncio.Task[None] | None = None
-        self._is_paused = False
-        self._allowance = 0  # requests that may be claimed in spite of a pause
+        self._pause = ClaimPause(self._name)
         self._is_in_doubt = False  # the queue may believe that this worker holds more than it does
         self._death: Mapping[str, Any] | None = None  # evidence that is not reported yet
 
@@ -118,8 +119,7 @@ class QueueSource:
         Returns:
             What the claim brought, or None if claims pause because Redis is nearly full.
         """
-        if self._is_paused:
-            size, self._allowance = min(size, self._allowance), 0
+        size = self._pause.granted(size)
         if size == 0:
             return None
         while True:
@@ -132,17 +132,18 @@ class QueueSource:
                 break
         self.demand = Demand(claim.num_queued, claim.num_workers)
         requests = self._in_flight.add(claim, worker)
+        max_bytes = self._context.settings.max_request_bytes
         for token, element in claim.inbox:
-            await self._admit(worker, token, element)
+            await admit_element(self._queue, worker, token, element, max_bytes)
         due_ms = claim.next_due_ms
         return ClaimResult(
             requests, bool(claim.inbox), None if due_ms is None else (due_ms - claim.now_ms) / 1000
         )
 
-    async def hand_back_unknown(self) -> None:
-        """Hand back what only the queue believes to be held, if it seems to; call it between claims."""
+    async def resolve_doubt(self) -> None:
+        """Release requests that the queue counts as ours and we do not have; call it between claims."""
         if self._is_in_doubt:
-            await self._hand_back_unknown(self._lease.worker)
+            await self._release_unknown(self._lease.worker)
 
     async def hear_doorbell(self, timeout_s: float) -> None:
         """Wait until the doorbell rings, or for the timeout."""
@@ -162,30 +163,11 @@ class QueueSource:
                 size,
                 max_tokens=max_tokens,
                 suspects=SuspectRoom(max_suspects, bool(suspects)),
-                ms_per_token=self._context.load.token_rate.ms_per_token,
+                ms_per_token=self._context.load.token_time.ms_per_token,
             )
         )
 
-    async def _admit(self, worker: str, token: str, element: bytes) -> None:
-        """Turn plain JSON from the inbox into a request, or into a dead letter."""
-        default_id = f"inbox-{token}"
-        max_bytes = self._context.settings.max_request_bytes
-        try:
-            request = request_from_json(element, default_id=default_id, max_request_bytes=max_bytes)
-        except InvalidRequest as error:
-            evidence = {"error": str(error)}
-            await retrying(lambda: self._queue.admit_garbage(worker, token, default_id, evidence))
-            log.warning(
-                "request.dead_lettered",
-                queue=self._name,
-                id=default_id,
-                reason="unreadable",
-                error=str(error),
-            )
-        else:
-            await retrying(lambda: self._queue.admit(worker, token, request))
-
-    async def _hand_back_unknown(self, worker: str) -> None:
+    async def _release_unknown(self, worker: str) -> None:
         """Hand back what the queue believes that this worker holds, and it does not.
 
         A Redis that lost its last writes (power failure, failover) has forgotten settlements; a claim
@@ -195,7 +177,7 @@ class QueueSource:
         in_flight = await retrying(lambda: self._queue.in_flight(worker))
         known = {(each.id, each.claimed.delivery) for each in self._in_flight.requests}
         unknown = [delivery for delivery in in_flight if delivery not in known]
-        for chunk in chunks(unknown, MAX_RELEASE):
+        for chunk in chunks(unknown, MAX_CLAIM):
             await retrying(lambda c=chunk: self._queue.release(worker, c))  # type: ignore[misc]  # bound now
         if unknown:
             log.warning(
@@ -221,7 +203,7 @@ class QueueSource:
         requests = self._in_flight.requests
         await self._in_flight.release([request for request in requests if request.task is None])
         worker, moved = self._lease.worker, -1
-        await self._hand_back_unknown(worker)  # claimed a moment ago, never run
+        await self._release_unknown(worker)  # claimed a moment ago, never run
         while moved:
             moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
             for request_id in killed:
@@ -241,7 +223,7 @@ class QueueSource:
         """
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._hand_back_all()
+                await self._release_all()
         except (TimeoutError, RedisError):
             log.exception(
                 "worker.left_requests",
@@ -255,7 +237,7 @@ class QueueSource:
             await self._heartbeat.stop()
             await self._queue.redis.aclose()
 
-    async def _hand_back_all(self) -> None:
+    async def _release_all(self) -> None:
         if not self._lease.was_opened:  # told to stop before there was a lease
             return
         await self._lease.finish_opening()
@@ -263,7 +245,7 @@ class QueueSource:
         await self.report_death()
         requests = self._in_flight.requests
         await self._in_flight.release(requests)
-        worker = await self._lease.close(self._hand_back_unknown)
+        worker = await self._lease.close(self._release_unknown)
         log.info("worker.stopped", worker=worker, queue=self._name, num_released=len(requests))
 
     # -- what other parts tell -----------------------------------------------------------------------
@@ -300,27 +282,13 @@ class QueueSource:
         metrics.aborted.inc(len(aborted))
         log.info("requests.aborted", queue=self._name, ids=aborted)
 
-    def _compare(self, num_in_flight: int) -> None:
+    def _check_in_flight(self, num_in_flight: int) -> None:
         """Look into it if the queue believes that this worker holds more than it does."""
         if num_in_flight > len(self._in_flight.requests):
             self._is_in_doubt = True
             self._context.load.changed.set()
 
-    def _see(self, stats: Stats) -> None:
-        """Take in one view of the queue."""
+    def _take_stats(self, stats: Stats) -> None:
         report_queue(self._name, stats)
-        is_paused = should_pause_claims(stats)
-        if is_paused != self._is_paused:
-            log.warning(
-                "claims.paused" if is_paused else "claims.resumed",
-                queue=self._name,
-                used_memory=stats.used_memory,
-                max_memory=stats.max_memory,
-                remedy="read results and let them expire sooner, or raise maxmemory",
-            )
-            metrics.claims_paused.labels(self._name).set(is_paused)
-            self._is_paused = is_paused
-            self._context.load.changed.set()
-        if is_paused:  # one a beat, so that no pause lasts for ever
-            self._allowance = 1
+        if self._pause.take(stats):
             self._context.load.changed.set()

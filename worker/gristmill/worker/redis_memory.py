@@ -1,6 +1,11 @@
-"""When the memory of Redis calls for fewer claims: a pure rule over one view of the queue."""
+"""When the memory of Redis calls for fewer claims: a pure rule over one view of the queue, and the pause itself."""
+
+import structlog
 
 from gristmill.shared.operations import Stats
+from gristmill.worker import metrics
+
+log = structlog.get_logger()
 
 HIGH_WATER = 0.9
 """Share of `maxmemory` above which claims pause."""
@@ -27,3 +32,38 @@ def should_pause_claims(stats: Stats) -> bool:
     depth = counters.get("queued", 0) + counters.get("in_flight", 0)
     requests_memory = counters.get("bytes", 0) + depth * REQUEST_OVERHEAD_BYTES
     return requests_memory < REQUESTS_SHARE * stats.used_memory
+
+
+class ClaimPause:
+    """Pauses the claims from one queue while Redis is nearly full.
+
+    Args:
+        queue: Name of the queue.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._is_paused = False
+        self._allowance = 0
+
+    def take(self, stats: Stats) -> bool:
+        """Take in one view of the queue; return whether the batcher has to look again."""
+        was_paused, self._is_paused = self._is_paused, should_pause_claims(stats)
+        if self._is_paused != was_paused:
+            log.warning(
+                "claims.paused" if self._is_paused else "claims.resumed",
+                queue=self._queue,
+                used_memory=stats.used_memory,
+                max_memory=stats.max_memory,
+                remedy="read results and let them expire sooner, or raise maxmemory",
+            )
+            metrics.claims_paused.labels(self._queue).set(self._is_paused)
+        if self._is_paused:  # one request a beat, so that no pause lasts for ever
+            self._allowance = 1
+        return self._is_paused or was_paused
+
+    def granted(self, size: int) -> int:
+        """Return how many of so many requests may be claimed; in a pause the allowance, once."""
+        if self._is_paused:
+            size, self._allowance = min(size, self._allowance), 0
+        return size

@@ -68,7 +68,7 @@ class Runner:
         except EngineDied as death:
             self._died(death)
         except EngineUnavailable as error:
-            await self._hand_back(request, error)
+            await self._release_after_pause(request, error)
         except EngineHungUp as error:
             await self._nack(request, verdict_on_broken_connection(error))
         except Exception as error:
@@ -76,7 +76,7 @@ class Runner:
             await self._nack(request, verdict_on_worker_error(error))
         else:
             self._num_failures = 0
-            self._load.token_rate.learn(response, time.monotonic() - started_s)
+            self._load.token_time.learn(response, time.monotonic() - started_s)
             await self._settle(request, response)
 
     async def _settle(self, request: ClaimedRequest, response: Response) -> None:
@@ -106,7 +106,7 @@ class Runner:
         event = "request.dead_lettered" if code == "dead_lettered" else "request.retried"
         log.warning(event, id=request.id, attempt=attempt, delay_ms=delay_ms, **decision.error)
 
-    async def _hand_back(self, request: ClaimedRequest, error: EngineUnavailable) -> None:
+    async def _release_after_pause(self, request: ClaimedRequest, error: EngineUnavailable) -> None:
         """Release a request, and keep its place occupied while the engine recovers."""
         self._num_failures += 1
         pause_s = self._backoff_s(min(self._num_failures, MAX_BACKOFF_DOUBLINGS))

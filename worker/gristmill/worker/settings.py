@@ -130,7 +130,7 @@ class WorkerSettings(QueueSettings):
     backoff_max_s: Annotated[float, Field(gt=0, description="largest bound of it")] = 60.0
     health_host: Annotated[str, Field(description="where the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
     health_port: Annotated[
-        int, Field(ge=0, le=65_535, description="of the probes; 0 takes a free one")
+        int, Field(ge=0, le=65_535, description="port of the probes; 0 picks a free port")
     ] = 8080
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="of the JSON log")

@@ -85,14 +85,14 @@ class Supervisor:
 
         Args:
             death: What happened.
-            num_settled: Requests settled so far; more than at the last death is liveness.
+            num_settled: Requests settled so far; more than at the last death resets the count of deaths.
 
         Returns:
             Whether it lives; False once draining, or when it died `MAX_DEATHS` times for nothing.
         """
         if num_settled > self._num_settled:
             self._num_deaths, self._num_settled = 0, num_settled
-        self._liveness.wait_for("the engine to start anew")
+        self._liveness.note_waiting("the engine to start anew")
         while not self._drain.is_draining:
             self._num_deaths += 1
             metrics.engine_deaths.inc()
@@ -109,7 +109,7 @@ class Supervisor:
                 return False
             try:
                 if await self._drain.unless_started(self._restart(pause_s)):
-                    self._liveness.wait_for(None)
+                    self._liveness.note_waiting(None)
                     return True
             except EngineDied as error:
                 death = error

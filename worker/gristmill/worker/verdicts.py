@@ -11,6 +11,7 @@ MAX_SERVER_ERROR_ATTEMPTS = 2
 """A 500 while the engine lives is nearly always the request's own; one more try tells."""
 
 MAX_REASON_CHARS = 500
+"""Characters of an error that dead letters keep."""
 
 
 @dataclass(frozen=True, slots=True)

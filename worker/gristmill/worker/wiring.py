@@ -1,6 +1,6 @@
 """Put one worker together: its context, its queues and its loop.
 
-`__main__.py` calls it once the engine is started.
+`__main__.py` calls `greet_redis` before the engine starts, and `work` once it has started.
 """
 
 import os
@@ -75,12 +75,12 @@ async def work(
         for name, weight in settings.queues.items()
     ]
     worker = Worker(sources, supervisor, policy, context)
-    drain.on_start = lambda: liveness.wait_for("what runs to end, then stopping")
-    liveness.wait_for(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
+    drain.on_start = lambda: liveness.note_waiting("what runs to end, then stopping")
+    liveness.note_waiting(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
     try:
         return await worker.run()
     finally:
-        liveness.wait_for("the end")
+        liveness.note_waiting("the end")
 
 
 async def greet_redis(settings: WorkerSettings) -> bool:

@@ -77,11 +77,11 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def absence(queue: str, workers: Mapping[str, int]) -> str | None:
-    """Return what to tell people when nobody is there to run what waits, or None.
+    """Return what to tell people when no worker is alive to run what waits, or None.
 
     Args:
-        queue: Its name.
-        workers: Each with what is left of its lease, in ms; without any it is dead, and not yet missed by another.
+        queue: Name of the queue.
+        workers: Worker -> milliseconds left of its lease; 0 or less for a dead worker that nobody has reaped yet.
     """
     if any(left_ms > 0 for left_ms in workers.values()):
         return None

@@ -37,7 +37,7 @@ local function reply()
     claim.reply, num_queued(), call("ZCARD", prefix .. "workers") }
 end
 
--- Put what a claim under this nonce has taken before into the reply; returns whether there was such a claim.
+-- If this nonce has claimed before, reply with the same requests; returns whether it has.
 local function repeat_last_claim()
   local last = call("GET", prefix .. "last_claim:" .. claim.worker)
   if not last or string.sub(last, 1, #claim.nonce + 1) ~= claim.nonce .. "|" then

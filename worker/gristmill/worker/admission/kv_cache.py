@@ -110,7 +110,9 @@ class CacheAccount:
         taken = self._seen.corrected(estimated)
         free = self._budget - taken.total
         each = taken.total / num_held
-        if free < num_free * each:  # not if all come to their ends at once; but they do not
+        if (
+            free < num_free * each
+        ):  # the worst-case sum exceeds the budget, so project the actual overlap
             newcomer = Course(taken.output / num_held, taken.prompt / num_held)
             free = each * num_fitting(self._courses(estimates), newcomer, self._budget)
         self._is_full, self._num_ended_since_full = free < each, 0

@@ -1,6 +1,6 @@
 """How much the engine has room for, in requests and in tokens of its KV cache; pure but for `Admission`.
 
-Before a claim the gatherer asks `Admission.room`. What is asked for is what the engine can run now and no
+Before a claim the batcher asks `Admission.room`. What is asked for is what the engine can run now and no
 more: what waits in the queue may be run by another worker, what waits in here cannot. docs/tuning.md and
 docs/decisions/0013-admission.md say why each rule is there.
 """

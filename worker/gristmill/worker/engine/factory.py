@@ -1,4 +1,4 @@
-"""Which engine a worker gets; called once by the wiring."""
+"""Which engine a worker gets; its process calls it once, and so does bench."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
 -- leases: notice that Redis was away, and close the lease of a worker.
 
--- A pause of all beats longer than a lease means that Redis was away, not the workers. Every worker then gets one
+-- A pause of all beats longer than four fifths of a lease means that Redis was away, not the workers. Every worker then gets one
 -- lease to come back before any is reaped.
 local function note_beat(lease_ms, time_ms)
   local last_ms = tonumber(call("HGET", prefix .. "times", "last_beat_ms") or time_ms)

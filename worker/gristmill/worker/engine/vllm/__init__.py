@@ -1,1 +1,4 @@
-"""The engine in this process: the only modules that know vLLM and torch; importing them loads neither."""
+"""The engine in this process: the only modules that know vLLM and torch.
+
+Importing them loads neither, but for `cpu_worker`, which vLLM itself imports.
+"""

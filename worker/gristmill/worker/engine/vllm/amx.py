@@ -38,8 +38,8 @@ def prepare_amx() -> AmxState:
     return "refused"
 
 
-def request_amx() -> AmxState:
-    """Ask for AMX as `prepare_amx` does, and log the answer: the worker's own call."""
+def prepare_and_log_amx() -> None:
+    """Prepare AMX in the worker's own process, and log the answer."""
     state = prepare_amx()
     if state == "granted":
         log.info("amx.granted")
@@ -49,4 +49,3 @@ def request_amx() -> AmxState:
             effect="vLLM computes without AMX, more slowly",
             remedy="allow arch_prctl(ARCH_REQ_XCOMP_PERM) in the sandbox or its seccomp profile",
         )
-    return state

@@ -14,7 +14,7 @@ from typing import Any
 from gristmill.shared.errors import EngineDied
 from gristmill.worker.engine.interface import EngineInfo
 from gristmill.worker.engine.vllm import arguments, compat, core_process, trace
-from gristmill.worker.engine.vllm.amx import request_amx
+from gristmill.worker.engine.vllm.amx import prepare_and_log_amx
 from gristmill.worker.engine.vllm.core_process import CoreReports
 from gristmill.worker.engine.vllm.devices import Devices, find_devices
 from gristmill.worker.engine.vllm.exits import describe_exits
@@ -69,7 +69,7 @@ def build(argv: Sequence[str], reports: CoreReports, media_domains: Collection[s
     args = arguments.serve_arguments(argv, media_domains)
     devices = find_devices()
     if devices.is_cpu:
-        request_amx()
+        prepare_and_log_amx()
     arguments.settle_for_device(args, devices)
     return _core(args, devices, reports)
 

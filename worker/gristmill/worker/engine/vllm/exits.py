@@ -8,28 +8,27 @@ from collections.abc import Mapping
 
 _BY_SIGNAL = {
     signal.SIGILL: (
-        "an illegal instruction: this build of vLLM uses an instruction that the processor or the "
-        "sandbox does not allow; see Troubleshooting in docs/operations.md, or install a build for "
-        "this processor"
+        "It ran an instruction that the processor or the sandbox does not allow; see "
+        "Troubleshooting in docs/operations.md, or install a build of vLLM for this processor"
     ),
     signal.SIGSEGV: (
-        "an access to invalid memory: most often a bug in vLLM, in a driver or in a library; "
-        "try --enforce-eager or another version of vLLM, and report it there with the engine's log"
+        "It used memory that is not there, most often because of a bug in vLLM, a driver or a "
+        "library; try --enforce-eager or another version of vLLM"
     ),
     signal.SIGBUS: (
-        "memory that could not be provided: most often /dev/shm is full, or a file of the model "
+        "Memory could not be provided, most often because /dev/shm is full or a file of the model "
         "was cut short; give the pod a larger /dev/shm and check the model's folder"
     ),
     signal.SIGKILL: (
-        "most often the kernel, because a memory limit was reached; raise the memory limit, or "
+        "Most often the kernel sends it because a memory limit was reached; raise the limit, or "
         "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
     ),
     signal.SIGABRT: (
-        "its own check: native code of vLLM or of a library gave up; the end of the engine's log "
-        "says which check failed"
+        "Native code of vLLM or of a library gave up; the end of the engine's log says which check "
+        "failed"
     ),
-    signal.SIGFPE: "a division by zero in native code; try another version of vLLM",
-    signal.SIGTERM: "a request to stop that was sent to the engine's process itself",
+    signal.SIGFPE: "Native code divided by zero; try another version of vLLM",
+    signal.SIGTERM: "Somebody told the engine's process itself to stop",
 }
 
 
@@ -44,7 +43,7 @@ def describe_exits(exit_codes: Mapping[str, int]) -> str:
 
 
 def describe_exit(process: str, exit_code: int | None) -> str:
-    """Return how one process ended, such as `EngineCore was killed by SIGILL, ...`.
+    """Return how one process ended, such as `EngineCore was killed by SIGILL. It ran ...`.
 
     Args:
         process: Its name.
@@ -59,4 +58,4 @@ def describe_exit(process: str, exit_code: int | None) -> str:
     except ValueError:  # a real-time signal has no name
         return f"{process} was killed by signal {-exit_code}"
     cause = _BY_SIGNAL.get(number)
-    return f"{process} was killed by {number.name}" + (f", {cause}" if cause else "")
+    return f"{process} was killed by {number.name}." + (f" {cause}" if cause else "")

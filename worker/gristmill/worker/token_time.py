@@ -6,7 +6,7 @@ STEP = 1 / 16
 """Weight of the newest request."""
 
 
-class TokenRate:
+class TokenTime:
     """Follows what the engine's requests take.
 
     Attributes:

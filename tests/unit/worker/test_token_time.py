@@ -3,7 +3,7 @@
 import pytest
 
 from gristmill.worker.engine import Response
-from gristmill.worker.token_rate import STEP, TokenRate
+from gristmill.worker.token_time import STEP, TokenTime
 
 
 def answer(output_tokens: int, ttft_s: float | None) -> Response:
@@ -11,7 +11,7 @@ def answer(output_tokens: int, ttft_s: float | None) -> Response:
 
 
 def test_the_first_answer_is_believed_and_the_next_moves_it() -> None:
-    rate = TokenRate()
+    rate = TokenTime()
     assert rate.ms_per_token == 0
     rate.learn(answer(101, 1.0), 3.0)
     assert rate.ms_per_token == pytest.approx(20)
@@ -20,13 +20,13 @@ def test_the_first_answer_is_believed_and_the_next_moves_it() -> None:
 
 
 def test_what_generates_nothing_tells_nothing() -> None:
-    rate = TokenRate()
+    rate = TokenTime()
     rate.learn(answer(0, None), 3.0)
     rate.learn(answer(1, 0.5), 3.0)
     assert rate.ms_per_token == 0
 
 
 def test_a_transport_that_cannot_see_the_first_token_counts_it() -> None:
-    rate = TokenRate()
+    rate = TokenTime()
     rate.learn(answer(11, None), 1.0)
     assert rate.ms_per_token == pytest.approx(100)

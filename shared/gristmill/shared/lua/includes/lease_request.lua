@@ -1,4 +1,4 @@
--- leasing: lease a popped id, or end it, or move it to its place. Part of claim.
+-- lease_request: lease a popped id, or end it, or move it to its place. Part of claim.
 
 local NEVER_TRIED = { deliveries = 0, uncounted = 0, crashes = 0 } -- of most ids: a table for each would cost
 

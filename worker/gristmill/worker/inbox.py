@@ -1,0 +1,41 @@
+"""Admit an element of the inbox: plain JSON becomes a request, or a dead letter if it cannot be read."""
+
+import structlog
+
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import retrying
+from gristmill.shared.request_json import request_from_json
+
+log = structlog.get_logger()
+
+
+async def admit_element(
+    queue: Queue, worker: str, token: str, element: bytes, max_request_bytes: int
+) -> None:
+    """Admit one element that a claim took from the inbox; sent twice, it is admitted once.
+
+    Args:
+        queue: The queue.
+        worker: The worker incarnation that claimed it.
+        token: Names the element within that incarnation.
+        element: Plain JSON, as a producer in any language pushed it.
+        max_request_bytes: Longest body that is accepted.
+    """
+    default_id = f"inbox-{token}"
+    try:
+        request = request_from_json(
+            element, default_id=default_id, max_request_bytes=max_request_bytes
+        )
+    except InvalidRequest as error:
+        evidence = {"error": str(error)}
+        await retrying(lambda: queue.admit_garbage(worker, token, default_id, evidence))
+        log.warning(
+            "request.dead_lettered",
+            queue=queue.keys.queue,
+            id=default_id,
+            reason="unreadable",
+            error=str(error),
+        )
+    else:
+        await retrying(lambda: queue.admit(worker, token, request))
