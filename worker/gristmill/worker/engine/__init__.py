@@ -1,7 +1,10 @@
-"""The engine: the one place that knows vLLM and torch, neither of which importing this loads.
+"""The engine, and the only package that uses vLLM and torch; importing it loads neither.
 
-One interface, three ways behind it: `InProcessEngine` (AsyncLLM in this process), `RemoteEngine`
-(an OpenAI-compatible server at a URL) and `StubEngine` (no model, for scheduling and load tests).
+One interface, `Engine`, has three implementations:
+
+- `InProcessEngine` runs AsyncLLM in this process.
+- `RemoteEngine` calls an OpenAI-compatible server at a URL.
+- `StubEngine` has no model; scheduling and load tests use it.
 """
 
 from gristmill.worker.engine.factory import engine_from

@@ -1,4 +1,4 @@
-"""Reading and changing JSON bodies, for the transports that see nothing but bytes."""
+"""Functions that read and change JSON bodies, for the transports that see only bytes."""
 
 import json
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ def with_priority(body: bytes, priority: int) -> bytes:
     """Return the body with vLLM's field `priority` set.
 
     Args:
-        body: A JSON object; anything else is returned as it is, for the engine to refuse.
-        priority: 0 leaves the body untouched, byte for byte.
+        body: A JSON object. Anything else is returned unchanged, and the engine refuses it.
+        priority: vLLM's priority; 0 leaves the body unchanged, byte for byte.
     """
     if priority == 0:
         return body
@@ -34,12 +34,14 @@ def with_priority(body: bytes, priority: int) -> bytes:
 
 
 def response_of(status: int, body: bytes) -> Response:
-    """Return the response with what its body says about tokens and its end.
+    """Return the response with the token counts and the finish_reason that its body names.
+
+    A body that is not JSON (a proxy's HTML, NaN, a lone surrogate) would spoil the record that
+    holds it. The function then returns an error that quotes the body.
 
     Args:
         status: The HTTP status.
-        body: The bytes as answered; they may be anything. What is no JSON (a proxy's HTML, NaN, a lone
-            surrogate) would spoil the record that it is put into, so an error that quotes it stands in.
+        body: The answer's bytes, of any content.
     """
     try:
         fields = orjson.loads(body)
@@ -53,9 +55,9 @@ def response_of(status: int, body: bytes) -> Response:
 
 
 def described(status: int, body: bytes, fields: Any) -> Response:
-    """Return the response with the facts that `fields`, its parsed body, hold.
+    """Return the response with the facts in `fields`, its parsed body.
 
-    Three spellings are read: OpenAI's completions, its Responses, and Anthropic's Messages.
+    It reads three formats: OpenAI's completions, OpenAI's Responses and Anthropic's Messages.
     """
     if not isinstance(fields, dict):
         return Response(status, body)
@@ -73,7 +75,7 @@ def described(status: int, body: bytes, fields: Any) -> Response:
 
 
 def _finish_reason(fields: Mapping[str, Any]) -> str | None:
-    """The first choice's, but an aborted choice anywhere counts for all (n > 1)."""
+    """Return the first choice's finish_reason; if any of n choices was aborted, `abort`."""
     choices = fields.get("choices")
     if not isinstance(choices, list):
         return fields.get("stop_reason")

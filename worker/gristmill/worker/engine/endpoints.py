@@ -1,7 +1,7 @@
-"""The paths that may be posted to. What vLLM serves besides is administration, and no request's.
+"""The paths to which a worker may post requests.
 
-An allow-list, because the application also has routes that pause the engine, change its weights
-or abort requests, and a request body from a queue must never reach those.
+This is an allow-list, because vLLM's application also has routes for administration. They pause the
+engine, change its weights or abort requests. A request body from a queue must never reach those.
 """
 
 from collections.abc import Iterable
@@ -36,8 +36,8 @@ def served(paths: Iterable[str], state: Any = None) -> tuple[str, ...]:
 
     Args:
         paths: The routes of an application or of a server.
-        state: The application's state where there is one. A pooling route is there for every
-            pooling model, but its serving object only where the model can do it.
+        state: The application's state, or None for a server. Every pooling model has all pooling
+            routes, but the state has a serving object only for those that the model can answer.
     """
     present = set(paths)
     return tuple(

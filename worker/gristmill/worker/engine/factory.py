@@ -1,4 +1,4 @@
-"""Which engine a worker gets; its process calls it once, and so does bench."""
+"""The choice of a worker's engine; the worker's process and bench each call it once."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ def engine_from(settings: WorkerSettings, argv: Sequence[str]) -> Engine:
     """Return the engine that the settings ask for, not started.
 
     Args:
-        settings: Where the engine is, and when a request is cut.
-        argv: vLLM's arguments, what follows `--` on the command line.
+        settings: Worker settings with the engine's URL, if any, and the limits of a request.
+        argv: vLLM's arguments, which follow `--` on the command line.
 
     Raises:
         SettingsError: Both VLLM_URL and arguments are given, or neither.

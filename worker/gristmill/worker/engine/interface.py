@@ -1,8 +1,8 @@
-"""What a worker may ask of an engine, whichever way the engine is reached.
+"""The interface between a worker and its engine, the same for every transport.
 
-The loop calls `post` for each request, the watchdog `check`, the supervisor `start`, `evidence` and
-`close`. Every answer that belongs to the request itself is a `Response`, errors included; only
-what is no fault of the request is raised, as `EngineUnavailable` or `EngineDied`.
+The loop calls `post` for each request. The watchdog calls `check`. The supervisor calls `start`,
+`evidence` and `close`. A `Response` holds the request's own outcome, errors included. `post` raises
+only failures that are not the request's own, such as `EngineUnavailable` or `EngineDied`.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ Transport = Literal["in_process", "remote", "stub"]
 
 @dataclass(frozen=True)
 class RunLimits:
-    """What ends a request that would run on and on.
+    """Limits that end a request which would otherwise run on.
 
     Attributes:
-        max_request_s: Seconds from the arrival at the engine to the answer.
-        max_repeated_tokens: Output tokens that may be one pattern again and again; 0 for any number.
-        max_result_bytes: Of a server's answer no more is read.
+        max_request_s: Seconds from the request's arrival at the engine to its answer.
+        max_repeated_tokens: Output tokens that may repeat one pattern; 0 for any number.
+        max_result_bytes: Bytes of the longest answer that `RemoteEngine` accepts from a server.
     """
 
     max_request_s: float = 3600.0
@@ -29,24 +29,24 @@ class RunLimits:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What a started engine is and serves; it does not change until the next start.
+    """The description of a started engine; it does not change until the next start.
 
     Attributes:
-        transport: How requests reach the engine.
+        transport: The kind of engine: `in_process`, `remote` or `stub`.
         models: Served names, LoRA adapters included; the first is the base model.
         endpoints: Paths that this engine answers, such as `/v1/chat/completions`.
         max_num_seqs: Sequences that the engine runs at the same time.
         max_model_len: Prompt plus output tokens of one sequence; 0 when a server does not say.
         vllm_version: Version of vLLM; empty when a server does not say.
         device: Name of the device, such as `NVIDIA H100 80GB HBM3` or `cpu`.
-        num_devices: Devices that this engine computes on.
-        device_memory_bytes: Memory of one device; on a CPU the machine's.
+        num_devices: Number of devices that this engine computes on.
+        device_memory_bytes: Bytes of memory of one device; on a CPU, of the machine.
         dtype: Type of the weights in memory, such as `bfloat16`.
-        supports_bf16: Whether the device computes in bfloat16.
-        scheduling_policy: `priority`, or `fcfs` when the operator chose it: then `priority` of
-            `post` has no effect.
+        supports_bf16: True if the device computes in bfloat16.
+        scheduling_policy: `priority`, or `fcfs` if the operator chose it. Under `fcfs` the
+            argument `priority` of `post` has no effect.
         kv_cache_tokens: Tokens that the KV cache holds; 0 when unknown.
-        max_num_batched_tokens: Tokens of one step at most; 0 when a server does not say.
+        max_num_batched_tokens: Most tokens in one step; 0 when a server does not say.
     """
 
     transport: Transport
@@ -71,14 +71,15 @@ class Response:
 
     Attributes:
         status: HTTP status. A 4xx or 5xx here is the request's own outcome.
-        body: JSON bytes, untouched.
-        ttft_s: Seconds from the arrival at the engine to the first output token; None where
-            nothing was generated or the transport cannot see it.
-        prompt_tokens: Tokens of the prompt, 0 where the body names none.
-        output_tokens: Tokens generated, 0 where the body names none.
-        cached_tokens: Prompt tokens found in the prefix cache, 0 where unknown.
-        finish_reason: Of the first choice; None for an embedding or an error.
-        cut: Which of the `RunLimits` ended it, `max_request_s` or `max_repeated_tokens`; None for none.
+        body: JSON bytes, exactly as the engine answered.
+        ttft_s: Seconds from the arrival at the engine to the first output token. None if the
+            engine generated nothing or the transport cannot see the first token.
+        prompt_tokens: Tokens of the prompt; 0 if the body does not say.
+        output_tokens: Tokens generated; 0 if the body does not say.
+        cached_tokens: Prompt tokens found in the prefix cache; 0 if unknown.
+        finish_reason: The finish_reason of the first choice; None for an embedding or an error.
+        cut: Name of the limit that ended the request, `max_request_s` or
+            `max_repeated_tokens`; None if no limit did.
     """
 
     status: int
@@ -93,18 +94,18 @@ class Response:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters and gauges of a moment; totals count from the last start.
+    """Counters and gauges of the engine; counters start at zero at each start.
 
     Attributes:
         running: Requests in the running batch at the last step.
-        waiting: Requests that wait for a place in it.
-        kv_cache_usage: Used share of the KV cache, 0 to 1.
+        waiting: Requests that wait for a place in the running batch.
+        kv_cache_usage: Used share of the KV cache, from 0 to 1.
         prompt_tokens: Prompt tokens prefilled.
         output_tokens: Tokens generated.
-        preemptions: Times a running request was pushed back for want of KV cache.
-        steps: Engine steps.
+        preemptions: Times that a full KV cache pushed a running request back to waiting.
+        steps: Number of engine steps.
         prefix_cache_hits: Prompt tokens found in the prefix cache.
-        prefix_cache_queries: Prompt tokens looked up in it.
+        prefix_cache_queries: Prompt tokens looked up in the prefix cache.
     """
 
     running: int = 0
@@ -122,13 +123,13 @@ class Engine(Protocol):
     """One model behind one interface; all methods run on the worker's event loop."""
 
     async def start(self) -> EngineInfo:
-        """Build or reach the engine and answer one tiny request; after a death, start anew.
+        """Build or reach the engine and answer one tiny request; after a death, start again.
 
         Returns:
-            What the engine is and serves.
+            The engine's description.
 
         Raises:
-            SettingsError: The arguments are wrong; the message names the one and the remedy.
+            SettingsError: An argument is wrong; the message names the argument and the remedy.
             EngineDied: The engine did not come up; the message carries the reason.
         """
 
@@ -137,36 +138,38 @@ class Engine(Protocol):
 
         Args:
             endpoint: A path such as `/v1/chat/completions`.
-            body: The JSON body, as it would be posted to the path.
-            priority: vLLM's: lower runs sooner, ties by arrival; 0 leaves the body's own.
+            body: The JSON body that a client would post to this path.
+            priority: vLLM's priority: a lower number runs sooner, and the earlier arrival wins a
+                tie. 0 keeps the body's own value.
 
         Returns:
-            The request's outcome, errors of its own included.
+            The request's outcome, which may be an error that the request caused.
 
         Raises:
-            EngineUnavailable: Overloaded or unreachable; the same request may be tried again.
-            EngineHungUp: It lives, and broke off this one request.
-            EngineDied: The engine is gone; what was in flight has no answer.
+            EngineUnavailable: The engine is overloaded or unreachable; the caller may try again.
+            EngineHungUp: The engine lives, but broke off this one request.
+            EngineDied: The engine is gone; the requests in flight get no answer.
         """
 
     async def check(self, timeout_s: float) -> None:
-        """Make sure that the engine still works, not only that its process is there.
+        """Check that the engine still works, not only that its process exists.
 
         Args:
-            timeout_s: How long it may take to answer; above the longest step (30 to 60 on a GPU).
+            timeout_s: Seconds to wait for the answer; above the longest step (30 to 60 s on a GPU).
 
         Raises:
-            EngineDied: It is dead, did not answer in time, or yields no token for what it holds.
+            EngineDied: The engine is dead, did not answer in time, or holds requests and yields no
+                token.
         """
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return what a death leaves to look at; JSON, without prompts and secrets.
+        """Return the evidence of a death as a JSON object without prompts and secrets.
 
         Call it after the death and before `close` or the next `start`.
         """
 
     def stats(self) -> EngineStats:
-        """Return the counters; zeros where the transport has none."""
+        """Return the counters; zeros if the transport has none."""
 
     async def close(self) -> None:
-        """Shut the engine and its processes down; in-flight posts end. Safe to call twice."""
+        """Shut down the engine and its processes; in-flight posts end. Safe to call twice."""

@@ -1,7 +1,9 @@
-"""What is refused before the engine sees it, as error bodies in OpenAI's shape.
+"""Error bodies in OpenAI's format, for requests and answers that the worker refuses.
 
-The same in every transport, and never a silent success: a stream has no one to read it, because a
-result is written once and whole, and an endpoint that is not served would answer with a bare 404.
+All transports refuse the same requests before the engine sees them, and always with an error:
+
+- A stream has no reader, because the worker writes a result once and as a whole.
+- An endpoint that the engine does not serve would answer with a bare 404.
 """
 
 import json
@@ -16,33 +18,39 @@ from gristmill.worker.engine.interface import Response
 _BOOL = TypeAdapter(bool)
 
 ROOM_LEVELS = 10
-"""Levels of nesting that a record, and a batch's row of it, put around an answer, with some to spare."""
+"""Levels of nesting to keep free around an answer.
+
+A record and a batch's row of it need them; a few are spare.
+"""
 
 MANY_LEVELS = 200
-"""A body with fewer brackets is not looked at: orjson reads 1,024 levels and writes 254."""
+"""Opening brackets from which a body's depth is checked.
+
+orjson reads 1,024 levels but writes only 254, and fewer brackets cannot be nested that deep.
+"""
 
 
 def error_response(
     status: int, message: str, error_type: str, param: str | None = None
 ) -> Response:
-    """Return an error body of the shape that vLLM and OpenAI use.
+    """Return an error body in the format that vLLM and OpenAI use.
 
     Args:
         status: The HTTP status, repeated in the body as `code`.
-        message: What, which value, the limit and the remedy.
-        error_type: Such as `BadRequestError`.
-        param: The field at fault.
+        message: Text with the event, the value, the limit and the remedy.
+        error_type: OpenAI's error type, such as `BadRequestError`.
+        param: Name of the field at fault, if there is one.
     """
     error = {"message": message, "type": error_type, "param": param, "code": int(status)}
     return Response(int(status), json.dumps({"error": error}, ensure_ascii=False).encode())
 
 
 def refusal(endpoint: str, body: bytes, endpoints: Sequence[str]) -> Response | None:
-    """Return the error body for what this engine cannot answer, or None if it may be posted.
+    """Return the error body for a request that this engine cannot answer; otherwise None.
 
     Args:
-        endpoint: The path asked for.
-        body: The JSON body; what cannot be read is left to the engine's own error handler.
+        endpoint: The path that the request names.
+        body: The JSON body. The engine's own error handler answers one that cannot be read.
         endpoints: The paths that the engine serves.
     """
     if endpoint not in endpoints:
@@ -51,7 +59,7 @@ def refusal(endpoint: str, body: bytes, endpoints: Sequence[str]) -> Response | 
 
 
 def stream_refusal() -> Response:
-    """Return the error body for a request that wants a stream."""
+    """Return the error body for a request that asks for a stream."""
     message = (
         "stream is true, but a queued request gets one stored result and no stream; "
         "leave `stream` out or set it to false"
@@ -60,7 +68,7 @@ def stream_refusal() -> Response:
 
 
 def too_long(limit_s: float) -> Response:
-    """Return the error body for a request that ran into its time limit and has no partial text."""
+    """Return the error body for a request that met its time limit and has no partial text."""
     message = (
         f"the request ran for {limit_s:g} s, the longest this worker allows (GRISTMILL_MAX_REQUEST_S); "
         "lower max_tokens, or raise the limit"
@@ -69,11 +77,11 @@ def too_long(limit_s: float) -> Response:
 
 
 def bounded(response: Response, max_bytes: int) -> Response:
-    """Return the response, or the error body that stands in for one that no record can hold.
+    """Return the response, or an error body if no record can hold the response.
 
     Args:
-        response: Of the engine.
-        max_bytes: What its body may have.
+        response: The engine's response.
+        max_bytes: Largest body in bytes.
     """
     if len(response.body) > max_bytes:
         return too_large(f"{len(response.body):,}", max_bytes)
@@ -87,8 +95,8 @@ def too_large(num_bytes: str, max_bytes: int) -> Response:
     """Return the error body for an answer of too many bytes.
 
     Args:
-        num_bytes: How many, in words.
-        max_bytes: How many there may be.
+        num_bytes: Text for the number of bytes, such as `more than 1,024`.
+        max_bytes: Largest answer in bytes.
     """
     message = (
         f"the answer has {num_bytes} bytes, the limit is {max_bytes:,} (MAX_RESULT_BYTES); "
@@ -98,7 +106,10 @@ def too_large(num_bytes: str, max_bytes: int) -> Response:
 
 
 def _is_too_deep(body: bytes) -> bool:
-    """Whether what reads the answer could not write it again; the cheap look comes first."""
+    """Return whether the record of this answer could not be written.
+
+    The count of brackets comes first, because it is cheap.
+    """
     if body.count(b"[") + body.count(b"{") < MANY_LEVELS:
         return False
     record = orjson.loads(body)
@@ -117,7 +128,10 @@ def _not_served(endpoint: str, endpoints: Sequence[str]) -> Response:
 
 
 def _asks_for_stream(body: bytes) -> bool:
-    """Whether vLLM would read `stream` as true; the cheap look comes first (1 MB: 20 us)."""
+    """Return whether vLLM would read `stream` as true.
+
+    The search for the bytes comes first, because it is cheap: 20 us for 1 MB.
+    """
     if b'"stream"' not in body:
         return False
     try:

@@ -1,8 +1,10 @@
-"""The engine behind a URL: a vLLM server, or anything that speaks its OpenAI-compatible API.
+"""The engine behind a URL: a vLLM server, or any server with its OpenAI-compatible API.
 
-Bytes go out and come back as they are. A server that is away is `EngineUnavailable` (try again);
-one that went away while it held a request is `EngineDied`, because that request may be the cause; one that is
-there and broke off this request alone is `EngineHungUp` (try again, and count).
+The module sends and returns bodies as bytes. It raises one of three errors for a server's failure:
+
+- `EngineUnavailable`: the server does not answer or is overloaded; try again.
+- `EngineDied`: the server went away while it held a request, which may be the cause.
+- `EngineHungUp`: the server lives, but broke off this request alone; try again, and count it.
 """
 
 import asyncio
@@ -42,10 +44,13 @@ PROBE_S = 10.0
 POLL_S = 0.5
 NOTICE_S = 10.0
 TOGETHER_S = 1.0
-"""Connections that break within it have one cause."""
+"""Seconds within which broken connections count as having one cause."""
 
 KEEP_ALIVE_S = 3.0
-"""Below the 5 s after which vLLM closes an idle connection; above it a POST may meet a closed one."""
+"""Seconds to keep an idle connection.
+
+vLLM closes an idle connection after 5 s; a POST on a connection kept longer may find it closed.
+"""
 
 _UNAVAILABLE = {
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -56,7 +61,7 @@ _UNAVAILABLE = {
 
 
 class RemoteEngine:
-    """A server at a URL; see `Engine` for the contract."""
+    """An engine that runs in a server at a URL; see `Engine` for the contract."""
 
     def __init__(
         self,
@@ -68,21 +73,22 @@ class RemoteEngine:
         max_connections: int = 0,
         start_timeout_s: float = 600.0,
     ) -> None:
-        """Keep the address; nothing is sent before `start`.
+        """Keep the address; send nothing before `start`.
 
         Args:
             url: Base URL, without `/v1`.
-            api_key: Sent as a bearer token.
-            limits: When a request is cut; only its time can be seen from here.
-            max_num_seqs: Sequences that the server runs at once; it does not say.
-            max_connections: Connections at the same time; 0 for no limit.
-            start_timeout_s: How long `start` waits for the server to be healthy.
+            api_key: API key, sent as a bearer token.
+            limits: Limits of a request and its answer. `max_repeated_tokens` has no effect, because
+                the server's tokens cannot be seen from here.
+            max_num_seqs: Sequences that the server runs at the same time; the server does not say.
+            max_connections: Most connections at the same time; 0 for no limit.
+            start_timeout_s: Seconds that `start` waits for the server to be healthy.
         """
         try:
             self._base_url = URL(url.rstrip("/").removesuffix("/v1"))
             self._url = str(
                 self._base_url.with_user(None)
-            )  # for people: no login in logs and errors
+            )  # for logs and errors: without the login
         except ValueError:
             raise SettingsError("VLLM_URL cannot be read; write http://host:8000") from None
         if self._base_url.scheme not in ("http", "https") or not self._base_url.host:
@@ -92,13 +98,13 @@ class RemoteEngine:
         self._start_timeout_s = start_timeout_s
         self._limits = limits or RunLimits()
         self._session: aiohttp.ClientSession | None = None
-        self._broke_at = deque[float](maxlen=2)  # when connections broke, the last of them
+        self._broke_at = deque[float](maxlen=2)  # monotonic seconds of the last two breaks
         self._endpoints: tuple[str, ...] = ()
 
     async def start(self) -> EngineInfo:
         """Wait until the server is healthy, then ask what it serves; see `Engine.start`.
 
-        The server has warmed itself up, so no request is posted.
+        It posts no request, because the server has warmed itself up.
         """
         await self.close()
         self._session = self._connected()
@@ -110,7 +116,7 @@ class RemoteEngine:
             raise
 
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
-        """Post the body; cancelling closes the connection, and the server aborts."""
+        """Post the body; cancelling closes the connection, and the server then aborts."""
         refused = refusal(endpoint, body, self._endpoints)
         if refused is not None:
             return refused
@@ -129,7 +135,7 @@ class RemoteEngine:
         return await self._judged(response)
 
     async def check(self, timeout_s: float) -> None:
-        """Ask for /health; see `Engine.check`."""
+        """Request /health; see `Engine.check`."""
         try:
             async with asyncio.timeout(timeout_s), self._live().get("/health") as reply:
                 status = reply.status
@@ -140,15 +146,18 @@ class RemoteEngine:
             raise EngineDied(f"{self._url}/health answered {status}")
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return the address, without user and password: the rest is in the server's own log."""
+        """Return the address, without user and password.
+
+        The server's own log has the rest.
+        """
         return {"vllm_url": self._url}
 
     def stats(self) -> EngineStats:
-        """Return zeros: the server's own /metrics has these numbers."""
+        """Return zeros, because the server's own /metrics has these numbers."""
         return EngineStats()
 
     async def close(self) -> None:
-        """Close the connections; the server is not ours to stop."""
+        """Close the connections; leave the server running, because its operator stops it."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -208,7 +217,7 @@ class RemoteEngine:
         )
 
     async def _asked(self, path: str) -> Mapping[str, Any]:
-        """A JSON object that the server may or may not have to give."""
+        """Return the JSON object at a path; an empty one if the server does not have it."""
         try:
             async with asyncio.timeout(PROBE_S), self._live().get(path) as reply:
                 fields = await reply.json(content_type=None) if reply.ok else {}
@@ -237,9 +246,12 @@ class RemoteEngine:
             return response_of(reply.status, answer)
 
     async def _interrupted(self, error: Exception) -> EngineError:
-        """A connection that broke with the request on it: the server's end, that of all connections, or only this one's?
+        """Return the error for a connection that broke while a request ran.
 
-        Several that break together prove nothing against any of their requests.
+        - The server is not healthy: `EngineDied`.
+        - The server is healthy and only this connection broke: `EngineHungUp`.
+        - Another connection broke within `TOGETHER_S`: `EngineUnavailable`, because then the breaks
+          prove nothing against any of the requests.
         """
         what = f"the connection to {self._url} broke while a request ran: {error!r}"
         broke_at = time.monotonic()
@@ -252,7 +264,10 @@ class RemoteEngine:
         return EngineHungUp(what) if num_together <= 1 else EngineUnavailable(what)
 
     async def _judged(self, response: Response) -> Response:
-        """Tell the request's own outcome from the server's; a 500 is its own while that lives."""
+        """Return the response if it is the request's own outcome; raise if it is the server's.
+
+        A 500 is the request's own outcome as long as the server lives.
+        """
         if response.status in _UNAVAILABLE:
             raise EngineUnavailable(
                 f"{self._url} answered {response.status}: {response.body[:200]!r}"
@@ -265,7 +280,7 @@ class RemoteEngine:
 
 
 async def _at_most(reply: aiohttp.ClientResponse, num_bytes: int) -> bytes:
-    """Read the answer, or as much of it."""
+    """Return the first `num_bytes` of the answer, or all of a shorter one."""
     try:
         return await reply.content.readexactly(num_bytes)
     except asyncio.IncompleteReadError as error:

@@ -1,7 +1,7 @@
-"""An engine without a model: for scheduling tests, load simulation and faults.
+"""An engine without a model, for scheduling tests, load simulation and fault tests.
 
-It answers chat and completions with the words of the prompt, again and again, up to `max_tokens`;
-so each answer is known beforehand and belongs to one request.
+It answers chat and completions by repeating the words of the prompt up to `max_tokens`. So a test
+knows each answer beforehand and can tell which request it belongs to.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ DEATH = "the stub engine was told to die"
 
 
 class StubEngine:
-    """Answers a token a step; see `Engine` for the contract."""
+    """An engine that yields one token a step; see `Engine` for the contract."""
 
     def __init__(
         self, *, token_delay_s: float = 0.0, max_num_seqs: int = 256, kv_cache_tokens: int = 0
@@ -30,16 +30,17 @@ class StubEngine:
         """Make the engine.
 
         Args:
-            token_delay_s: Seconds of a step; 0 answers at once, and nothing ever waits.
+            token_delay_s: Seconds of a step; 0 answers at once, so that no request waits.
             max_num_seqs: Requests that run at the same time.
-            kv_cache_tokens: Tokens of prompts and outputs that they may hold; 0 for any number.
+            kv_cache_tokens: Prompt and output tokens that the running requests may hold; 0 for any
+                number.
         """
         self._token_delay_s = token_delay_s
         self._max_num_seqs, self._kv_cache_tokens = max_num_seqs, kv_cache_tokens
         self._begin()
 
     async def start(self) -> EngineInfo:
-        """Start, or start anew after `die`."""
+        """Start the engine, also again after `die`."""
         self._begin()
         return EngineInfo(
             "stub",
@@ -69,11 +70,11 @@ class StubEngine:
             raise EngineDied(DEATH)
 
     def evidence(self) -> dict[str, Any]:
-        """Return what it was told; see `Engine.evidence`."""
+        """Return fixed engine arguments; see `Engine.evidence`."""
         return {"engine_args": ["stub"]}
 
     def stats(self) -> EngineStats:
-        """Return what it counted."""
+        """Return the counters since the last start."""
         batch = self._steps.batch
         return EngineStats(
             running=batch.num_running,
@@ -86,11 +87,11 @@ class StubEngine:
         )
 
     async def close(self) -> None:
-        """Let what waits end as dead."""
+        """End the requests in flight with EngineDied."""
         self.die()
 
     def die(self) -> None:
-        """Fail every request in flight and to come with EngineDied, until the next start."""
+        """Fail all requests, in flight and new, with EngineDied until the next start."""
         self._is_dead = True
         self._steps.fail()
 
@@ -113,7 +114,10 @@ class StubEngine:
 
 
 class _Steps:
-    """Steps a batch by the loop's clock while something is in it, from a start to a death."""
+    """The timer that steps a batch while it holds sequences, from a start to a death.
+
+    It uses the event loop's clock.
+    """
 
     def __init__(self, batch: StubBatch, step_s: float) -> None:
         self.batch = batch
@@ -125,7 +129,7 @@ class _Steps:
         """Wait for the last token of a sequence.
 
         Raises:
-            EngineDied: The engine died before it.
+            EngineDied: The engine died before the last token.
         """
         loop = asyncio.get_running_loop()
         if not self._ends:
@@ -141,7 +145,7 @@ class _Steps:
                 self._next.cancel()
 
     def fail(self) -> None:
-        """End what is in the batch with EngineDied."""
+        """End every sequence in the batch with EngineDied."""
         for end in self._ends.values():
             if not end.done():
                 end.set_exception(EngineDied(DEATH))
@@ -152,9 +156,12 @@ class _Steps:
         self._next = loop.call_at(due_s, self._step, due_s)
 
     def _step(self, now_s: float) -> None:
-        """Step, and plan the next step from when this one was due: a late call delays no other."""
+        """Step the batch, and plan the next step.
+
+        The next step is due one step after this one was due, so a late call does not delay it.
+        """
         for sequence in self.batch.step():
-            if not self._ends[sequence].done():  # it may have been aborted in this very turn
+            if not self._ends[sequence].done():  # it may have been aborted in this turn of the loop
                 self._ends[sequence].set_result(None)
         self._plan(now_s)
 

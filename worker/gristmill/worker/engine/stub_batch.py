@@ -1,7 +1,10 @@
-"""The running batch of the stub engine: seats, a KV cache, preemptions; a step is a call, not a time.
+"""The running batch of the stub engine, with seats, a KV cache and preemptions.
 
-It schedules as vLLM does: first come first served, who waits gets a seat when its prompt fits into the cache, and
-when the cache is full the newest that runs is pushed back to the front of what waits, to be computed again.
+A step is a call, so this module knows no time. It schedules as vLLM does:
+
+- Sequences get seats in the order of arrival, each when its prompt fits into the KV cache.
+- If the cache is full, the newest running sequence is preempted. It goes to the front of the
+  waiting ones, and its tokens are computed again.
 """
 
 from collections import deque
@@ -13,8 +16,8 @@ class Sequence:
     """One request in the stub.
 
     Attributes:
-        prompt_tokens: Of its prompt.
-        max_tokens: Output tokens, after which it ends.
+        prompt_tokens: Tokens of the prompt.
+        max_tokens: Output tokens after which the sequence ends.
         num_output_tokens: Output tokens so far; a preemption keeps them.
     """
 
@@ -24,29 +27,29 @@ class Sequence:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens that it holds in the cache while it runs."""
+        """Tokens that the sequence holds in the KV cache while it runs."""
         return self.prompt_tokens + self.num_output_tokens
 
 
 class StubBatch:
-    """What runs and what waits.
+    """The running and the waiting sequences.
 
     Args:
-        max_num_seqs: Seats.
-        kv_cache_tokens: Size of the cache; 0 for one without an end.
+        max_num_seqs: Number of seats.
+        kv_cache_tokens: Size of the KV cache in tokens; 0 for no limit.
 
     Attributes:
-        num_preemptions: Times that a sequence was pushed back.
-        num_recomputed_tokens: Tokens that it then had in the cache.
+        num_preemptions: Number of preemptions.
+        num_recomputed_tokens: Tokens that preempted sequences held in the KV cache.
         num_output_tokens: Tokens generated.
-        num_cached_tokens: Tokens in the cache.
+        num_cached_tokens: Tokens in the KV cache.
     """
 
     def __init__(self, max_num_seqs: int, kv_cache_tokens: int = 0) -> None:
         self._max_num_seqs = max_num_seqs
         self._kv_cache_tokens = kv_cache_tokens
         self._waiting: deque[Sequence] = deque()
-        self._running: dict[Sequence, None] = {}  # in the order of their seats
+        self._running: dict[Sequence, None] = {}  # in the order in which they got seats
         self.num_preemptions = self.num_recomputed_tokens = 0
         self.num_output_tokens = self.num_cached_tokens = 0
 
@@ -57,28 +60,32 @@ class StubBatch:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for one."""
+        """Sequences that wait for a seat."""
         return len(self._waiting)
 
     @property
     def usage(self) -> float:
-        """Used share of the cache."""
+        """Used share of the KV cache, from 0 to 1."""
         return self.num_cached_tokens / self._kv_cache_tokens if self._kv_cache_tokens else 0.0
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for a seat, which it may get at once."""
+        """Add a sequence; it waits, or gets a seat at once if one is free and its prompt fits."""
         self._waiting.append(sequence)
         self._seat()
 
     def remove(self, sequence: Sequence) -> None:
-        """Drop a sequence, if it is there: it was aborted."""
+        """Remove an aborted sequence; do nothing if it is not in the batch."""
         if sequence in self._running:
             self._release(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
 
     def step(self) -> list[Sequence]:
-        """Give each sequence that runs a token, and free seats to those that wait; returns what ended."""
+        """Give each running sequence one token, and free seats to waiting sequences.
+
+        Returns:
+            The sequences that ended.
+        """
         self._seat()
         self._make_room()
         for sequence in self._running:
@@ -100,7 +107,7 @@ class StubBatch:
             self.num_cached_tokens += sequence.num_cached_tokens
 
     def _make_room(self) -> None:
-        """Push the newest back until each of the others may have a token more."""
+        """Preempt the newest sequences until each of the others has room for one more token."""
         while len(self._running) > 1 and not self._fits(len(self._running)):
             newest = next(reversed(self._running))
             self.num_recomputed_tokens += newest.num_cached_tokens

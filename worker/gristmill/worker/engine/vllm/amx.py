@@ -1,12 +1,14 @@
 """AMX, the matrix unit of newer Intel processors, and the permission to use it.
 
 Linux lets a process use AMX only after the process has asked for permission (kernel documentation,
-x86/xstate). A process that does not ask is killed by SIGILL at its first AMX instruction. vLLM's CPU
-attention kernel uses AMX for bfloat16 and does not ask. With torch.compile, PyTorch's compiler asks on
-the way; with `--enforce-eager` and a small model nobody does (vLLM 0.32.0, PyTorch 2.13.0).
+x86/xstate). SIGILL kills a process that does not ask, at its first AMX instruction. vLLM's CPU
+attention kernel uses AMX for bfloat16 and does not ask. If vLLM uses torch.compile, PyTorch's
+compiler asks. If it runs a small model with `--enforce-eager`, no code asks (vLLM 0.32.0, PyTorch
+2.13.0).
 
-`cpu_worker.py` asks in each process that computes: vLLM spawns these processes, and a spawned process
-inherits no permission. `building.py` asks in the worker, where vLLM makes its configuration.
+`cpu_worker.py` asks in each process that computes, because vLLM spawns these processes and a
+spawned process inherits no permission. `building.py` asks in the worker, where vLLM makes its
+configuration.
 """
 
 from typing import Literal
@@ -23,12 +25,13 @@ AmxState = Literal["absent", "granted", "refused"]
 def prepare_amx() -> AmxState:
     """Ask for permission to use AMX in this process; call it before vLLM chooses its kernels.
 
-    If the permission is refused (a sandbox may do so), AMX is hidden from vLLM in this process. vLLM
-    then takes its kernels for AVX-512 or AVX2, which are slower and need no permission. Calling it
-    twice changes nothing.
+    If the kernel or a sandbox refuses, the function hides AMX from vLLM in this process. vLLM then
+    takes its kernels for AVX-512 or AVX2, which are slower and need no permission. A second call
+    changes nothing.
 
     Returns:
-        `absent` if the processor has no AMX or this PyTorch cannot tell; else the kernel's answer.
+        `absent` if the processor has no AMX or this PyTorch cannot tell. Otherwise the kernel's
+        answer, `granted` or `refused`.
     """
     if not compat.has_amx():
         return "absent"

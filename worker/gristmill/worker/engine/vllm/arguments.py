@@ -1,7 +1,8 @@
-"""From the arguments that `vllm serve` takes to what AsyncLLM is built from.
+"""Functions that turn the arguments of `vllm serve` into the configuration of AsyncLLM.
 
-Nothing is translated: the argv after `--` is parsed by vLLM's own parser. What is added are clear
-errors, because argparse would end the worker with an unexplained code, and defaults for a CPU.
+vLLM's own parser reads the argv after `--`, so nothing is translated. This module adds clear
+errors, because argparse would end the worker with an unexplained code. It also adds defaults for a
+CPU.
 """
 
 import os
@@ -17,13 +18,13 @@ from gristmill.worker.engine.vllm import compat
 from gristmill.worker.engine.vllm.devices import Devices, available_memory_bytes, compute_threads
 
 MAX_CPU_KV_CACHE_BYTES = 4 * 2**30
-"""KV cache on a CPU unless set: this, or a quarter of the free memory if that is less.
+"""Default bytes of KV cache on a CPU, unless a quarter of the free memory is less.
 
-vLLM's own default there is a share of NUMA node 0, whose size says little about the machine.
+vLLM's own default on a CPU is a share of NUMA node 0, whose size says little about the machine.
 """
 
 CPU_WORKER = "gristmill.worker.engine.vllm.cpu_worker.AmxWorker"
-"""What computes on a CPU unless `--worker-cls` names another class; vLLM imports it by this name."""
+"""Name by which vLLM imports the CPU worker class, unless `--worker-cls` names another."""
 
 HIDDEN = "***"
 
@@ -35,22 +36,22 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # an allowed host could redirect to any other
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # else an allowed host could redirect to any host
 }
 
 
 def prepare_environment() -> None:
-    """Set vLLM's environment where the operator has not; call it before importing vllm.
+    """Set the environment variables of vLLM that the operator has not set.
 
-    No usage statistics are sent, and vLLM's log goes to stderr: stdout is the worker's, one JSON
-    object a line.
+    Call it before importing vllm. They stop usage statistics and send vLLM's log to stderr, because
+    the worker writes its own log to stdout, one JSON object a line.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the arguments for people to look at, keys and tokens hidden."""
+    """Return the arguments with keys and tokens hidden, for logs and errors."""
     shown: list[str] = []
     is_secret = False
     for argument in argv:
@@ -64,13 +65,19 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
 
 
 def _names_a_secret(flag: str) -> bool:
-    """Whether a flag takes a secret; argparse takes abbreviations, and people mistype."""
+    """Return whether a flag takes a secret.
+
+    Abbreviations count, because argparse accepts them; so do similar names, because people mistype.
+    """
     is_short_form = len(flag) > len("--") and any(full.startswith(flag) for full in _SECRET_FLAGS)
     return is_short_form or bool(_LIKE_A_SECRET.search(flag))
 
 
 def _reworded(error: SettingsError, argv: Sequence[str]) -> SettingsError:
-    """Return an error of vLLM's parser, which quotes what it did not understand, without secrets."""
+    """Return an error of vLLM's parser without secrets.
+
+    The parser's message quotes the arguments that it did not understand.
+    """
     message = str(error)
     for argument, shown in zip(argv, without_secrets(argv), strict=True):
         if argument != shown:
@@ -79,17 +86,20 @@ def _reworded(error: SettingsError, argv: Sequence[str]) -> SettingsError:
 
 
 def serve_arguments(argv: Sequence[str], media_domains: Collection[str] = ()) -> Namespace:
-    """Parse what follows `--` on the worker's command line.
+    """Parse vLLM's arguments, which follow `--` on the worker's command line.
 
     Args:
-        argv: Such as `["--model", "X", "--max-num-seqs", "256"]`; the model may also stand first.
-        media_domains: Hosts from which vLLM may fetch media unless `argv` says which; none if empty.
+        argv: vLLM's arguments, such as `["--model", "X", "--max-num-seqs", "256"]`; the model may
+            also stand first.
+        media_domains: Hosts from which vLLM may fetch media, unless `argv` names them. Without any,
+            vLLM fetches from no host.
 
     Returns:
-        The namespace that `vllm serve` would have, `model` filled in.
+        The namespace that `vllm serve` would have, with `model` set.
 
     Raises:
-        SettingsError: No model, a model folder that does not exist, or a flag vLLM does not know.
+        SettingsError: There is no model, the model folder does not exist, or vLLM does not know a
+            flag.
     """
     try:
         domains = sorted(media_domains) or [NO_DOMAIN]
@@ -106,14 +116,16 @@ def serve_arguments(argv: Sequence[str], media_domains: Collection[str] = ()) ->
 
 
 def settle_for_device(args: Namespace, devices: Devices) -> None:
-    """Check the arguments against the devices, and fill in what a CPU needs.
+    """Check the arguments against the devices, and set the defaults for a CPU.
 
     Args:
-        args: Changed in place: `worker_cls`, `kv_cache_memory_bytes` and `max_loras` on a CPU.
-        devices: What this machine has.
+        args: Parsed arguments. On a CPU the function changes `worker_cls`,
+            `kv_cache_memory_bytes` and `max_loras` in place.
+        devices: The devices of this machine.
 
     Raises:
-        SettingsError: More devices asked for than there are, or a type they do not compute in.
+        SettingsError: The arguments ask for more devices than are visible, or for a type in which
+            the devices do not compute.
     """
     if devices.is_cpu:
         _settle_for_cpu(args)
@@ -131,8 +143,9 @@ def settle_for_device(args: Namespace, devices: Devices) -> None:
 def engine_config(args: Namespace) -> tuple[Any, Any]:
     """Return `AsyncEngineArgs` and the `VllmConfig` made from them.
 
-    The usage context is LLM_CLASS: the limits for offline work (1,024 sequences, 16,384 tokens a
-    step on an H100) are looked up by it, and most other contexts get 128 and 2,048.
+    The usage context is LLM_CLASS, because vLLM looks up its default limits by the context.
+    LLM_CLASS gets the limits for offline work: 1,024 sequences and 16,384 tokens a step on an
+    H100. Most other contexts get 128 and 2,048.
 
     Raises:
         SettingsError: vLLM refuses the combination, or does not find or know the model.
@@ -142,12 +155,12 @@ def engine_config(args: Namespace) -> tuple[Any, Any]:
     try:
         engine_args = compat.engine_arguments(args)
         return engine_args, engine_args.create_engine_config(UsageContext.LLM_CLASS)
-    except Exception as error:  # whatever it is, it is about the arguments: nothing runs yet
+    except Exception as error:  # no engine runs yet, so any error is about the arguments
         raise SettingsError(f"vLLM refuses model {args.model}: {error}") from error
 
 
 def _model_first(argv: Sequence[str]) -> list[str]:
-    """`vllm serve` wants the model first; `--model X` and `--model=X` are moved there."""
+    """Move `--model X` or `--model=X` to the front, where `vllm serve` expects the model."""
     for index, arg in enumerate(argv):
         if arg.startswith("--model="):
             return [arg.removeprefix("--model="), *argv[:index], *argv[index + 1 :]]
@@ -159,7 +172,7 @@ def _model_first(argv: Sequence[str]) -> list[str]:
 
 
 def _check_path(model: str) -> None:
-    """A name that can only be a path must exist; vLLM would look for it on a hub."""
+    """Raise if the model is a path that does not exist; vLLM would look for it on a hub."""
     if model.startswith(("/", "./", "../", "~")) and not Path(model).exists():
         raise SettingsError(f"model folder {model} does not exist; give a folder or a model's name")
 
@@ -168,12 +181,12 @@ def _settle_for_cpu(args: Namespace) -> None:
     if args.worker_cls == "auto":
         args.worker_cls = CPU_WORKER
     if args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1:
-        # The worker then lives inside EngineCore: one process less, and all cores compute.
+        # vLLM's worker then runs inside EngineCore: one process less, and all cores compute.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
     if args.kv_cache_memory_bytes is None and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         args.kv_cache_memory_bytes = min(MAX_CPU_KV_CACHE_BYTES, available_memory_bytes() // 4)
     if args.enable_lora:
-        # vLLM's CPU kernels give a request for the base, in a batch with an adapter's, what lies in the
-        # last place for adapters (vllm-project/vllm#48421): so that one stays empty.
+        # Keep the last adapter slot empty. If a batch holds requests for adapters too, vLLM's CPU
+        # kernels apply that slot to the base model's requests (vllm-project/vllm#48421).
         args.max_loras = max(args.max_loras, len(args.lora_modules or ()) + 1)

@@ -1,7 +1,7 @@
-"""Building AsyncLLM, in the thread that may block: half a minute on a CPU, minutes on a GPU.
+"""Functions that build AsyncLLM; a thread calls them, because they block.
 
-Called by `in_process` only. The rest of a start, vLLM's application, needs the event loop and is
-done there.
+A build takes half a minute on a CPU and minutes on a GPU. Only `in_process` calls this module.
+`in_process` does the rest of a start itself: vLLM's application, which needs the event loop.
 """
 
 import gc
@@ -21,12 +21,12 @@ from gristmill.worker.engine.vllm.exits import describe_exits
 from gristmill.worker.engine.vllm.trace import Generation
 
 SHUTDOWN_S = 10.0
-"""How long EngineCore may take to end once told; then it and its workers are killed."""
+"""Seconds that EngineCore may take to end; then vLLM kills it and its workers."""
 
 
 @dataclass
 class Core:
-    """A running AsyncLLM and what belongs to it."""
+    """A running AsyncLLM with its arguments, devices, reports, counters and generations."""
 
     engine: Any
     args: Namespace
@@ -37,14 +37,20 @@ class Core:
     is_dead: bool = False
 
     def death(self, what: str) -> EngineDied:
-        """Return the error to raise, with the reason that EngineCore gave, or how it ended."""
+        """Mark the engine as dead, and return the error to raise.
+
+        The error names the reason that EngineCore gave, or else how its processes ended.
+        """
         self.is_dead = True
         reason = self.reports.reason() or describe_exits(compat.exit_codes(self.engine))
         return EngineDied(f"{what}: {reason}" if reason else what)
 
     def shut_down(self) -> None:
-        """End EngineCore and its workers. Blocks, `SHUTDOWN_S` at most; safe to call twice."""
-        if self.is_dead:  # hung, perhaps: nothing to wait for
+        """End EngineCore and its workers; safe to call twice.
+
+        It blocks for at most `SHUTDOWN_S`.
+        """
+        if self.is_dead:  # it may hang, so do not wait for it
             self.reports.kill()
         self.engine.shutdown(timeout=SHUTDOWN_S)
         gc.unfreeze()
@@ -54,16 +60,16 @@ def build(argv: Sequence[str], reports: CoreReports, media_domains: Collection[s
     """Build the engine that `vllm serve` would build from `argv`.
 
     Args:
-        argv: What follows `--` on the worker's command line.
-        reports: Where its processes report; a kill through it ends the build.
-        media_domains: Hosts from which it may fetch media unless `argv` says which.
+        argv: vLLM's arguments, which follow `--` on the worker's command line.
+        reports: Receiver of the reports of the engine's processes. Its `kill` ends the build.
+        media_domains: Hosts from which vLLM may fetch media, unless `argv` names them.
 
     Returns:
-        The running engine, not warmed up.
+        The running engine, which has answered no request yet.
 
     Raises:
         SettingsError: The arguments are wrong.
-        EngineDied: EngineCore did not come up; nothing of it is left.
+        EngineDied: EngineCore did not start; none of its processes remains.
     """
     arguments.prepare_environment()
     args = arguments.serve_arguments(argv, media_domains)
@@ -105,14 +111,14 @@ def info_of(core: Core, models: Sequence[str], endpoints: Sequence[str]) -> Engi
 
 
 def api_keys(args: Namespace) -> list[str]:
-    """Return the keys that vLLM's application will ask for: the flag's, or the environment's."""
+    """Return the API keys that vLLM's application accepts: the flag's, or the environment's."""
     return [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
 
 
 def freeze_heap() -> None:
-    """Keep what a start has made out of garbage collection, as vLLM's server does.
+    """Exclude the objects made by a start from garbage collection, as vLLM's server does.
 
-    A full collection over torch and vLLM holds the event loop for a third of a second.
+    A full collection over torch and vLLM blocks the event loop for a third of a second.
     """
     gc.collect()
     gc.freeze()
@@ -143,7 +149,11 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
 
 
 def _kv_cache_tokens(cache_config: Any, num_engines: int) -> int:
-    """Of all engines. Models of several kinds of attention share blocks: only vLLM's own count is right for them."""
+    """Return the tokens that the KV caches of all engines hold.
+
+    vLLM's own count comes first. In a model with several kinds of attention these share blocks, so
+    blocks times block size would be wrong.
+    """
     of_one: int | None = getattr(cache_config, "kv_cache_size_tokens", None)
     if of_one:
         return of_one * num_engines

@@ -1,7 +1,8 @@
-"""What changes between versions of vLLM (0.24 to 0.33) and what is private to PyTorch, and nothing else.
+"""The only module for code that differs between versions of vLLM (0.24 to 0.33).
 
-Called by the in-process transport, in the thread that builds the engine; importing this loads no
-vLLM. Old paths are tried second, because newer versions keep some of them with a warning.
+It also holds the calls of PyTorch's private functions. The in-process transport calls this module,
+and importing it loads no vLLM. A function tries the new import path first, because newer versions
+keep some of the old paths with a warning.
 """
 
 import re
@@ -15,7 +16,7 @@ DEFAULT_SHUTDOWN_TIMEOUT_S = 60
 
 
 def openai_layer() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return `build_app` and `init_app_state`, whose signatures are the same in all versions."""
+    """Return `build_app` and `init_app_state`; all versions have the same signatures."""
     try:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -25,7 +26,7 @@ def openai_layer() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def error_factory() -> Callable[[Exception], Any]:
-    """Return `create_error_response`: an exception in, an `ErrorResponse` out."""
+    """Return `create_error_response`, which turns an exception into an `ErrorResponse`."""
     try:
         from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
     except ImportError:  # up to 0.31
@@ -59,7 +60,7 @@ def handlers(state: Any) -> dict[str, Callable[..., Any]]:
     """Return the serving objects that `init_app_state` left in `state`, by endpoint.
 
     Args:
-        state: The application's state; an endpoint that the model cannot serve has None there.
+        state: The application's state; it has None for an endpoint that the model cannot serve.
     """
     chat = getattr(state, "openai_serving_chat", None)
     completion = getattr(state, "openai_serving_completion", None)
@@ -74,7 +75,8 @@ def handlers(state: Any) -> dict[str, Callable[..., Any]]:
 def exit_codes(engine: Any) -> dict[str, int]:
     """Return the exit code of each engine process that has ended, by the process's name.
 
-    A negative code is the signal that killed it. Engines that Ray runs have no such processes.
+    A negative code is the number of the signal that killed the process. Engines that Ray runs have
+    no such processes.
     """
     manager = engine.engine_core.resources.engine_manager
     finished: dict[str, int] = getattr(manager, "finished_procs", dict)()
@@ -82,17 +84,17 @@ def exit_codes(engine: Any) -> dict[str, int]:
 
 
 def exit_codes_of_failed_start(error: BaseException) -> dict[str, int]:
-    """Return the exit codes that vLLM's error about a failed start names; empty if it names none.
+    """Return the exit codes in vLLM's error about a failed start; empty if it names none.
 
-    The processes are gone by then, and `launch_core_engines` (v1/engine/utils.py) keeps their codes
-    only in its text: `Failed core proc(s): {'EngineCore': -4}`.
+    The processes are gone by then. `launch_core_engines` (v1/engine/utils.py) keeps their codes
+    only in the text of its error: `Failed core proc(s): {'EngineCore': -4}`.
     """
     _, _, named = str(error).partition("Failed core proc(s): ")
     return {name: int(code) for name, code in re.findall(r"'([^']+)': (-?\d+)", named)}
 
 
 def has_amx() -> bool:
-    """Return whether the processor has AMX; False where PyTorch cannot tell (another architecture)."""
+    """Return whether the processor has AMX; False if PyTorch cannot tell (another architecture)."""
     return _ask_torch("_is_amx_tile_supported")
 
 
@@ -109,7 +111,7 @@ def request_amx() -> bool:
 def hide_amx() -> None:
     """Make vLLM in this process believe that the processor has no AMX.
 
-    vLLM asks `torch.cpu._is_amx_tile_supported` wherever it chooses a kernel (0.24 to 0.33).
+    vLLM asks `torch.cpu._is_amx_tile_supported` each time it chooses a kernel (0.24 to 0.33).
     """
     import torch.cpu
 
@@ -117,7 +119,7 @@ def hide_amx() -> None:
 
 
 def _ask_torch(name: str) -> bool:
-    """Call a function that is private to torch.cpu; False where this version has none."""
+    """Call a private function of torch.cpu; return False if this version does not have it."""
     import torch.cpu
 
     function = getattr(torch.cpu, name, None)
@@ -125,19 +127,22 @@ def _ask_torch(name: str) -> bool:
 
 
 def parse_serve_arguments(argv: Sequence[str], media_domains: Sequence[str]) -> Namespace:
-    """Parse what follows `vllm serve`, with three defaults of our own.
+    """Parse the arguments of `vllm serve`, with three defaults that differ from vLLM's.
 
-    `--scheduling-policy priority`; a `--shutdown-timeout`, so that a signal that reaches the
-    engine's process all the same (systemd signals every process of a unit) drains and aborts
-    nothing; and `--allowed-media-domains`, which in vLLM are all unless some are named.
-    `ServeSubcommand` is at the same place in all versions.
+    - `--scheduling-policy` is `priority`.
+    - `--shutdown-timeout` is `DEFAULT_SHUTDOWN_TIMEOUT_S`. A signal may reach the engine's process
+      in spite of its session, because systemd signals every process of a unit. The engine then
+      drains and aborts nothing.
+    - `--allowed-media-domains` are `media_domains`. vLLM allows all domains unless some are named.
+
+    All versions have `ServeSubcommand` at the same import path.
 
     Args:
         argv: The model, then flags.
-        media_domains: Hosts from which vLLM may fetch; not empty.
+        media_domains: Hosts from which vLLM may fetch media; not empty.
 
     Raises:
-        SettingsError: A flag or value is unknown, in argparse's words.
+        SettingsError: vLLM does not know a flag or value; the message is argparse's.
     """
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -161,7 +166,7 @@ def parse_serve_arguments(argv: Sequence[str], media_domains: Sequence[str]) -> 
 
 
 def engine_arguments(args: Namespace) -> Any:
-    """Return `AsyncEngineArgs` from parsed arguments, its plug-ins loaded, as `vllm serve` does."""
+    """Load plug-ins and return `AsyncEngineArgs` from parsed arguments, as `vllm serve` does."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
@@ -176,7 +181,7 @@ def engine_arguments(args: Namespace) -> Any:
 
 
 def _propagate_late_interaction(args: Namespace, engine_args: Any) -> None:
-    """A pooling flag of the server that the engine has to know as well (0.32 and later)."""
+    """Copy a pooling flag of the server to the engine's arguments (vLLM 0.32 and later)."""
     try:
         from vllm.entrypoints.common.cli_args import propagate_flash_late_interaction
     except ImportError:

@@ -1,10 +1,13 @@
-"""EngineCore, the child process in which vLLM computes, kept out of reach of our signals.
+"""EngineCore, the child process in which vLLM computes, isolated from the worker's signals.
 
-A Ctrl-C reaches the whole process group, and `kill -- -group` or a supervisor does the same with
-SIGTERM. EngineCore would end, hand out what it had so far as normal answers, and leave a drain
-nothing to drain. So it runs in a session of its own, watches its parent instead (a worker that is
-killed must not leave a model in memory), says why it or one of its workers died, which vLLM only logs,
-and keeps the end of its log in a file, for the death in which it can say nothing any more.
+A Ctrl-C sends SIGINT to the whole process group; `kill -- -group` or a supervisor sends SIGTERM to
+it. EngineCore would then end and return partial outputs as normal answers. The worker's drain would
+find no requests. This module therefore changes four things in EngineCore:
+
+- It runs in a separate session.
+- It watches its parent and ends with it, so that a killed worker leaves no model in memory.
+- It reports why it or one of its workers died, which vLLM only logs.
+- It keeps the end of its log in a file, because a killed process cannot report.
 
 `EngineCoreProc.run_engine_core` is the target of that process in vLLM 0.24 to 0.33
 (v1/engine/utils.py).
@@ -38,7 +41,7 @@ _vllm_target: Callable[..., None] | None = None
 
 
 class CoreReports:
-    """What the engine's processes say of themselves during one start and the life after it."""
+    """The reports of the engine's processes, from one start to the engine's end."""
 
     def __init__(self) -> None:
         self._reader, self.writer = multiprocessing.Pipe(duplex=False)
@@ -48,12 +51,15 @@ class CoreReports:
         self.log = Path(self._folder.name) / "log"
 
     def reason(self) -> str | None:
-        """Return why the first of them failed, or None if none said so (a killed process cannot)."""
+        """Return why the first process failed, or None if no process reported a failure.
+
+        A killed process cannot report one.
+        """
         self._read()
         return self._reasons[0] if self._reasons else None
 
     def log_tail(self) -> list[str]:
-        """Return the last lines of their log, oldest first."""
+        """Return the last `LOG_TAIL_LINES` lines of the engine's log, oldest first."""
         try:
             text = self.log.read_text(errors="replace")
         except OSError:  # nothing was logged, or the disk is full
@@ -61,19 +67,22 @@ class CoreReports:
         return text.splitlines()[-LOG_TAIL_LINES:]
 
     def kill(self) -> None:
-        """End those that were started, at once: dead, hung, or a start that nobody waits for."""
+        """Kill the reported processes at once.
+
+        They may be dead or hung, or their start may have lost its caller.
+        """
         self._read()
         while self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._processes.pop().kill()
 
     def close(self) -> None:
-        """Stop listening, and forget the log."""
+        """Stop receiving reports, and delete the log."""
         self._reader.close()
         self._folder.cleanup()
 
     def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError):  # nobody left to report, or closed
+        with contextlib.suppress(EOFError, OSError):  # all have ended, or the pipe is closed
             while self._reader.poll():
                 self._take(self._reader.recv())
 
@@ -87,10 +96,10 @@ class CoreReports:
 
 @contextlib.contextmanager
 def isolated(reports: CoreReports) -> Iterator[None]:
-    """While open, every EngineCore that vLLM starts is kept from our signals.
+    """Isolate every EngineCore that vLLM starts inside the block from the worker's signals.
 
     Args:
-        reports: Where those processes report; it goes on after the block.
+        reports: Receiver of the processes' reports; they continue after the block.
     """
     from vllm.v1.engine.core import EngineCoreProc
 
@@ -106,13 +115,13 @@ def isolated(reports: CoreReports) -> Iterator[None]:
 
 
 def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
-    """Run EngineCore in this process; the target of the child, never called in the worker.
+    """Run EngineCore in this child process; the worker never calls it.
 
     Args:
-        reports: Takes the process id now, and the reason if it fails.
-        log: Takes a copy of the log, the last `_LOG_BYTES` of it or twice that.
-        *args: vLLM's.
-        **kwargs: vLLM's.
+        reports: Connection that gets the process id now, and the reason if EngineCore fails.
+        log: Path of a file for a copy of the log. It and one older file keep `_LOG_BYTES` each.
+        *args: vLLM's arguments of `run_engine_core`.
+        **kwargs: vLLM's keyword arguments of `run_engine_core`.
     """
     os.setsid()
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
@@ -121,7 +130,7 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
     try:
         _target()(*args, **kwargs)
     except Exception as error:
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the worker has closed the pipe
             reports.send(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS])
         raise
 
@@ -129,7 +138,7 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
 def _watch_log(log: str, reports: Connection) -> None:
     """Copy each log record into a file, and report a dead worker process.
 
-    The record factory is replaced, because vLLM sets its loggers up anew when it starts.
+    It replaces the record factory, because vLLM sets up its loggers again when it starts.
     """
     handler = RotatingFileHandler(log, maxBytes=_LOG_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -139,7 +148,7 @@ def _watch_log(log: str, reports: Connection) -> None:
         record = make(*args, **kwargs)
         handler.handle(record)
         if ended := _dead_worker(record):
-            with contextlib.suppress(OSError):  # nobody listens any more
+            with contextlib.suppress(OSError):  # the worker has closed the pipe
                 reports.send(ended)
         return record
 
@@ -147,11 +156,11 @@ def _watch_log(log: str, reports: Connection) -> None:
 
 
 def _dead_worker(record: logging.LogRecord) -> str | None:
-    """Return how a worker process ended, if that is what the record says.
+    """Return how a worker process ended, or None if the record reports no such end.
 
-    Only vLLM's log has the exit code (`monitor_workers` in v1/executor/multiproc_executor.py); the
-    error that follows says no more than that the engine stopped. vLLM may look before the kernel
-    knows the code, and then logs None.
+    Only vLLM's log has the exit code (`monitor_workers` in v1/executor/multiproc_executor.py). The
+    error that follows says only that the engine stopped. vLLM may look before the kernel knows the
+    code, and then logs None.
     """
     match record.args:
         case (str(name), int() | None as exit_code) if "died unexpectedly" in str(record.msg):
@@ -168,7 +177,7 @@ def _target() -> Callable[..., None]:
 
 
 def _die_with_parent() -> None:
-    """Wait for the worker's end, then end too; vLLM's own workers notice and follow."""
+    """Kill this process when the worker ends; vLLM's own workers notice this and end too."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

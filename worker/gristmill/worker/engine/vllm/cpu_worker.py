@@ -1,7 +1,7 @@
 """vLLM's worker on a CPU, which asks for AMX before it computes.
 
-vLLM imports this class by name (`--worker-cls`) in each process that computes, the spawned children of
-tensor parallelism included. `arguments.py` names it unless the operator has named another.
+vLLM imports this class by name (`--worker-cls`) in each process that computes. These include the
+spawned children of tensor parallelism. `arguments.py` names it unless the operator names another.
 """
 
 from vllm.v1.worker.cpu_worker import CPUWorker

@@ -1,7 +1,7 @@
-"""What this machine computes on, asked without initialising CUDA in this process.
+"""The devices of this machine, found without initialising CUDA in this process.
 
-vLLM's platform asks NVML; torch.cuda would cost a context of several hundred MB here and make
-vLLM spawn instead of fork. `import vllm` comes first, because it makes torch's device count
+vLLM's platform asks NVML. torch.cuda would cost a context of several hundred MB in this process and
+make vLLM spawn instead of fork. `import vllm` comes first, because it makes torch's device count
 fork-safe (vllm/env_override.py).
 """
 
@@ -27,11 +27,11 @@ class Devices:
     """The devices of this machine; all are of one kind.
 
     Attributes:
-        kind: `cuda`, `cpu`, `rocm`, as vLLM names it.
-        name: Such as `NVIDIA H100 80GB HBM3`.
-        num_devices: Visible devices; 1 for a CPU.
-        memory_bytes: Memory of one device; for a CPU the machine's.
-        supports_bf16: Whether bfloat16 is computed there.
+        kind: vLLM's name of the kind, such as `cuda`, `cpu` or `rocm`.
+        name: Name of the device, such as `NVIDIA H100 80GB HBM3`.
+        num_devices: Number of visible devices; 1 for a CPU.
+        memory_bytes: Bytes of memory of one device; for a CPU, of the machine.
+        supports_bf16: True if the devices compute in bfloat16.
         num_cores: Cores that this process may use.
     """
 
@@ -44,12 +44,12 @@ class Devices:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the model runs on the CPU."""
+        """True if the model runs on the CPU."""
         return self.kind == "cpu"
 
 
 def find_devices() -> Devices:
-    """Return what vLLM's platform says about this machine, and log it as `devices.found`."""
+    """Return the devices that vLLM's platform finds, and log them as `devices.found`."""
     import torch
     import vllm.platforms
 
@@ -68,7 +68,7 @@ def find_devices() -> Devices:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that this process may still use, within its container's limit."""
+    """Return the bytes of memory that this process may still use within its container's limit."""
     available = psutil.virtual_memory().available
     limit = _cgroup_limit_bytes()
     if limit is None:
@@ -77,11 +77,11 @@ def available_memory_bytes() -> int:
 
 
 def compute_threads() -> int:
-    """Return how many threads the model may compute with on a CPU: all cores but one.
+    """Return the number of threads for the model on a CPU: all cores but one.
 
-    OpenMP's threads spin, so where Redis, the event loop and the model share the last core, each step
+    OpenMP's threads spin. If Redis, the event loop and the model share the last core, each step
     waits for it: two threads on two busy cores made a round up to eight times slower. A container's
-    share counts as its cores.
+    CPU quota counts as its number of cores.
     """
     num_cores: float = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
@@ -91,7 +91,10 @@ def compute_threads() -> int:
 
 
 def _total_memory_bytes(of_device: object, *, is_cpu: bool) -> int:
-    """On a CPU vLLM would name NUMA node 0's memory, not the machine's."""
+    """Return the memory of a device; on a CPU, of the machine within its container's limit.
+
+    On a CPU vLLM would return only the memory of NUMA node 0.
+    """
     if not is_cpu:
         return int(of_device(0))  # type: ignore[operator]
     total = psutil.virtual_memory().total

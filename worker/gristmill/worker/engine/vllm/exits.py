@@ -1,6 +1,6 @@
-"""How a process of the engine ended, in words: what happened, the likely cause, the remedy.
+"""Texts for the end of an engine process: what happened, the likely cause and the remedy.
 
-An exit code such as -4 says nothing to the person who reads a dead letter at night.
+An operator who reads a dead letter at night cannot interpret an exit code such as -4.
 """
 
 import signal
@@ -33,7 +33,7 @@ _BY_SIGNAL = {
 
 
 def describe_exits(exit_codes: Mapping[str, int]) -> str:
-    """Return how the processes ended, one clause each; an empty text for none.
+    """Return how the processes ended, one clause each; an empty text without processes.
 
     Args:
         exit_codes: Process name to exit code. A negative code is the number of the signal that
@@ -46,8 +46,8 @@ def describe_exit(process: str, exit_code: int | None) -> str:
     """Return how one process ended, such as `EngineCore was killed by SIGILL. It ran ...`.
 
     Args:
-        process: Its name.
-        exit_code: As above, or None where nobody knows it.
+        process: Name of the process.
+        exit_code: Exit code as in `describe_exits`; None if it is unknown.
     """
     if exit_code is None:
         return f"{process} died; the kernel's log (dmesg) or the engine's log may say why"

@@ -1,8 +1,8 @@
-"""The engine in this process: AsyncLLM behind vLLM's own OpenAI layer, no socket, no server.
+"""The engine in this process: AsyncLLM behind vLLM's own OpenAI layer, without socket or server.
 
-A request takes the serving objects (`serving.py`) where they fit and the ASGI application
-(`asgi.py`) everywhere else; both answer what `vllm serve` would. Building and shutting down happen
-in one thread, in order, so a close during a start waits for it and then undoes it.
+The serving objects (`serving.py`) answer the requests that they can take. The ASGI application
+(`asgi.py`) answers all others. Both answer as `vllm serve` would. One thread builds and shuts down
+in order, so a close during a start waits for the start and then undoes it.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ T = TypeVar("T")
 POLL_S = 0.1
 DEATH_LOOK_S = 1.0
 CUT_S = 10.0
-"""Past its time limit, how long the runaway guard may take to cut a request and get its text."""
+"""Seconds past a request's time limit in which the runaway guard may cut it and get its text."""
 
 ABORT_CHECK_S = 5.0
-"""How long the engine may take to show that it lives, after an answer that it cut short."""
+"""Seconds in which the engine must show that it lives, after it aborted an answer unasked."""
 
 
 class InProcessEngine:
@@ -53,19 +53,19 @@ class InProcessEngine:
         limits: RunLimits | None = None,
         media_domains: Collection[str] = (),
     ) -> None:
-        """Keep the arguments; nothing is parsed or loaded before `start`.
+        """Keep the arguments; parse and load nothing before `start`.
 
         Args:
-            argv: The very arguments of `vllm serve`, such as `["--model", "X"]`.
-            limits: When the runaway guard cuts a request.
-            media_domains: Hosts from which it may fetch media unless `argv` says which.
+            argv: The arguments of `vllm serve`, such as `["--model", "X"]`.
+            limits: Limits at which the runaway guard cuts a request.
+            media_domains: Hosts from which vLLM may fetch media, unless `argv` names them.
         """
         self._argv = tuple(argv)
         self._limits = limits or RunLimits()
         self._media_domains = media_domains
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._reports: CoreReports | None = None
-        self._core: Core | None = None  # written in the thread only
+        self._core: Core | None = None  # only the thread writes it
         self._running: _Running | None = None
 
     async def start(self) -> EngineInfo:
@@ -106,10 +106,10 @@ class InProcessEngine:
         return await self._judged(response, trace)
 
     async def check(self, timeout_s: float) -> None:
-        """Ask the engine's busy loop for a sign of life; see `Engine.check`.
+        """Check that the engine's busy loop answers; see `Engine.check`.
 
-        `check_health` of vLLM stays green while the input thread is dead or the process stopped;
-        `is_paused` goes through both.
+        vLLM's `check_health` succeeds even if the input thread is dead or the process is stopped.
+        `is_paused` needs both to work.
         """
         running = self._alive()
         try:
@@ -124,7 +124,11 @@ class InProcessEngine:
 
     @staticmethod
     async def _sign_of_life(engine: Any) -> None:
-        """Wait for the busy loop's answer; a call that an engine's death has overtaken never returns."""
+        """Wait for the busy loop's answer.
+
+        The call never returns if the engine dies during it. So look for that every `DEATH_LOOK_S`,
+        and raise the engine's error.
+        """
         asking = asyncio.ensure_future(engine.is_paused())
         try:
             while not asking.done():
@@ -136,7 +140,7 @@ class InProcessEngine:
             asking.cancel()
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return arguments, counters and the end of the log; see `Engine.evidence`."""
+        """Return the arguments, the counters and the end of the log; see `Engine.evidence`."""
         return {
             "engine_args": arguments.without_secrets(self._argv),
             "engine_stats": asdict(self.stats()),
@@ -144,7 +148,7 @@ class InProcessEngine:
         }
 
     def stats(self) -> EngineStats:
-        """Return the counters since the last start; zeros before it."""
+        """Return the counters since the last start; zeros before the first start."""
         if self._core is None:
             return EngineStats()
         from gristmill.worker.engine.vllm.statistics import summed
@@ -152,14 +156,14 @@ class InProcessEngine:
         return summed(self._core.counters)
 
     async def close(self) -> None:
-        """Shut down in the thread, behind a build that may still run; safe to call twice."""
+        """Shut down in the thread, after a build that may still run there; safe to call twice."""
         if self._running:
             await end(self._running.guarding)
         self._running = None
         shutdown = asyncio.ensure_future(self._in_thread(self._shut_down))
         while not shutdown.done():
             if self._core is None and self._reports is not None:
-                self._reports.kill()  # a build: it fails as soon as its process is gone
+                self._reports.kill()  # a build runs; this makes it fail
             await asyncio.wait([shutdown], timeout=POLL_S)
         shutdown.result()
 
@@ -175,11 +179,11 @@ class InProcessEngine:
         self._core = self._reports = None
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
-        """Run a step in the engine's thread; a cancelled caller waits no longer, the step goes on."""
+        """Run a step in the engine's thread; if the caller is cancelled, the step still runs on."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, step)
 
     async def _serve(self, core: Core) -> "_Running":
-        """Set up vLLM's application over the engine, as its server does."""
+        """Set up vLLM's application with the engine, as vLLM's server does."""
         build_app, init_app_state = compat.openai_layer()
         tasks = await core.engine.get_supported_tasks()
         await core.engine.reset_mm_cache()
@@ -193,7 +197,7 @@ class InProcessEngine:
         return _Running(core, info, ServingObjects(app.state), application, guarding)
 
     async def _warm_up(self, info: EngineInfo) -> None:
-        """Answer one tiny request, so that the first real one does not pay for it."""
+        """Answer one tiny request, so that the first real request need not wait for the warm-up."""
         fields: dict[str, dict[str, Any]] = {
             "/v1/completions": {"prompt": "a", "max_tokens": 1},
             "/pooling": {"input": "a"},
@@ -218,10 +222,10 @@ class InProcessEngine:
         return self._running
 
     async def _judged(self, response: Response, trace: Trace) -> Response:
-        """Tell the request's own outcome from the engine's.
+        """Return the response if it is the request's own outcome; raise if it is the engine's.
 
-        An abort that nobody asked for looks like a success with half the text: it must not get
-        out. A 500 belongs to the request as long as the engine lives.
+        An abort that the worker did not ask for looks like a success with half the text, so it must
+        not become a result. A 500 belongs to the request as long as the engine lives.
         """
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._alive()
@@ -234,7 +238,7 @@ class InProcessEngine:
 
 
 class _Running:
-    """What exists between a start and a close."""
+    """The state between a start and a close."""
 
     def __init__(
         self,
@@ -250,7 +254,7 @@ class _Running:
         self._serving, self._application = serving, application
 
     async def post(self, endpoint: str, body: bytes, priority: int) -> Response:
-        """Answer through the serving objects where they fit, else through the application."""
+        """Answer with the serving objects if they take the request, else with the application."""
         response = await self._serving.post(endpoint, body, priority)
         if response is None:
             response = await self._application.post(endpoint, body, priority)

@@ -1,7 +1,8 @@
-"""The runaway guard: ends what runs too long, or only repeats itself, with the text it has so far.
+"""The runaway guard, which ends requests that run too long or only repeat themselves.
 
-It looks at all that runs once a second, which costs the engine nothing; vLLM's own repetition
-detection compares at every token, in the engine's loop.
+Such a request ends with the text that it has so far. The guard checks all running requests once a
+second, which costs the engine nothing. vLLM's own repetition detection compares at every token, in
+the engine's loop.
 """
 
 import asyncio
@@ -20,16 +21,18 @@ log = structlog.get_logger(__name__)
 CHECK_S = 1.0
 
 MIN_REPEATS = 8
-"""How often a pattern must fill the span; so it is at most an eighth of it long."""
+"""Times that a pattern must repeat in the span; its length is at most an eighth of the span."""
 
 
 async def guard(engine: Any, generations: Iterable[Generation], limits: RunLimits) -> None:
-    """Cut what goes past the limits, until cancelled; its caller gets the text so far.
+    """Cut the requests that pass the limits, until this task is cancelled.
+
+    The caller of a cut request gets the text so far.
 
     Args:
         engine: The AsyncLLM that generates.
-        generations: What it generates at the moment, kept by `trace.watch`.
-        limits: When to cut.
+        generations: The running calls of `generate`, which `trace.watch` keeps up to date.
+        limits: Limits of a request.
     """
     while True:
         await asyncio.sleep(CHECK_S)
@@ -39,23 +42,23 @@ async def guard(engine: Any, generations: Iterable[Generation], limits: RunLimit
                 log.warning("request.cut", engine_id=generation.request_id, limit=generation.cut)
                 try:
                     await engine.abort(generation.request_id)
-                except Exception:  # the watchdog sees what is wrong with the engine
+                except Exception:  # the watchdog finds out if the engine is at fault
                     log.exception("request.cut_failed", engine_id=generation.request_id)
 
 
 def is_repetition(token_ids: Sequence[int], span: int) -> bool:
-    """Tell whether the last `span` tokens are one pattern, again and again.
+    """Return whether the last `span` tokens repeat one pattern.
 
     Args:
         token_ids: All output tokens so far.
-        span: How many of them to look at.
+        span: Number of last tokens to compare.
     """
     if len(token_ids) < span:
         return False
     tail = array("q", token_ids[-span:])
     data, width = tail.tobytes(), tail.itemsize
     longest = span // MIN_REPEATS
-    # A tail that repeats after p tokens finds its own beginning at p.
+    # If the tail repeats after p tokens, its beginning occurs again at token p.
     beginning = data[: (span - longest) * width]
     at = data.find(beginning, width)
     while at >= 0:
@@ -69,7 +72,7 @@ def _limit_passed(engine: Any, generation: Generation, limits: RunLimits) -> str
     if time.monotonic() - generation.started_at > limits.max_request_s:
         return "max_request_s"
     span = limits.max_repeated_tokens
-    # Whoever asks to ignore the end asks for length, not for sense: a load test.
+    # A request with ignore_eos, such as a load test, wants length and may repeat itself.
     if span and not generation.ignores_end:
         states = _states(engine, generation.request_id)
         if any(is_repetition(state.detokenizer.output_token_ids, span) for state in states):
@@ -78,7 +81,7 @@ def _limit_passed(engine: Any, generation: Generation, limits: RunLimits) -> str
 
 
 def _states(engine: Any, request_id: str) -> list[Any]:
-    """Return what vLLM keeps of a running request: one state for each of its `n` sequences.
+    """Return vLLM's states of a running request, one for each of its `n` sequences.
 
     `OutputProcessor.external_req_ids` and `request_states` are the same in vLLM 0.24 to 0.33.
     """

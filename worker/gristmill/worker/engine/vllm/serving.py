@@ -1,11 +1,11 @@
-"""The hot path: vLLM's serving objects called directly, 0.5 ms of Python for a request.
+"""The hot path: direct calls of vLLM's serving objects, with 0.5 ms of Python for a request.
 
-Only for chat, completions and embeddings, and only for bodies that vLLM's own request classes
-accept. Whatever they refuse goes through the ASGI application instead (`asgi.py`), whose error
-handlers then write the very body that `vllm serve` would.
+It takes only chat, completions and embeddings, and only bodies that vLLM's own request classes
+accept. All other requests go through the ASGI application (`asgi.py`). The application's error
+handlers then write the same body as `vllm serve`.
 
-SamplingParams are never built here: one float where an int belongs would hang the engine for
-ever, and the request classes convert or refuse it.
+This module never builds SamplingParams: a float in the place of an int would hang the engine. The
+request classes convert or refuse such a value.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 class ServingObjects:
-    """What `init_app_state` built, by endpoint."""
+    """The serving objects that `init_app_state` built, by endpoint."""
 
     def __init__(self, state: Any) -> None:
-        """Collect them.
+        """Collect the serving objects.
 
         Args:
             state: The application's state, after `init_app_state`.
@@ -44,18 +44,18 @@ class ServingObjects:
         self._error_type, self._error_of = compat.error_type(), compat.error_factory()
 
     async def post(self, endpoint: str, body: bytes, priority: int) -> Response | None:
-        """Answer a request, if this is the way for it.
+        """Answer a request if a serving object takes it.
 
         Args:
-            endpoint: Any path.
-            body: Any bytes.
-            priority: vLLM's; 0 leaves the body's own.
+            endpoint: The path, which may be any path.
+            body: The request's body, of any bytes.
+            priority: vLLM's priority; 0 keeps the body's own value.
 
         Returns:
-            The response, or None when it has to go through the application.
+            The response, or None if the request has to go through the application.
 
         Raises:
-            EngineDied: The engine died while it ran.
+            EngineDied: The engine died while the request ran.
         """
         if endpoint not in self._handlers:
             return None
@@ -69,10 +69,13 @@ class ServingObjects:
         return self._rendered(await self._answered(endpoint, request))
 
     def _parsed(self, endpoint: str, body: bytes) -> Any:
-        """As FastAPI does it: the standard library's JSON, then pydantic in Python mode."""
+        """Return the parsed request, or None if vLLM refuses the body.
+
+        It parses as FastAPI does: with the standard library's JSON, then pydantic in Python mode.
+        """
         try:
             return self._parsers[endpoint](json.loads(body))
-        except Exception:  # noqa: BLE001  (any refusal: the application repeats and words it)
+        except Exception:  # noqa: BLE001  (the application repeats and words any refusal)
             return None
 
     async def _answered(self, endpoint: str, request: Any) -> Any:
@@ -80,7 +83,7 @@ class ServingObjects:
             return await _cancellable(self._handlers[endpoint](request))
         except self._engine_dead as error:
             raise EngineDied(f"the engine died while a request ran: {error}") from error
-        except Exception as error:  # noqa: BLE001  (as the handlers of the application do)
+        except Exception as error:  # noqa: BLE001  (the application's handlers do the same)
             return self._error_of(error)
 
     def _rendered(self, answer: Any) -> Response:
@@ -94,16 +97,16 @@ class ServingObjects:
         fields = answer.model_dump()
         try:
             body = bytes(self._json_response(fields).body)
-        except ValueError as error:  # NaN among the logprobs; the application answers likewise
+        except ValueError as error:  # NaN among the logprobs; the application answers the same
             return self._rendered(self._error_of(error))
         return described(status, body, fields)
 
 
 async def _cancellable(call: Awaitable[T]) -> T:
-    """Await a handler so that a cancellation gets through: vLLM's turn it into an answer.
+    """Await a handler, and raise CancelledError if the task was cancelled during the call.
 
-    "Client disconnected", with status 400 (`chat_completion_full_generator`), after the request
-    was aborted in the engine.
+    vLLM's handlers turn a cancellation into an answer. They abort the request in the engine and
+    then return "Client disconnected" with status 400 (`chat_completion_full_generator`).
     """
     task = asyncio.current_task()
     before = task.cancelling() if task else 0

@@ -1,6 +1,7 @@
-"""Counters of the engine, taken where vLLM hands them out: once a step, on the event loop.
+"""Counters of the engine, which vLLM reports once a step on the event loop.
 
-Imported only once vLLM is (its base class fills in what newer versions add to a stat logger).
+Other modules import this one only after vLLM, because it needs vLLM's base class. The base class
+has the methods that newer versions add to a stat logger.
 """
 
 from collections.abc import Callable
@@ -12,9 +13,9 @@ from gristmill.worker.engine.interface import EngineStats
 
 
 class StepCounter(StatLoggerBase):  # type: ignore[misc]
-    """A stat logger of vLLM that adds up its steps; one for each data-parallel engine.
+    """A stat logger of vLLM that adds up the steps of one data-parallel engine.
 
-    Prometheus' logger stays beside it, so `vllm:*` series are in the default registry.
+    vLLM also keeps its Prometheus logger, so `vllm:*` series are in the default registry.
     """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -26,7 +27,10 @@ class StepCounter(StatLoggerBase):  # type: ignore[misc]
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, *args: object, **kwargs: object
     ) -> None:
-        """Add one step; prefix cache numbers come as differences, the rest of the first as gauges."""
+        """Add one step.
+
+        In `scheduler_stats` the prefix cache numbers are differences; the others are gauges.
+        """
         self.steps += 1
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
@@ -42,11 +46,11 @@ class StepCounter(StatLoggerBase):  # type: ignore[misc]
             self.preemptions += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:
-        """Do nothing: the start is logged by the worker."""
+        """Do nothing, because the worker logs the start."""
 
 
 def counting(counters: list[StepCounter]) -> Callable[..., StepCounter]:
-    """Return the factory that vLLM calls for each engine; what it makes is kept in `counters`."""
+    """Return the factory that vLLM calls for each engine; it adds its loggers to `counters`."""
 
     def make(vllm_config: Any, engine_index: int = 0) -> StepCounter:
         counters.append(StepCounter(vllm_config, engine_index))
@@ -56,7 +60,7 @@ def counting(counters: list[StepCounter]) -> Callable[..., StepCounter]:
 
 
 def summed(counters: list[StepCounter]) -> EngineStats:
-    """Return the sum over all engines; the KV cache's use is their mean."""
+    """Return the sum over all engines; `kv_cache_usage` is their mean."""
     if not counters:
         return EngineStats()
     return EngineStats(

@@ -1,4 +1,7 @@
-"""Whether the engine still yields tokens: a policy over its counters, with the time as an argument."""
+"""The policy that decides from the engine's counters whether it still yields tokens.
+
+It gets the time as an argument.
+"""
 
 import time
 
@@ -6,22 +9,22 @@ from gristmill.worker.engine.interface import EngineStats
 
 
 class TokenProgress:
-    """Remembers when the token counters were last seen to move; asked by each health check."""
+    """A check for a stalled engine; it remembers when the token counters last changed."""
 
     def __init__(self) -> None:
         self._tokens: int | None = None
         self._moved_at = 0.0
 
     def is_stalled(self, stats: EngineStats, limit_s: float, now: float | None = None) -> bool:
-        """Tell whether the engine holds something and has yielded no token for longer than the limit.
+        """Return whether the engine holds requests but has yielded no token for over `limit_s`.
 
-        Steps prove nothing: an engine that can schedule nothing it holds goes on taking empty ones.
-        Prompt tokens count once their prefill is done.
+        Steps prove nothing: an engine that can schedule none of its requests still makes empty
+        steps. Prompt tokens count once their prefill is done.
 
         Args:
             stats: The engine's counters.
-            limit_s: Longest time without a token; above the longest prefill.
-            now: A monotonic time; the clock's when left out.
+            limit_s: Longest time without a token, in seconds; above the longest prefill.
+            now: Monotonic time in seconds; by default the clock's.
         """
         now = time.monotonic() if now is None else now
         tokens = stats.prompt_tokens + stats.output_tokens

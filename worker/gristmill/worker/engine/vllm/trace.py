@@ -1,7 +1,7 @@
-"""What only the engine's own outputs say about a request: its first token, its cache hits, an abort.
+"""Facts about a request that only the engine's outputs hold: first token, cache hits, an abort.
 
-vLLM's OpenAI layer keeps these to itself, so `generate` is wrapped and notes them in the trace of
-whoever called. A context variable carries the trace; tasks that the layer starts inherit it.
+vLLM's OpenAI layer does not return them. So `watch` wraps `generate`, and the wrapper notes them in
+its caller's trace. A context variable carries the trace; tasks that the layer starts inherit it.
 """
 
 import contextlib
@@ -19,12 +19,15 @@ _CUT_REASONS = {
     "max_request_s": ("length", "max_request_s"),
     "max_repeated_tokens": ("repetition", "repetition_detected"),
 }
-"""finish_reason and stop_reason of a choice that was cut; vLLM's own words where it has some."""
+"""finish_reason and stop_reason of a cut choice, by limit; vLLM's own words if it has any."""
 
 
 @dataclass
 class Trace:
-    """Facts of one request; `in_process` opens one for each post, `generate` fills it in."""
+    """Facts about one request.
+
+    `in_process` opens a trace for each post, and the wrapped `generate` fills it in.
+    """
 
     ttft_s: float | None = None
     cached_tokens: int = 0
@@ -32,7 +35,7 @@ class Trace:
     cut: str | None = None
 
     def note(self, output: Any) -> None:
-        """Take in one `RequestOutput`; the outputs of several prompts go into the same trace."""
+        """Add one `RequestOutput`; the outputs of several prompts go into the same trace."""
         self.cached_tokens = max(self.cached_tokens, output.num_cached_tokens or 0)
         self.is_aborted |= any(each.finish_reason == ABORTED for each in output.outputs)
         ttft_s = getattr(output.metrics, "first_token_latency", 0.0)
@@ -40,20 +43,21 @@ class Trace:
             self.ttft_s = ttft_s
 
     def completed(self, response: Response) -> Response:
-        """Return the response with what the body does not say."""
+        """Return the response with the facts that its body does not hold."""
         cached_tokens = response.cached_tokens or self.cached_tokens
         return replace(response, ttft_s=self.ttft_s, cached_tokens=cached_tokens, cut=self.cut)
 
 
 @dataclass(eq=False)
 class Generation:
-    """One call of `generate` that runs.
+    """One running call of `generate`.
 
     Attributes:
-        request_id: What the engine calls it.
-        ignores_end: Whether it was asked to run on to its last token.
-        cut: Which limit ended it, set by the runaway guard before it aborts the request.
-        started_at: Monotonic seconds.
+        request_id: The engine's id of the request.
+        ignores_end: True if the request sets `ignore_eos`, and so runs on to its last token.
+        cut: Name of the limit that ended the request; None if no limit did. The runaway guard sets
+            it before it aborts the request.
+        started_at: Monotonic time of the call's start, in seconds.
     """
 
     request_id: str
@@ -62,7 +66,7 @@ class Generation:
     started_at: float = field(default_factory=time.monotonic)
 
     def explain(self, output: Any) -> None:
-        """Say in an output that was cut what cut it, instead of `abort`."""
+        """Replace `abort` in the output of a cut request by the reasons for the limit."""
         for each in output.outputs:
             if self.cut and each.finish_reason == ABORTED:
                 each.finish_reason, each.stop_reason = _CUT_REASONS[self.cut]
@@ -73,7 +77,7 @@ _current: ContextVar[Trace | None] = ContextVar("gristmill_engine_trace", defaul
 
 @contextlib.contextmanager
 def traced() -> Iterator[Trace]:
-    """Collect what the engine says about the requests posted inside."""
+    """Open a trace that collects the facts about the requests posted inside the block."""
     trace = Trace()
     token = _current.set(trace)
     try:
@@ -86,10 +90,11 @@ def watch(engine: Any) -> Set[Generation]:
     """Make the engine note each output in the trace of its caller.
 
     Args:
-        engine: An AsyncLLM, changed in place: its serving objects look `generate` up on it.
+        engine: An AsyncLLM. The function replaces its `generate` in place, where the serving
+            objects look it up.
 
     Returns:
-        What it generates, at any moment.
+        The running calls of `generate`; the set changes as they start and end.
     """
     generate = engine.generate
     running: set[Generation] = set()
@@ -99,7 +104,7 @@ def watch(engine: Any) -> Set[Generation]:
         prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
         trace = _current.get() or Trace()
-        request_id = f"{request_id}-{next(numbers)}"  # a body may name it, and others the same
+        request_id = f"{request_id}-{next(numbers)}"  # bodies may name the same id
         generation = Generation(request_id, bool(getattr(sampling_params, "ignore_eos", False)))
         running.add(generation)
         try:
