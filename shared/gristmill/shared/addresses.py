@@ -1,4 +1,4 @@
-"""Which network addresses are everybody's: what strangers may have fetched, and where webhooks may go."""
+"""Find out which addresses are public: strangers' media and webhooks may use only these."""
 
 import ipaddress
 from ipaddress import IPv4Address, IPv6Address
@@ -9,7 +9,9 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether an address, and the IPv4 address that it carries, is one of the public network.
+    """Return whether an address belongs to the public network.
+
+    An IPv6 address that embeds an IPv4 address counts as that IPv4 address.
 
     Loopback, private, link-local, carrier-grade NAT, reserved and multicast addresses are not
     (https://www.iana.org/assignments/iana-ipv4-special-registry).

@@ -1,7 +1,7 @@
 """Check a queue against its invariants: every request in one place, every counter true.
 
-`gristmill queue audit` and the tests call it. It never writes, so it may run beside producers and workers. They move
-requests while it takes its snapshot, so it follows two rules:
+`gristmill queue audit` and the tests call it. It never writes, so producers and workers may run at
+the same time. They move requests while it takes its snapshot, so it follows two rules:
 
 - It reads a second time what looks wrong in the snapshot: all places of an id in one script. It reports only what is
   still wrong in that one instant.
@@ -26,7 +26,7 @@ from gristmill.shared.snapshot import (
 )
 
 MAX_SNAPSHOTS = 3
-"""Snapshots that one audit takes in the hope of a moment in which nothing moves."""
+"""Most snapshots that one audit takes to find a moment in which nothing moves."""
 
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
 OF_WORKERS = ("in_flight", "admitting", "abort", "last_claim")
@@ -42,7 +42,7 @@ class Finding:
             no_lease, dead_mismatch, counter_mismatch or second_entry. The last is harmless: an id
             that was submitted again may leave an old entry in a lane, which claim skips.
         subject: The id, key or counter.
-        detail: The contradiction that was seen.
+        detail: The contradiction that the audit saw.
     """
 
     kind: str
@@ -51,12 +51,12 @@ class Finding:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the queue works as if the finding were not there."""
+        """True if the finding does not affect how the queue works."""
         return self.kind == "second_entry"
 
 
 async def audit(queue: Queue) -> list[Finding]:
-    """Return what breaks an invariant, nothing if all is well.
+    """Return the findings; an empty list if the queue breaks no invariant.
 
     Args:
         queue: The queue; it may be in use.
@@ -78,7 +78,7 @@ async def audit(queue: Queue) -> list[Finding]:
 
 
 def _faults(name: str, place: Place) -> Iterable[Finding]:
-    """Judge where an id was seen; pure, so that both looks judge alike."""
+    """Yield the faults of one id; pure, so that both looks follow the same rules."""
     if place.has_request:
         yield from _request_faults(name, place)
     else:
@@ -101,7 +101,7 @@ def _request_faults(name: str, place: Place) -> Iterable[Finding]:
 
 
 def _absence_faults(name: str, place: Place) -> Iterable[Finding]:
-    """Judge an id without a request; its entries in a lane are tombstones, which claim clears."""
+    """Yield the faults of an id without a request. Claims clear its lane entries (tombstones)."""
     if place.holders:
         detail = f"in flight at {', '.join(place.holders)} without a request"
         yield Finding("no_record", name, detail)
@@ -121,7 +121,7 @@ async def _second_look(
 
 
 async def _unserved_lanes(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Finding]:
-    """Report lists and sets that no claim would look into."""
+    """Report LISTs and ZSETs that no claim would read."""
     for kind, command in ((PENDING, "LLEN"), *((kind, "ZCARD") for kind in ORDERED_KINDS)):
         for name in snapshot.keys.get(kind, ()):
             lane, _, flow = name.partition(":")
@@ -136,7 +136,7 @@ async def _unserved_lanes(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Fin
 
 
 async def _keys_without_lease(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Finding]:
-    """Report what a worker left that is neither alive nor still to be reaped."""
+    """Report keys of workers without a lease, which no reap will remove."""
     left = [
         (kind, worker) for kind in OF_WORKERS for worker in snapshot.keys.get(kind, ()) if worker
     ]
@@ -194,7 +194,7 @@ async def _counted_at_once(queue: Queue) -> dict[str, tuple[int, int]]:
 
 def _counted_in_snapshot(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
     stats, places = Counter(snapshot.stats_after), snapshot.places.values()
-    num_terminal = sum(stats[status] for status in TERMINAL)  # the TTL of some results has passed
+    num_terminal = sum(stats[status] for status in TERMINAL)  # some results have passed their TTL
     num_results = sum(place.has_result for place in places)
     num_waiting = sum(place.has_request and not place.holders for place in places)
     return {

@@ -1,11 +1,11 @@
-"""The one command `gristmill`: a host for what each portion contributes.
+"""Run the command `gristmill` with the commands that each portion contributes.
 
-Commands are entry points of the group `gristmill.commands`, loaded when they are called or listed,
-so no portion imports another and a machine without an extra still has the other commands. A module
-of commands imports only click at its top, so that `gristmill --help` is quick.
+Commands are entry points of the group `gristmill.commands`. They are loaded when they are called or
+listed, so no portion imports another. A machine without an extra still has the other commands. A
+module of commands imports only click at its top, so that `gristmill --help` is quick.
 
-For people on stderr, data on stdout. A command returns its exit code: 0 or None when all went well,
-1 when some requests failed; errors are turned into 2, 3, 4 and 130 by `main`.
+Messages for people go to stderr, data to stdout. A command returns its exit code: 0 or None when
+all went well, 1 when some requests failed. `run` turns errors into 2, 3, 4 and 130.
 """
 
 import functools
@@ -36,16 +36,16 @@ BAD_INPUT, REDIS_UNREACHABLE, OTHER_ERROR, INTERRUPTED = 2, 3, 4, 130
 
 
 class RedisUnreachable(GristmillError):
-    """Redis does not answer, or does not let us in."""
+    """Redis does not answer, or refuses the login."""
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds. No comparison refuses `nan`, so click's own range lets it through."""
+    """A finite number within bounds; click's own range accepts NaN: its comparisons are false."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number, or refuse what is none that one can count with."""
+        """Return the number; reject NaN and infinity."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
@@ -60,7 +60,7 @@ class Commands(click.Group):
         return sorted(metadata.entry_points(group=GROUP).names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load one command; one whose extra is missing says how to install it."""
+        """Load one command; if its extra is missing, return one that says how to install it."""
         found = metadata.entry_points(group=GROUP, name=cmd_name)
         if not found:
             return None
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns its exit code, errors on stderr as one line."""
+    """Run one command line; print an error as one line on stderr, and return the exit code."""
     try:
         code = gristmill.main(list(arguments), prog_name="gristmill", standalone_mode=False)
     except click.ClickException as error:
@@ -121,14 +121,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def exit_code(error: GristmillError) -> int:
-    """Return 2 for what the caller wrote, 3 for an unreachable Redis, 4 for the rest."""
+    """Return 2 for wrong input or settings, 3 for an unreachable Redis, 4 for other errors."""
     if isinstance(error, InvalidRequest | SettingsError):
         return BAD_INPUT
     return REDIS_UNREACHABLE if isinstance(error, RedisUnreachable) else OTHER_ERROR
 
 
 def queue_options(command: Callable[P, R]) -> Callable[..., R]:
-    """Give a command `--redis-url` and `--queue`; it gets `settings`, a `QueueSettings`."""
+    """Add `--redis-url` and `--queue` to a command; it gets `settings`, a `QueueSettings`."""
 
     @click.option("--redis-url", metavar="URL", help="Which Redis.  [env: REDIS_URL]")
     @click.option("--queue", metavar="NAME", help="Which queue.  [env: GRISTMILL_QUEUE]")
@@ -145,10 +145,10 @@ def queue_options(command: Callable[P, R]) -> Callable[..., R]:
 
 @contextmanager
 def redis_errors(url: str) -> Iterator[None]:
-    """Turn errors of redis-py into ours.
+    """Turn errors of redis-py into Gristmill's.
 
     Args:
-        url: Named in the message, without its user and password.
+        url: URL of this Redis; the message has it without user and password.
 
     Raises:
         RedisUnreachable: No connection, no answer, or a wrong password.
@@ -184,15 +184,15 @@ def people() -> "Console":
 
 
 def cache_folder() -> Path:
-    """Return where models and the like are kept between runs."""
+    """Return the folder that keeps models and other downloads between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
 
 
 def made_folder(path: Path) -> Path:
-    """Return a folder for what a command writes, made if it is not there.
+    """Create the folder for a command's output if it is missing, and return it.
 
     Raises:
-        SettingsError: It cannot be made.
+        SettingsError: The folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -209,6 +209,6 @@ def say(message: str) -> None:
 
 
 if __name__ == "__main__":
-    from gristmill.shared import cli  # what commands import: under -m this module is there twice
+    from gristmill.shared import cli  # what commands import; -m loads this file twice
 
     cli.main()

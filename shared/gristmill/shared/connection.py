@@ -1,4 +1,4 @@
-"""The Redis client of the hot path, for one server, Sentinel or a cluster.
+"""Make the Redis client of the hot path, for one server, Sentinel or a cluster.
 
 redis-py's defaults retry writes and lose pops (docs/decisions/0003-redis-client.md), so the client neither
 retries nor decodes. `redis_retry.retrying` repeats whole operations.
@@ -27,21 +27,23 @@ from gristmill.shared.topology import Cluster, SentinelPool
 AnyRedis = Redis | RedisCluster
 
 MAX_CONNECTIONS = 10_000
-"""As many as a server accepts by default; redis-py's 100 fail the 101st call that waits."""
+"""Most connections of one client: a Redis server accepts this number of clients by default. With
+redis-py's default of 100, the 101st waiting call fails."""
 
 SENTINEL_TIMEOUT_S = 2.0
-"""Longest wait for one sentinel; then the next is asked."""
+"""Most seconds to wait for one sentinel; then the client asks the next."""
 
 
 def connect(url: str, socket_timeout_s: float = 30.0) -> AnyRedis:
-    """Return a client for a URL; connects at the first use.
+    """Return a client for a URL; it connects at its first use.
 
     Args:
-        url: Any form of `redis_url.parse`.
-        socket_timeout_s: Longest wait for an answer; above any blocking time.
+        url: URL in any form that `redis_url.parse` reads.
+        socket_timeout_s: Most seconds to wait for an answer; must be above any blocking time.
 
     Raises:
-        SettingsError: The URL cannot be read, or names a file that is not there; no secret is repeated.
+        SettingsError: The URL cannot be read, or names a missing file. The message repeats no
+            secret.
     """
     target = parse(url)
     for name, path in target.tls_files.items():
@@ -98,16 +100,17 @@ def _cluster(target: RedisUrl, options: Mapping[str, Any]) -> Cluster:
         startup_nodes=nodes, ssl=target.tls is not None, **(target.tls or {}), **options
     )
     packed = _packed(client.connection_kwargs["connection_class"])
-    client.connection_kwargs["connection_class"] = packed  # of the nodes that it will learn
+    client.connection_kwargs["connection_class"] = packed  # for nodes that it discovers later
     for node in client.startup_nodes:
         node.connection_class = packed  # type: ignore[assignment]  # a mixin before a Connection
     return client
 
 
 class _PackedByHiredis:
-    """Commands written by hiredis, as redis-py's synchronous connections do; the asyncio ones join in Python.
+    """A mixin that packs commands with hiredis.
 
-    It halves what a client spends on a bulk submit.
+    redis-py's synchronous connections use hiredis too; its asyncio ones pack in Python. Packing
+    with hiredis halves a client's time for a bulk submit.
     """
 
     pack_command = HiredisRespSerializer.pack

@@ -1,4 +1,4 @@
-"""The dead letters of one queue: requests and inbox elements that could not be served, with their bytes.
+"""Read, requeue and delete the dead letters of one queue, which keep their bytes.
 
 The CLI calls it as `queue.dead_letters`.
 """
@@ -21,11 +21,11 @@ class DeadLetter:
     Attributes:
         id: The request's id; `inbox-<n>` for an element without one.
         reason: attempts_exhausted, engine_killed, unreadable or id_conflict.
-        at_ms: Moment at which it became a dead letter.
-        attempt: Its last attempt.
+        at_ms: Redis time in ms at which it became a dead letter.
+        attempt: Number of its last attempt.
         crashes: Engine deaths that it saw.
         evidence: Facts about its end: an error, or the worker and engine that died.
-        record: Its bytes.
+        record: Bytes of the request's record or of the element.
     """
 
     id: str
@@ -38,7 +38,7 @@ class DeadLetter:
 
     @classmethod
     def parse(cls, dead_id: bytes, blob: bytes) -> Self:
-        """Read a dead letter; one that somebody has spoiled must not hide its neighbours."""
+        """Read a dead letter; return a damaged one as `unreadable`, so the others stay readable."""
         line, _, record = blob.partition(b"\n")
         try:
             return cls(**orjson.loads(line), record=record)
@@ -84,13 +84,14 @@ class DeadLetters:
     async def requeue(self, dead_id: str, new_id: str) -> str:
         """Submit a dead letter as a new request; returns accepted, queued, done or missing.
 
-        Under one `new_id` it happens once. The new request names the old one and belongs to no batch.
+        A repeat with the same `new_id` changes nothing. The new request names the old one and
+        belongs to no batch.
         """
         reply: bytes = await self._scripts.run("requeue", dead_id, new_id)
         return reply.decode()
 
     async def purge(self, dead_ids: Sequence[str]) -> int:
-        """Delete dead letters; returns how many there were. Their results stay."""
+        """Delete dead letters, and return how many existed. Their results stay."""
         if not dead_ids:
             return 0
         removed: int = await self._scripts.run("purge", *dead_ids)

@@ -1,15 +1,15 @@
-"""The exception tree, branched by what the caller can do about it.
+"""Define the exception tree; its branches say what the caller can do.
 
 Every message says what happened, the id or value, the limit and the remedy. An error carries the parts
-of its message as attributes, so that no caller has to read the text. Errors of redis-py are not wrapped:
-`redis_retry` repeats the call.
+of its message as attributes, so that no caller has to parse the text. Errors of redis-py are not
+wrapped: `redis_retry` repeats the call.
 """
 
 from typing import Any
 
 
 class GristmillError(Exception):
-    """Root of every error that Gristmill raises on purpose; each can be pickled, for pools of processes."""
+    """Root of every error that Gristmill raises on purpose; process pools can pickle each."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (type(self), self.args, self.__dict__)
@@ -20,7 +20,7 @@ class InvalidRequest(GristmillError):
 
     Args:
         reason: What is wrong, which value met which limit, and what to do.
-        code: The kind of rule, for programs; OpenAI's word where it has one.
+        code: The kind of rule, for programs; OpenAI's code where it has one.
         request_id: The id of the request; None if it has no valid id, or if no single request is at fault.
 
     Attributes:
@@ -63,15 +63,15 @@ class QueueFull(GristmillError):
 
 
 class NotFound(GristmillError):
-    """Nothing has this id, or it belongs to another tenant, which looks the same."""
+    """Nothing has this id, or it belongs to another tenant; the error does not say which."""
 
 
 class LimitReached(GristmillError):
-    """A tenant is at its limit; it can wait until something of its own has finished."""
+    """A tenant is at its limit; it must wait until some of its earlier work has finished."""
 
 
 class NotReplicated(GristmillError):
-    """The primary has the requests, but too few replicas do yet; submit them again, which is safe."""
+    """The primary has the requests, but too few replicas have them; submit again, which is safe."""
 
 
 class ResultExpired(GristmillError):
@@ -109,7 +109,7 @@ class LeaseLost(GristmillError):
 
 
 class EngineError(GristmillError):
-    """The engine could not answer, through no fault of the request that waited for it."""
+    """The engine could not answer, and the request is not the cause."""
 
 
 class EngineUnavailable(EngineError):
@@ -117,11 +117,11 @@ class EngineUnavailable(EngineError):
 
 
 class EngineHungUp(EngineError):
-    """The engine lives and broke off this one request: another try of it counts."""
+    """The engine lives and broke off this one request; the attempt counts."""
 
 
 class EngineDied(EngineError):
-    """The engine will answer nothing more; it must be started anew."""
+    """The engine will answer nothing more; it must be restarted."""
 
 
 def _about(request_id: str | None, reason: str) -> str:
@@ -129,7 +129,7 @@ def _about(request_id: str | None, reason: str) -> str:
 
 
 def _unpickled(kind: type[GristmillError], args: Any, attributes: dict[str, Any]) -> GristmillError:
-    """Make an error again without its constructor, whose arguments are not its `args`."""
+    """Rebuild an error without its constructor, whose arguments differ from `args`."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error

@@ -83,7 +83,7 @@ class FleetCache:
         self._read_at_s = 0.0
 
     async def fleet(self) -> Fleet:
-        """Return the fleet, at most FRESH_S old."""
+        """Return the fleet, at most `FRESH_S` seconds old."""
         async with self._reading:
             if self._fleet is None or time.monotonic() - self._read_at_s > FRESH_S:
                 self._fleet = await retrying(lambda: read_fleet(self._queue))
@@ -105,7 +105,7 @@ class FleetCache:
         ids = [request.id for request in requests]
         states = await retrying(lambda: self._queue.status(ids))
         for refusal, (state, _) in zip(refusals, states, strict=True):
-            if refusal and state == "unknown":  # a request submitted before is no new one
+            if refusal and state == "unknown":  # a known request was accepted before
                 raise refusal
 
 

@@ -1,4 +1,4 @@
-"""Every Redis key of one queue. No other Python module formats one.
+"""Format every Redis key of one queue. Only this Python module formats keys.
 
 The Lua scripts have the same table in `lua/includes/schema.lua`. All keys carry the hash tag `{queue}`, so they
 share one slot of a Redis Cluster and a script may touch any of them.
@@ -19,7 +19,7 @@ ORDERED_KINDS = ("pending_sjf", "pending_deadline", "pending_prefix")
 """Kinds of the ZSETs in which ids wait by position."""
 
 ALL_TENANTS = "*"
-"""Flow of all tenants together, if the scheduling makes no difference between them."""
+"""Flow of all tenants together, for scheduling orders that ignore tenants."""
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -29,7 +29,8 @@ class Keys:
     """The keys of one queue.
 
     Args:
-        queue: 1 to 64 of letters, digits, `.`, `_`, `-`. A shard is a queue named `queue.shard`.
+        queue: Name of the queue: 1 to 64 letters, digits, `.`, `_` or `-`. A shard is a queue named
+            `queue.shard`.
 
     Raises:
         SettingsError: The name has other characters or another length.
@@ -51,11 +52,11 @@ class Keys:
         return f"gm:{{{self.queue}}}:"
 
     def of_kind(self, kind: str, name: str) -> str:
-        """Return a key by its first word and what follows it; `parse` takes it apart again."""
+        """Return the key with this first word and this rest; `parse` is the inverse."""
         return f"{self.prefix}{kind}:{name}" if name else f"{self.prefix}{kind}"
 
     def parse(self, key: bytes) -> tuple[str, str]:
-        """Return the first word of a key of this queue and what follows it, "" if nothing does."""
+        """Return the first word of a key of this queue, and the rest or ""."""
         kind, _, name = key.decode().removeprefix(self.prefix).partition(":")
         return kind, name
 
@@ -66,7 +67,7 @@ class Keys:
 
     @property
     def scheduling(self) -> str:
-        """HASH: in which order claims take waiting requests."""
+        """HASH: the order in which claims take waiting requests."""
         return f"{self.prefix}scheduling"
 
     def waiting(self, lane: str, flow: str, kind: str = PENDING) -> str:
@@ -114,7 +115,7 @@ class Keys:
 
     @property
     def owner(self) -> str:
-        """HASH of in-flight ids -> worker, and behind it what its tenant was charged."""
+        """HASH of in-flight ids -> worker, followed by the charge of its tenant."""
         return f"{self.prefix}owner"
 
     @property
@@ -160,7 +161,7 @@ class Keys:
         return f"{self.prefix}finished:{client}"
 
     def worker(self, worker: str) -> str:
-        """HASH with a TTL: what a worker serves."""
+        """HASH with a TTL: facts about what a worker serves."""
         return f"{self.prefix}worker:{worker}"
 
     def in_flight(self, worker: str) -> str:
@@ -212,11 +213,11 @@ class Keys:
         return f"{self.prefix}files_expiring"
 
     def batch_record(self, batch: str) -> str:
-        """HASH: a batch's record, its checkpoint, and what is noted about it; see `create.lua`."""
+        """HASH: a batch's record, checkpoint and notes; see `create.lua`."""
         return f"{self.prefix}batch_record:{batch}"
 
     def batch_parts(self, batch: str) -> str:
-        """LIST of the parts of a batch's output that are written, JSON."""
+        """LIST of the written parts of a batch's output, JSON."""
         return f"{self.prefix}batch_parts:{batch}"
 
     def batch_lease(self, batch: str) -> str:

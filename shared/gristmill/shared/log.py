@@ -1,4 +1,4 @@
-"""structlog, set up once by an entry point: JSON lines on stdout, or colours on a terminal."""
+"""Set up structlog, once per entry point: JSON lines on stdout, or colours on a terminal."""
 
 import atexit
 import logging
@@ -13,17 +13,17 @@ import orjson
 import structlog
 
 MAX_LINES = 10_000
-"""Lines that wait for a slow sink; what comes beyond them is dropped and counted."""
+"""Most lines that wait for a slow sink; further lines are dropped and counted."""
 
 EXIT_S = 2.0
-"""How long the end of the process waits for the last lines."""
+"""Most seconds that the exit of the process waits for the last lines."""
 
 
 def configure_logging(level: str = "INFO") -> None:
     """Send events to stdout, JSON unless it is a terminal.
 
     Args:
-        level: DEBUG, INFO, WARNING or ERROR.
+        level: Lowest level to log: DEBUG, INFO, WARNING or ERROR.
     """
     is_terminal = sys.stdout.isatty()
     renderer = (
@@ -46,12 +46,12 @@ def configure_logging(level: str = "INFO") -> None:
 
 
 class LineWriter:
-    """A text file whose writes never wait and never fail: a thread carries them to the sink.
+    """A text file whose writes never block and never fail: a thread writes them to the sink.
 
-    A log collector that stalls, or a disk that is full, must not stop whoever logs.
+    A stalled log collector or a full disk must not block the code that logs.
 
     Args:
-        sink: File descriptor where the lines end up.
+        sink: File descriptor to write the lines to.
     """
 
     def __init__(self, sink: int) -> None:
@@ -62,17 +62,17 @@ class LineWriter:
         atexit.register(self.drain)
 
     def write(self, text: str) -> None:
-        """Take one line, its end included."""
+        """Queue one line, with its line end."""
         try:
             self._lines.put_nowait(text)
         except queue.Full:
             self._num_dropped += 1
 
     def flush(self) -> None:
-        """Do nothing: each line is on its way."""
+        """Do nothing: the thread writes each line without it."""
 
     def drain(self) -> None:
-        """Wait until everything is written, `EXIT_S` at most."""
+        """Wait until all lines are written, at most `EXIT_S` seconds."""
         lines = self._lines
         with lines.all_tasks_done:
             lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, EXIT_S)
@@ -98,5 +98,5 @@ def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # a sink that was opened so
+        except BlockingIOError:  # the sink was opened non-blocking
             select.select([], [descriptor], [])

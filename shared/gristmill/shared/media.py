@@ -1,9 +1,10 @@
-"""Which media a request may have fetched: no server of ours shall read its neighbours for a stranger.
+"""Check the media URLs of a request, so that no server reads its private network for a stranger.
 
-Whoever takes requests from outside (the gateway, the steward) calls `check_media` before they are queued.
-What it refuses is what an attacker would name: files, loopback, private networks, cloud metadata. Names are
-looked up here and again when the engine fetches, and may have changed meanwhile (DNS rebinding); so the
-worker has a rule of its own that needs no look-up: vLLM fetches from allowed domains only.
+The gateway and the steward take requests from outside. They call `check_media` before they queue
+them. It refuses the targets of an attacker: files, loopback, private networks, cloud metadata. This
+module looks up each name, and the engine looks it up again when it fetches. The address may change
+in between (DNS rebinding). So the worker has a second rule that needs no look-up: vLLM fetches from
+allowed domains only.
 """
 
 import ipaddress
@@ -21,13 +22,14 @@ from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import Request
 
 NO_DOMAIN = "none.invalid"
-"""A name that never resolves (RFC 6761): vLLM takes an empty list of allowed domains for all of them."""
+"""A name that never resolves (RFC 6761). It stands for no domain, because vLLM reads an empty list
+of allowed domains as all domains."""
 
 MAX_HOSTS = 32
-"""Hosts that one request may name; each costs a look-up."""
+"""Most hosts that one request may name; each costs a look-up."""
 
 LOOKUP_TTL_S = 30
-"""How long an answer of the DNS is reused."""
+"""Seconds for which an answer of the DNS is reused."""
 
 MAX_SHOWN = 120
 
@@ -39,17 +41,18 @@ _LIKE_IPV4 = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)")
 
 
 def check_media(request: Request, allowed: frozenset[str], *, look_up: bool = True) -> None:
-    """Refuse a request that would have something fetched that is not for it.
+    """Refuse a request with a media URL that it must not make the engine fetch.
 
     Args:
-        request: Its body as `Request.from_body` writes it. One that names no URL costs a search of
-            its bytes; one that does is parsed and may wait for the DNS, so call this in a thread.
-        look_up: Whether to ask the DNS for a name's addresses; without it only what is an address, or
-            `localhost`, is told from its spelling, and nothing is waited for.
-        allowed: Hosts, in lower case, from which anything may be fetched (`GRISTMILL_ALLOWED_MEDIA_DOMAINS`).
+        request: Request with a body as `Request.from_body` writes it. A body without a URL costs
+            one search of its bytes. A body with a URL is parsed and may wait for the DNS, so call
+            this in a thread.
+        look_up: True asks the DNS for the addresses of names. False checks only addresses and
+            `localhost`, recognised by their spelling, and waits for nothing.
+        allowed: Hosts, in lower case, that need no check (`GRISTMILL_ALLOWED_MEDIA_DOMAINS`).
 
     Raises:
-        InvalidRequest: The URL, what is wrong with it and the remedy.
+        InvalidRequest: A URL is not allowed; the message has the URL, the reason and the remedy.
     """
     if not names_media(request):
         return
@@ -66,8 +69,8 @@ def check_media(request: Request, allowed: frozenset[str], *, look_up: bool = Tr
 
 
 def names_media(request: Request) -> bool:
-    """Whether a request may name a URL; without one, `check_media` has nothing to wait for."""
-    return b'url"' in request.body  # every field that carries a URL ends so
+    """Return whether a request may name a URL; without one, `check_media` never waits."""
+    return b'url"' in request.body  # the name of every field with a URL ends in this
 
 
 def media_urls(body: Any) -> Iterator[str]:
@@ -95,11 +98,11 @@ def _urls_of_part(part: dict[str, Any]) -> Iterator[str]:
 def host_of(url: str, request_id: str) -> str:
     """Return the host of a URL in lower case, "" for a data: URL.
 
-    One form only is read, without user, spaces or backslashes: what two parsers read differently could
-    be one host for us and another for who fetches it.
+    Only one form is accepted, without user, spaces or backslashes. Two parsers may read other forms
+    differently, so the host checked here might not be the host that the engine fetches from.
 
     Raises:
-        InvalidRequest: Another scheme, or a URL that cannot be read for certain.
+        InvalidRequest: The URL has another scheme or another form.
     """
     if url[:5].lower() == "data:":
         return ""
@@ -132,9 +135,9 @@ def _check_host(host: str, url: str, request_id: str) -> None:
 
 @lru_cache(maxsize=1024)
 def _addresses(host: str, _period: int) -> tuple[IPAddress, ...]:
-    """Return the addresses of a host; none for a name that the DNS does not know, or an odd number.
+    """Return the addresses of a host; empty for an unknown name or an unusual spelling.
 
-    `_period` makes an answer age.
+    `_period` changes every `LOOKUP_TTL_S` seconds, so the cache forgets old answers.
     """
     if host.startswith("["):
         return _literal(ipaddress.IPv6Address, host.strip("[]"))
@@ -148,7 +151,7 @@ def _addresses(host: str, _period: int) -> tuple[IPAddress, ...]:
 
 
 def _literal(kind: Callable[[str], IPAddress], text: str) -> tuple[IPAddress, ...]:
-    """Read an address in its usual spelling: 127.1, 0x7f000001 and 2130706433 are none."""
+    """Read an address in its usual spelling; return () for 127.1, 0x7f000001 or 2130706433."""
     try:
         return (kind(text),)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Data that the operations of a queue take and return; `Queue` has the operations themselves."""
+"""Define the data that the operations of a queue take and return; `Queue` has the operations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ Scheduling = Literal[
 """Order in which claims take waiting requests; docs/tuning.md says what each does."""
 
 IDS_A_CALL = 500
-"""Ids that one call names, so that its script takes a few milliseconds and others get their turn."""
+"""Most ids in one call, so that its script blocks Redis for a few milliseconds only."""
 
 MAX_CLAIM = 128
-"""Requests that one claim takes or one release hands back; keeps the script short."""
+"""Most requests in one claim or one release; this keeps the script short."""
 
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]
@@ -30,10 +30,11 @@ class Limits:
     Attributes:
         max_depth: Requests in the queue, waiting or in flight.
         max_bytes: Bytes of their records.
-        result_ttl_ms: Time for which a terminal record is kept.
-        dead_letter_ttl_ms: Time for which a dead letter is kept.
-        lease_ms: Time for which a worker may be silent before its requests are given away.
-        min_replicas: Replicas that must have a submit before it counts; not on a cluster.
+        result_ttl_ms: Milliseconds for which Redis keeps a terminal record.
+        dead_letter_ttl_ms: Milliseconds for which Redis keeps a dead letter.
+        lease_ms: Milliseconds without a heartbeat after which other workers may get a worker's
+            requests.
+        min_replicas: Replicas that must have a submit before it counts; 0 on a cluster.
     """
 
     max_depth: int = 1_000_000
@@ -52,18 +53,19 @@ class Delivery(NamedTuple):
 
 
 class HeldLease(NamedTuple):
-    """A lease that the caller believes to hold: its key, and the token that must stand in it."""
+    """A lease that the caller should hold: its key, and the token that the key must contain."""
 
     key: str
     token: str
 
 
 class SuspectRoom(NamedTuple):
-    """How many suspects a claim may take. A suspect was in flight when an engine or a worker died.
+    """The limit on suspects in a claim. A suspect was in flight when an engine or a worker died.
 
     Attributes:
         max_new: Suspects that the claim may take.
-        holds_some: Whether the worker holds a suspect already; one that saw two deaths then waits.
+        holds_some: True if the worker holds a suspect already; a suspect with two deaths then
+            waits.
     """
 
     max_new: int = 1
@@ -79,7 +81,8 @@ class SchedulingPolicy(NamedTuple):
 
     Attributes:
         order: Order in which claims take them.
-        ageing_s: Seconds after which a lane that others overtake gets a turn; 0 for never.
+        ageing_s: Seconds after which a lane gets a turn although higher lanes have work; 0 for
+            never.
     """
 
     order: Scheduling = "fair"
@@ -126,8 +129,8 @@ class Beat:
     """The reply to a worker's heartbeat.
 
     Attributes:
-        num_in_flight: Requests that the queue believes this worker holds.
-        abort: Ids that it must abort: cancelled, expired, or finished by somebody else.
+        num_in_flight: Requests that this worker holds by the queue's count.
+        abort: Ids that it must abort: cancelled, expired, or finished by another worker.
     """
 
     num_in_flight: int
@@ -136,13 +139,13 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A finished request on its way to its record.
+    """The end of a request, as `ack` writes it.
 
     Attributes:
         id: The request's id.
-        delivery: The fence of its claim.
-        status: Its end.
-        outcome: The inside of the record's JSON.
+        delivery: Delivery number of its claim: the fence.
+        status: succeeded or failed.
+        outcome: Inner part of the terminal record's JSON; see `response_outcome`.
         prompt_tokens: Tokens that the engine counted; 0 if it counted none.
         output_tokens: Tokens that the engine counted; 0 if it counted none.
     """
@@ -161,13 +164,15 @@ class Stats:
 
     Attributes:
         now_ms: Redis time.
-        counters: `queued`, `in_flight` and `bytes` say what is there now; the others only grow.
+        counters: Counters of the queue. `queued`, `in_flight` and `bytes` are current; the others
+            only grow.
         depth_by_lane: Entries of each lane, tombstones included.
         num_delayed: Requests that wait for a retry or a start time; part of `queued`.
         num_inbox: Elements that no worker has taken yet; not part of `queued`.
         num_dead: Dead letters.
-        used_memory: Bytes that the server uses; 0 if this user may not ask (INFO).
-        max_memory: Its `maxmemory`; 0 for no limit, or if this user may not ask.
+        used_memory: Bytes that the server uses; 0 if this Redis user may not call INFO.
+        max_memory: The server's `maxmemory` in bytes; 0 for no limit, or if this user may not call
+            INFO.
         scheduling: Order in which claims take waiting requests.
         workers: Worker -> ms until its lease ends.
     """

@@ -1,7 +1,7 @@
 """Name the prompt prefix of a request, so that requests with one prefix can run close together.
 
-`Request.from_body` calls this for each request. Each request is looked at by itself, so producers that do not
-know each other agree on the name (docs/decisions/0014-scheduling.md).
+`Request.from_body` calls this for each request. The name depends on the request alone, so
+independent producers agree on it (docs/decisions/0014-scheduling.md).
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,14 @@ from hashlib import blake2b
 from typing import Any
 
 PREFIX_CHARS = 1024
-"""Characters of a prompt that name its prefix: about 16 blocks of vLLM's prefix cache."""
+"""Characters at the start of a prompt that name its prefix: about 16 blocks of vLLM's prefix
+cache."""
 
 MIN_SYSTEM_CHARS = 256
 """Shortest system message that names the prefix by itself."""
 
 MAX_PREFIX_MESSAGES = 8
-"""Messages of a chat that are read at most; this bounds the work for a long chat."""
+"""Most messages of a chat that are read; this bounds the work for a long chat."""
 
 
 def prefix_of_key(key: str) -> str:
@@ -40,7 +41,7 @@ def prefix_of(body: Mapping[str, Any]) -> str:
 
 
 def _beginnings(body: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the beginning of the system message, and of what follows it."""
+    """Return the beginning of the system message, and of the rest of the prompt."""
     prompt, messages = body.get("prompt"), body.get("messages")
     if isinstance(prompt, list):  # token ids, or several prompts
         prompt = str(prompt[:PREFIX_CHARS])

@@ -1,4 +1,4 @@
-"""A small HTTP server in a thread of its own, for the probes of a process whose main thread works."""
+"""Serve probes over HTTP from a separate thread, because the main thread of the process is busy."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _SilentHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # the base class's name
-        """Probes every few seconds are no news."""
+        """Log nothing: probes come every few seconds."""
 
 
 class ProbeServer:
@@ -25,11 +25,11 @@ class ProbeServer:
     Args:
         host: Address to listen on.
         port: Port to listen on; 0 picks a free port, and the attribute `port` says which.
-        probes: Path -> why it fails now, or None.
+        probes: Path -> function that returns why the probe fails now, or None.
         pages: Path -> a WSGI application.
 
     Raises:
-        OSError: The port is taken.
+        OSError: Another process uses the port.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ProbeServer:
         )
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start the thread that answers."""
         self._thread.start()
 
     def close(self) -> None:

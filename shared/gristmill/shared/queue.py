@@ -1,4 +1,4 @@
-"""The operations of one queue, a method each. Producers, workers and the CLI all call `Queue`.
+"""Offer the operations of one queue, a method each. Producers, workers and the CLI use it.
 
 A method that changes requests runs one script of `lua/`; `cancel` runs one for each 100 ids. A method that only reads
 or deletes a key sends the plain Redis command. No method sleeps, retries or decides anything. Every call may be sent
@@ -37,7 +37,7 @@ from gristmill.shared.scripts import Scripts
 from gristmill.shared.tenant_shares import TenantShares
 
 MOVED_A_CALL = 100
-"""Ids that one reap, crash, expire or cancel moves; keeps each of these scripts near 5 ms."""
+"""Most ids that one reap, crash, expire or cancel moves; this keeps each script near 5 ms."""
 
 
 class Queue:
@@ -73,15 +73,15 @@ class Queue:
 
         Args:
             requests: Requests to accept.
-            lease: Accept them only while this lease is held: a caller that lost it submits nothing.
+            lease: Lease that the caller must hold; without it, nothing is submitted.
 
         Returns:
             A code for each: accepted, queued (this very request waits or runs already), done (it
             has a result) or conflict (its id belongs to another body or endpoint).
 
         Raises:
-            QueueFull: The new ones do not fit under the caps.
-            LeaseLost: The lease is not held any more.
+            QueueFull: The new requests exceed a limit of the queue.
+            LeaseLost: The caller no longer holds the lease.
             NotReplicated: They are in the queue, but on fewer than `min_replicas`; submit them again.
         """
         values = [value for request in requests for value in request.submit_values()]
@@ -131,14 +131,17 @@ class Queue:
             await self.redis.unlink(*(self.keys.result(request_id) for request_id in ids))
 
     async def cancel(self, ids: Sequence[str]) -> list[str]:
-        """End requests; returns a code for each: queued or running (cancelled now), done, unknown."""
+        """Cancel requests; return a code for each.
+
+        The codes are queued or running (its state before this cancel), done, and unknown.
+        """
         codes: list[bytes] = []
         for some_ids in chunks(ids, MOVED_A_CALL):
             codes += await self.scripts.run("cancel", self.limits.result_ttl_ms, *some_ids)
         return [code.decode() for code in codes]
 
     async def seal(self, batch: str, total: int) -> int:
-        """Say how many requests a batch has; returns how many are terminal so far."""
+        """Set how many requests a batch has; return how many are terminal so far."""
         done: int = await self.scripts.run("seal", batch, total)
         return done
 
@@ -151,11 +154,11 @@ class Queue:
     async def register(
         self, worker: str, info: Mapping[str, str | int], policy: SchedulingPolicy | None = None
     ) -> int:
-        """Open a worker's lease and say what it serves; returns Redis time in ms.
+        """Open a worker's lease, store what it serves, and return Redis time in ms.
 
         Args:
             worker: A name that was never used before.
-            info: Facts about the worker; `Fleet` reads what it serves.
+            info: Facts about the worker; `read_fleet` reads its models and endpoints from them.
             policy: Scheduling of the whole queue from now on; None leaves it as it is.
         """
         flat = [v for item in info.items() for v in item]
@@ -179,12 +182,13 @@ class Queue:
 
         Args:
             worker: A registered worker.
-            nonce: New for each claim; a claim sent again under the same nonce returns the same.
-            max_requests: Requests to take, at most 128.
-            max_tokens: Estimated tokens of the whole claim; the first request always fits.
-            suspects: How many suspects it may take.
-            ms_per_token: Time between two tokens of one request on this worker's engine, 0 if unknown;
-                under the order `deadline` it tells which deadlines cannot be met.
+            nonce: Unique name of this claim; a claim sent again with the same nonce returns the
+                same.
+            max_requests: Most requests to take, up to 128.
+            max_tokens: Most estimated tokens of the whole claim; the first request always fits.
+            suspects: Limit on the suspects that the claim may take.
+            ms_per_token: Milliseconds between two tokens of one request on this worker's engine, 0
+                if unknown. The order `deadline` uses it to find deadlines that cannot be met.
 
         Raises:
             LeaseLost: The worker holds no lease.
@@ -198,13 +202,13 @@ class Queue:
         return Claim.parse(reply[1:])
 
     async def admit(self, worker: str, token: str, request: Request) -> str:
-        """Turn an inbox element into a request; returns its code, or `gone` if it was admitted before."""
+        """Turn an inbox element into a request; return its code, or `gone` for a repeat."""
         return await self._admit(worker, token, "request", *request.submit_values())
 
     async def admit_garbage(
         self, worker: str, token: str, dead_id: str, evidence: Mapping[str, Any]
     ) -> str:
-        """Turn an inbox element that cannot be read into a dead letter with its bytes."""
+        """Turn an unreadable inbox element into a dead letter with its bytes."""
         return await self._admit(worker, token, "garbage", dead_id, orjson.dumps(evidence))
 
     async def _admit(self, worker: str, token: str, *values: str | float | bytes) -> str:
@@ -216,7 +220,8 @@ class Queue:
         """Write terminal records, at most 128 a call.
 
         Returns:
-            1 stored; 2 stored late, by a worker that no longer held it; 0 changed nothing.
+            A code for each: 1 stored; 2 stored late, by a worker that no longer held it; 0 nothing
+                changed.
         """
         values = [
             v
@@ -232,20 +237,24 @@ class Queue:
         """Give back a request for a retry after `delay_ms`.
 
         Returns:
-            retried, dead_lettered (its attempts are used up, the error is its evidence) or stale.
+            retried, dead_lettered (its attempts are used up; the error is its evidence) or stale.
         """
         values = (claimed.id, claimed.delivery, delay_ms, orjson.dumps(error))
         reply = await self.scripts.run("nack", worker, self.limits.result_ttl_ms, *values)
         return str(reply[0].decode())
 
     async def release(self, worker: str, claimed: Iterable[Claimed | Delivery]) -> int:
-        """Hand requests back to the front of their lanes, uncounted; returns how many went."""
+        """Return requests to the front of their lanes; the attempts do not count.
+
+        Returns:
+            The number of released requests.
+        """
         values = [v for item in claimed for v in (item.id, item.delivery)]
         released: int = await self.scripts.run("release", worker, *values)
         return released
 
     async def in_flight(self, worker: str) -> list[Delivery]:
-        """Return what the queue believes that a worker holds."""
+        """Return the requests that a worker holds by the queue's count."""
         held: Any = await self.redis.hgetall(self.keys.in_flight(worker))
         return [Delivery(request_id.decode(), int(number)) for request_id, number in held.items()]
 
@@ -253,7 +262,7 @@ class Queue:
         """Renew a worker's lease.
 
         Raises:
-            LeaseLost: Its requests were given away.
+            LeaseLost: The worker was reaped, and the queue gave its requests away.
         """
         reply = await self.scripts.run("beat", worker, self.limits.lease_ms)
         if reply[0] == 0:
@@ -261,10 +270,10 @@ class Queue:
         return Beat(reply[2], [request_id.decode() for request_id in reply[3:]])
 
     async def crash(self, worker: str, evidence: Mapping[str, Any]) -> tuple[int, list[str]]:
-        """Make what a dead engine held suspect; call again until nothing moves.
+        """Make the requests of a dead engine suspects; repeat the call until it moves nothing.
 
         Returns:
-            The number of ids that it moved, and those of them that are dead letters now.
+            The number of moved ids, and those of them that are dead letters now.
         """
         moved, *dead_ids = await self.scripts.run(
             "crash", worker, MOVED_A_CALL, self.limits.result_ttl_ms, orjson.dumps(evidence)
@@ -272,18 +281,18 @@ class Queue:
         return moved, [request_id.decode() for request_id in dead_ids]
 
     async def deregister(self, worker: str) -> bool:
-        """Close the lease of a worker that holds nothing; False if it still holds something."""
+        """Close the lease of a worker that holds nothing; return False if it holds requests."""
         return bool(await self.scripts.run("deregister", worker))
 
-    # -- what workers call for all, and clients that wait --------------------------------------------
+    # -- upkeep, by any worker or waiting client ---------------------------------------------------
 
     async def reap(self) -> dict[str, int]:
-        """Make what dead workers held claimable again; returns worker -> ids moved."""
+        """Make the requests of dead workers claimable again; return worker -> number moved."""
         reply = await self.scripts.run("reap", MOVED_A_CALL, self.limits.result_ttl_ms)
         return {worker.decode(): moved for worker, moved in chunks(reply, 2)}
 
     async def expire(self) -> int:
-        """End requests whose deadline has passed; returns how many."""
+        """End requests whose deadline has passed; return how many."""
         limits = self.limits
         expired: int = await self.scripts.run(
             "expire", MOVED_A_CALL, limits.result_ttl_ms, limits.dead_letter_ttl_ms

@@ -1,4 +1,4 @@
-"""Record and Claimed: a request as the queue stores it, read back by a worker. No Redis here.
+"""Read a request as the queue stores it: `Record` and `Claimed`, for workers. No Redis here.
 
 The bytes of a record are described in `docs/protocol.md`; `lua/includes/records.lua` reads the header.
 """
@@ -12,10 +12,10 @@ class Claimed:
 
     Attributes:
         id: The request's id.
-        delivery: The fence: which claim of this request this is; never used twice.
-        attempt: From 1; releases and crashes are not counted.
-        crashes: Engine deaths seen; above 0 the request is a suspect.
-        record: The record's bytes.
+        delivery: Number of this claim of the request: the fence. It is never used twice.
+        attempt: Number of the attempt, from 1; releases and crashes do not count.
+        crashes: Engine deaths during this request; above 0 it is a suspect.
+        record: The stored request.
     """
 
     id: str
@@ -49,7 +49,7 @@ class Record:
         """Read the three parts of `request:<id>`.
 
         Raises:
-            ValueError: The bytes are no record of version 1.
+            ValueError: The bytes are not a record of version 1.
         """
         header, metadata, body = data.split(b"\n", 2)
         fields = header.decode(errors="replace").split("|")

@@ -1,4 +1,4 @@
-"""Repeat calls until Redis answers, and tell when they wait: the one retry above the client.
+"""Repeat calls until Redis answers, and report waits. This is the only retry above the client.
 
 redis-py's defaults retry writes and lose pops (docs/decisions/0003-redis-client.md), so `connection.connect`
 switches them off. `retrying` repeats a whole operation of `Queue` instead; each is safe to send twice.
@@ -41,13 +41,14 @@ TRANSIENT = (
 """Errors that end when Redis, the network, its primary or a replica is back, or when memory is freed."""
 
 _TRANSIENT_CODES = {"NOREPLICAS", "MISCONF", "BUSY", "UNBLOCKED", "NOSCRIPT"}
-"""Answers without a class of their own: too few replicas, a full disk, a long script, a failover."""
+"""Error codes without a redis-py class: too few replicas, a full disk, a long script, a
+failover."""
 
 _FINAL = (AuthenticationError, AuthorizationError)
-"""Kinds of ConnectionError that a repeat does not mend: the operator must."""
+"""Kinds of ConnectionError that a retry cannot fix: the operator must fix the login."""
 
 NOTICE_INTERVAL_S = 10.0
-"""Shortest time between two notices in a log; an outage of an hour is 360 lines."""
+"""Shortest time between two notices in a log, in seconds; an hour's outage makes 360 lines."""
 
 
 def is_transient(error: Exception) -> bool:
@@ -82,7 +83,7 @@ async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = N
 
 
 class RedisNotice:
-    """Tells that calls wait for Redis, at most once in an interval.
+    """Reports that calls wait for Redis, at most once in an interval.
 
     Args:
         url: URL of this Redis; user and password are left out of the notice.
@@ -102,7 +103,7 @@ class RedisNotice:
         self._next_s = 0.0
 
     def __call__(self, error: Exception) -> None:
-        """Tell the error of the last try, unless a notice went out within the interval."""
+        """Report the error of the last try, unless a notice went out within the interval."""
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + self._interval_s
@@ -120,11 +121,13 @@ def announce_redis_waits(
     interval_s: float = NOTICE_INTERVAL_S,
     tell: Callable[[str], object] | None = None,
 ) -> None:
-    """Have each call of `retrying` tell that it waits; for entry points, it is the one hook of a process.
+    """Make each call of `retrying` report that it waits.
+
+    Entry points call it: it replaces the retry hooks of the whole process.
 
     Args:
         url: URL of this Redis; user and password are left out of the notice.
-        retries_before: Retries of one call that are not worth a notice.
+        retries_before: Retries of one call before its first notice.
         interval_s: Shortest time between two notices.
         tell: Called with one line for people; None logs `redis.waited_for` instead.
     """

@@ -1,7 +1,8 @@
-"""What `REDIS_URL` says: one form for each way in which people run Redis. `connect` makes a client of it.
+"""Read `REDIS_URL`: one form for each way to run Redis. `connect` makes a client from it.
 
-A URL holds secrets, so an error here never quotes it, not even a part that looks harmless: a `/` or `?`
-in a password that was not percent-encoded makes a piece of it look like a port, a path or an option.
+A URL holds secrets, so an error here never quotes it, not even a part that looks harmless. A `/` or
+`?` in a password without percent-encoding makes a piece of it look like a port, a path or an
+option.
 """
 
 import re
@@ -41,17 +42,17 @@ _SERVICE = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A URL that was understood.
+    """The parts of a parsed URL.
 
     Attributes:
-        kind: What stands there.
+        kind: Kind of Redis: server, socket, sentinel or cluster.
         public: The URL without user, password and options, for messages and logs.
-        nodes: Where to connect: the server, the sentinels, or some nodes of the cluster.
-        path: Of the socket.
-        service: What the sentinels call the primary.
+        nodes: Addresses to connect to: the server, the sentinels, or some nodes of the cluster.
+        path: Path of the Unix socket.
+        service: Name of the primary at the sentinels.
         db: Number of the database.
-        login: `username` and `password`, those that were given.
-        sentinel_login: Likewise, for the sentinels.
+        login: `username` and `password` for Redis, if given.
+        sentinel_login: `username` and `password` for the sentinels, if given.
         tls: redis-py's `ssl_*` options; None without TLS.
     """
 
@@ -72,10 +73,11 @@ class RedisUrl:
 
 
 def parse(url: str) -> RedisUrl:
-    """Read a URL; connects to nothing and opens no file.
+    """Read a URL, without connecting and without opening a file.
 
     Raises:
-        SettingsError: It has none of the forms; the message names them and repeats nothing of it.
+        SettingsError: The URL has none of the forms. The message names them and quotes nothing of
+            the URL.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _KINDS:
@@ -146,7 +148,7 @@ def _node(text: str, default_port: int) -> Node:
 
 
 def _service_and_db(kind: Kind, path: str) -> tuple[str, str]:
-    """Split what stands behind the hosts."""
+    """Split the path behind the hosts into service and database."""
     if kind == "socket":
         if not path:
             raise ValueError("path")

@@ -1,4 +1,7 @@
-"""Write to a queue and wait until replicas have it. `Queue.submit` calls it if `min_replicas` is set."""
+"""Write to a queue, and wait until replicas have the write.
+
+`Queue.submit` calls it if `min_replicas` is set.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,7 +12,7 @@ from gristmill.shared.errors import NotReplicated, SettingsError
 from gristmill.shared.keys import Keys
 
 REPLICATION_WAIT_MS = 1000
-"""Longest wait for the replicas; a healthy replica answers within a millisecond."""
+"""Most milliseconds to wait for the replicas; a healthy replica answers within one."""
 
 
 async def write_to_replicas(
@@ -18,17 +21,17 @@ async def write_to_replicas(
     min_replicas: int,
     submit: Callable[[Redis], Awaitable[Any]],
 ) -> Any:
-    """Submit on one connection, then wait there: WAIT counts what its own connection has written.
+    """Submit on one connection, then WAIT on it: WAIT covers only its connection's writes.
 
     Args:
         redis: The queue's client.
         keys: The queue's keys.
-        min_replicas: Replicas that must have it.
+        min_replicas: Replicas that must have the write.
         submit: Runs the script of `submit` on the connection that it gets and returns the reply.
 
     Raises:
-        NotReplicated: It is in the queue, but on fewer replicas.
-        SettingsError: The client is a cluster's.
+        NotReplicated: The write is in the queue, but on fewer replicas.
+        SettingsError: The client is a cluster client.
     """
     if isinstance(redis, RedisCluster):
         raise SettingsError("min_replicas needs one primary, not a cluster")
@@ -36,7 +39,7 @@ async def write_to_replicas(
         reply = await submit(connection)
         if (
             b"accepted" not in reply
-        ):  # a repeat wrote nothing; a write now comes after what it repeats
+        ):  # a repeated submit wrote nothing; this write comes after the first submit's
             await connection.hincrby(keys.stats, "submitted", 0)
         reached = await connection.wait(min_replicas, REPLICATION_WAIT_MS)
     if reached < min_replicas:

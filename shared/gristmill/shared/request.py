@@ -1,4 +1,4 @@
-"""Request: what a producer submits, the rules of its fields, and how it is made from a body. No Redis here.
+"""Define `Request`: what a producer submits, and the rules of its fields. No Redis here.
 
 `records.py` has the stored form. `docs/protocol.md` describes the bytes that `submit_values` returns.
 """
@@ -35,19 +35,19 @@ ENDPOINTS = (
     "/pooling",
     "/tokenize",
 )
-"""The endpoints that a request may name; the model of a worker decides which of them it serves."""
+"""Endpoints that a request may name; a worker's model decides which of them the worker serves."""
 
 PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EMBEDDINGS}
-"""The field of a body that tells its endpoint, if the request names no endpoint."""
+"""Field of a body -> the endpoint of a request that names none."""
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}]}'
-"""A body, for messages."""
+"""Example of a body, for error messages."""
 
 DEFAULT_MAX_TOKENS = 256
 """Output tokens assumed for a body that sets no limit; only fairness and claims use the estimate."""
 
 MAX_ESTIMATE = 10**15 - 1
-"""Largest estimate of tokens: what the scripts take, 15 digits."""
+"""Largest estimate of tokens: the scripts accept 15 digits."""
 
 _NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
 _OPTIONAL_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{0,128}")
@@ -61,19 +61,19 @@ def new_id(shard: str = "0") -> str:
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Make sure that metadata can be written down.
+    """Check that metadata can be written as JSON.
 
     Raises:
-        InvalidRequest: As `encode_body`.
+        InvalidRequest: The same cases as in `encode_body`.
     """
     _encode("metadata", metadata)
 
 
 def check_tenant(name: object) -> None:
-    """Make sure that a name may be a tenant's.
+    """Check that a name is allowed for a tenant.
 
     Raises:
-        InvalidRequest: Says what names are made of.
+        InvalidRequest: The name is not allowed; the message has the rule.
     """
     if not _is_match(_NAME, name):
         raise InvalidRequest(f"tenant {shown(name)} is not allowed; use {_NAME_RULE}")
@@ -92,7 +92,7 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
 def _encode(what: str, value: Mapping[str, Any]) -> bytes:
     try:
         encoded = orjson.dumps(value)
-        if b"null" in encoded:  # what orjson makes of a number that is not finite
+        if b"null" in encoded:  # orjson writes NaN and infinity as null
             json.dumps(value, allow_nan=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         message = (
@@ -110,20 +110,20 @@ class Request:
     Args:
         body: JSON bytes of the OpenAI request; reaches the engine untouched.
         endpoint: One of `ENDPOINTS`.
-        id: Names the request and, later, its result. The same id with the same body is the same
-            request: submitting it again changes nothing.
-        priority: Lane; `high` is claimed before `normal`, that before `low`.
+        id: Name of the request and, later, of its result. The same id with the same body means
+            the same request, so submitting it again changes nothing.
+        priority: Lane; workers claim `high` before `normal`, and `normal` before `low`.
         tenant: The tenant whose share of the engine it uses; tenants share one lane fairly.
         batch: The group that it is counted in, or "".
         deadline_s: Seconds from now after which it expires unless finished; 0 for none.
         delay_s: Seconds from now before which no worker claims it.
-        max_attempts: 1 to 100; failures that a retry may mend are tried this often.
+        max_attempts: Most attempts, 1 to 100, if a retry may help.
         model: Name of the model, which routing and people read; the engine reads the body.
-        prompt_tokens: Estimate, for fairness and claim budgets.
-        max_tokens: Estimate of the output.
+        prompt_tokens: Estimated prompt tokens, for fairness and claim budgets.
+        max_tokens: Estimated output tokens.
         prefix: Name of the prompt prefix; requests that share a prefix have the same name. "" for none.
-        reply: The client that waits, or "".
-        metadata: Returned with the result.
+        reply: Name of the client that waits for the result, or "".
+        metadata: Names and values that are returned with the result.
 
     Raises:
         InvalidRequest: A field breaks its rule; the message names it, the limit and the remedy.
@@ -147,11 +147,11 @@ class Request:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], **fields: Any) -> Self:
-        """Return a request for a body; endpoint, model, prefix and token estimates are read from it.
+        """Return a request for a body; read endpoint, model, prefix and token estimates from it.
 
         Args:
             body: An OpenAI request as a mapping.
-            **fields: Fields of `Request`; what is given here wins.
+            **fields: Fields of `Request`; they override values read from the body.
 
         Raises:
             InvalidRequest: A field is unknown, or a field or the body breaks a rule.
@@ -223,12 +223,12 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """What tells two requests under one id apart: 16 hex digits over endpoint and body."""
+        """Digest of endpoint and body, 16 hex digits; it tells requests with the same id apart."""
         return blake2b(self.body, digest_size=8, key=self.endpoint.encode()).hexdigest()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of what is stored beside the header: metadata and body."""
+        """Stored bytes of metadata and body, without the header."""
         return len(self.body) + (len(_encode("metadata", self.metadata)) if self.metadata else 0)
 
     def submit_values(self) -> tuple[str | int | bytes, ...]:
@@ -255,10 +255,10 @@ FIELDS = tuple(known.name for known in fields(Request) if known.name not in {"bo
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:
-    """Make sure that each keyword is known.
+    """Check that each keyword is known.
 
     Raises:
-        InvalidRequest: One is not; the message names the nearest known keyword and all others.
+        InvalidRequest: A keyword is unknown; the message has the nearest known one and all others.
     """
     for name in names:
         if name not in known:
@@ -273,7 +273,7 @@ def is_id(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, cut to what a person reads."""
+    """Return a value for a message, cut to a readable length."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}... ({len(text):,} characters)"
 
@@ -291,7 +291,7 @@ def _is_duration(value: object) -> bool:
 
 
 def _output_limit(body: Mapping[str, Any]) -> int:
-    """Return the tokens of all the outputs that a body asks for, at most."""
+    """Return the most tokens of all the outputs that a body asks for."""
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     each = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_TOKENS
     n = body.get("n")

@@ -1,7 +1,8 @@
 """Read one JSON element as a `Request`: a line of a file, or an element of the inbox.
 
 `gristmill submit` and the gateway call this for each line. The worker calls it for each element that it
-admits from the inbox. So the three accept and refuse the same. An element has one of three forms:
+admits from the inbox. So the three accept and refuse the same elements. An element has one of three
+forms:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}   OpenAI's
     {"body": {...}, "endpoint": "/v1/completions", "priority": "high", ...}              envelope
@@ -34,21 +35,22 @@ ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "method": (str,),
     "url": (str,),
 }
-"""What may stand beside a body, and its JSON types; null counts as left out."""
+"""Fields allowed next to `body`, and their JSON types; a null field counts as absent."""
 
 OPENAI_FIELDS = ("custom_id", "method", "url")
-"""What only stands beside a body."""
+"""OpenAI's fields, which are only allowed next to `body`."""
 
 QUEUE_FIELDS = (
     "endpoint", "tenant", "deadline_s", "delay_s", "max_attempts", "batch", "prefix_key"
 )  # fmt: skip
-"""Likewise, and no field of any OpenAI body: within one, the engine would not look at it."""
+"""Queue fields that are only allowed next to `body`. No OpenAI body has them, so the engine would
+ignore them in one."""
 
 MAX_CUSTOM_ID = 512
-"""Characters of a custom_id; it stands in rows, messages and Redis."""
+"""Most characters of a custom_id; rows, messages and Redis repeat it."""
 
 NOT_JSON = "invalid_json_line"
-"""OpenAI's code for a line that is no JSON object."""
+"""OpenAI's code for a line that is not a JSON object."""
 
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
 _JSON_TYPES |= {float: "a number", bool: "a boolean", type(None): "null"}
@@ -56,9 +58,9 @@ _NOT_A_NUMBER = re.compile(r"-?(NaN|Infinity)")
 
 
 def max_element_bytes(max_request_bytes: int) -> int:
-    r"""Return how long an element may be before it is parsed.
+    r"""Return the most bytes of an element that is parsed.
 
-    Escapes such as \u4e2d take up to twice the bytes of the text in a body, hence the factor.
+    Escapes such as \u4e2d take up to twice the bytes of the text in a body, so the factor is 2.
     """
     return 2 * max_request_bytes + 65_536
 
@@ -76,19 +78,20 @@ def request_from_json(
 
     Args:
         raw: The bytes of the element, without its line end.
-        max_request_bytes: Longest body that is accepted (`GRISTMILL_MAX_REQUEST_BYTES`).
-        default_id: The id unless the element has one; a fresh one if None.
-        line_id: For line n of a file: its id, `<run>-<n>`, whatever the element calls itself. That
-            becomes its custom_id; n if it has no name.
-        default_endpoint: Where the element names none; a plain body then needs no known field.
+        max_request_bytes: Most bytes of an accepted body (`GRISTMILL_MAX_REQUEST_BYTES`).
+        default_id: Id for an element without one; None makes a new id.
+        line_id: Id for line n of a file, `<run>-<n>`. It replaces the element's own id, which
+            becomes its custom_id; without an own id, the custom_id is n.
+        default_endpoint: Endpoint for an element that names none; a plain body then needs no known
+            field.
         defaults: Fields of `Request` for elements that do not set them.
 
     Returns:
         The request; a `custom_id` is in its metadata, under that name.
 
     Raises:
-        InvalidRequest: What is wrong, where, the limit and the remedy. Nothing of the prompt is in
-            the message.
+        InvalidRequest: The element breaks a rule. The message has the place, the limit and the
+            remedy, and nothing of the prompt.
     """
     element = _object_of(raw, max_element_bytes(max_request_bytes))
     envelope = _envelope_of(element, default_endpoint)
@@ -148,7 +151,7 @@ def _syntax_error(raw: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[str, Any]:
-    """Return the body and the fields of `Request` that came with it."""
+    """Return the body and the fields of `Request` next to it."""
     if "body" not in element and not element.keys().isdisjoint(OPENAI_FIELDS):
         raise InvalidRequest("it has no 'body'; put the request under 'body', beside its custom_id")
     if "body" not in element:
@@ -166,7 +169,7 @@ def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[
 
 
 def _plain(element: dict[str, Any], default_endpoint: str | None) -> dict[str, Any]:
-    """A body by itself; no OpenAI request has an `id`, so that one names the request."""
+    """Return the fields for a plain body. No OpenAI body has an `id`: it is the request's."""
     if found := [name for name in QUEUE_FIELDS if element.get(name) is not None]:
         raise InvalidRequest(
             f"{shown(found[0])} stands beside 'body', not in it; write"

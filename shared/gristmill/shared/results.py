@@ -1,4 +1,4 @@
-"""Result: what a request ends in, and how a worker writes it down. No Redis here.
+"""Read a terminal record as a `Result`, and write a worker's part of it. No Redis here.
 
 `lua/includes/finish.lua` puts the two halves of a record together; `docs/protocol.md` describes it.
 """
@@ -12,17 +12,17 @@ import orjson
 Status = Literal["succeeded", "failed", "cancelled", "expired"]
 
 MAX_TOKENS = 10**9
-"""What one request may have taken; a server that says more is not believed."""
+"""Most tokens that one request can have; a larger number from a server counts as 0."""
 
 
 def response_outcome(attempt: int, worker: str, status_code: int, body: bytes) -> bytes:
     """Return the part of a terminal record that carries an engine's answer.
 
     Args:
-        attempt: Which attempt it was.
-        worker: Who ran it.
+        attempt: Number of the attempt, from 1.
+        worker: Worker incarnation that ran it.
         status_code: HTTP status of the answer.
-        body: JSON bytes; embedded as they are.
+        body: JSON bytes of the answer, embedded unchanged.
     """
     return b'"attempt":%d,"worker":"%s","response":{"status_code":%d,"body":%s},"error":null' % (
         attempt,
@@ -39,16 +39,16 @@ class Result:
     Attributes:
         id: The request's id.
         status: succeeded, failed, cancelled or expired.
-        endpoint: What was asked for.
+        endpoint: Endpoint that the request named.
         attempt: The attempt that ended it; 0 if it never ran.
         enqueued_ms: Redis time at which it was accepted.
         finished_ms: Redis time at which it ended.
         status_code: HTTP status of the engine's answer, or None if the engine gave none.
-        body: The engine's answer, the very JSON that `vllm serve` returns, or None. An object, as a rule: a server
-            that is no vLLM may answer anything.
-        error: `{"code", "message"}` where there is no answer.
-        metadata: What the request carried.
-        worker: Who ran it, or "".
+        body: The engine's answer, the same JSON that `vllm serve` returns, or None. It is usually
+            an object, but a server other than vLLM may return any JSON.
+        error: `{"code", "message"}` if the engine gave no answer.
+        metadata: Metadata of the request.
+        worker: Worker incarnation that ran it, or "".
     """
 
     id: str
@@ -84,7 +84,7 @@ class Result:
 
     @classmethod
     def read(cls, request_id: str, data: bytes) -> "Result":
-        """Read `result:<id>`; one that somebody has spoiled must not hide its neighbours."""
+        """Read `result:<id>`; return a damaged one as `unreadable`, so the others stay readable."""
         try:
             return cls.parse(data)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,13 +93,13 @@ class Result:
 
     @classmethod
     def unreadable(cls, request_id: str, message: str) -> "Result":
-        """Stand in for a record that is there and cannot be read."""
+        """Return a failed result for a record that exists but cannot be read."""
         error = {"code": "unreadable", "message": message}
         return cls(request_id, "failed", "", 0, 0, 0, None, None, error, None, "")
 
     @property
     def is_success(self) -> bool:
-        """Whether the request succeeded."""
+        """True if the request succeeded."""
         return self.status == "succeeded"
 
     @property
@@ -109,7 +109,7 @@ class Result:
 
     @property
     def failure(self) -> str:
-        """One line that says why it did not succeed; "" if it did."""
+        """One line that says why the request did not succeed; "" if it did."""
         if self.is_success:
             return ""
         if self.error:
@@ -120,7 +120,11 @@ class Result:
 
 
 def token_counts(body: Any) -> tuple[int, int]:
-    """Return prompt and output tokens of an engine's answer; the Responses API has other names for them."""
+    """Return prompt and output tokens of an engine's answer, under either API's names.
+
+    Chat and completions say prompt_tokens and completion_tokens; the Responses API says
+    input_tokens and output_tokens.
+    """
     usage = mapping(mapping(body).get("usage"))
     prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
     output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
@@ -128,10 +132,10 @@ def token_counts(body: Any) -> tuple[int, int]:
 
 
 def token_count(value: Any) -> int:
-    """Return a number of tokens; 0 for what cannot be one, whatever a server calls usage."""
+    """Return a number of tokens; 0 if a server's value is not a plausible number."""
     return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return an object of an answer; an empty one for what is none."""
+    """Return a value that is an object; otherwise an empty object."""
     return value if isinstance(value, dict) else {}

@@ -1,8 +1,8 @@
-"""The Lua script of each verb, put together from its own file and the subjects that it includes.
+"""Build the Lua script of each verb from its own file and the subjects that it includes.
 
 `lua/<verb>.lua` holds a verb, `lua/includes/<subject>.lua` the functions of a subject, which several verbs
 share. A script runs whole or not at all, so each verb is atomic. `tests/unit/shared/test_scripts.py` proves
-that no verb lacks a function that it calls and that none includes a subject for nothing.
+that no verb lacks a function that it calls, and that no verb includes an unused subject.
 """
 
 from functools import cache
@@ -51,15 +51,16 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "stats": ("schema", "lanes"),
     "read_together": ("schema",),
 }  # fmt: skip
-"""Verb -> the subjects that stand in front of it, in this order: a subject uses only those before it."""
+"""Verb -> the subjects in front of it, in this order: a subject uses only those before it."""
 
 VERBS = tuple(INCLUDES)
 
 FLAGS = {"submit": "#!lua", "requeue": "#!lua", "read_together": "#!lua flags=no-writes"}
-"""First line of a script. A Redis at its `maxmemory` refuses those verbs that add requests."""
+"""First line of a script, by verb. A Redis at its `maxmemory` refuses the verbs that add
+requests."""
 
 OTHER_FLAGS = "#!lua flags=allow-oom"
-"""First line of the other verbs: they end requests, which frees memory, or move what is there."""
+"""First line of the other verbs: they end requests, which frees memory, or move existing ones."""
 
 
 def lua_text(name: str) -> str:
@@ -97,7 +98,7 @@ class Scripts:
 
         Args:
             verb: One of VERBS.
-            args: Its ARGV.
+            args: ARGV of the script.
             lease_key: Second key, for `submit` under a lease.
             connection: Client to use instead of the queue's own.
         """

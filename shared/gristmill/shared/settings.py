@@ -1,7 +1,7 @@
-"""The settings that both sides share. Read in entry points only, then passed down.
+"""Define the settings that both sides share. Entry points read them and pass them down.
 
-Every setting is an environment variable with the prefix `GRISTMILL_`; the names that people already
-use (`REDIS_URL`) work without it.
+Every setting is an environment variable with the prefix `GRISTMILL_`. The names that people already
+use (`REDIS_URL`) also work without the prefix.
 """
 
 from typing import Annotated, Any, Self, TypeVar
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 def alias(name: str) -> AliasChoices:
-    """Return the names under which a setting is read: with our prefix, and as people know it."""
+    """Return the two environment variables of a setting: with the prefix, and without it."""
     return AliasChoices(f"GRISTMILL_{name}", name)
 
 
@@ -37,7 +37,7 @@ def _domains(value: Any) -> Any:
 
 
 class QueueSettings(BaseSettings):
-    """Which Redis, which queue, and what bounds it."""
+    """Settings that name the Redis and the queue, and set the queue's limits."""
 
     model_config = SettingsConfigDict(env_prefix="GRISTMILL_", frozen=True, populate_by_name=True)
 
@@ -117,7 +117,7 @@ class QueueSettings(BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """The bounds in the units of the queue's operations."""
+        """Limits of the queue, in the units of its operations."""
         return Limits(
             max_depth=self.max_depth,
             max_bytes=self.max_bytes,
@@ -129,7 +129,7 @@ class QueueSettings(BaseSettings):
 
 
 def read_settings(cls: type[S], **overrides: Any) -> S:
-    """Read settings from the environment; `overrides` that are None are ignored.
+    """Read settings from the environment; ignore each override whose value is None.
 
     Raises:
         SettingsError: Names each setting that is wrong, its value and its bounds.
@@ -142,7 +142,7 @@ def read_settings(cls: type[S], **overrides: Any) -> S:
 
 
 def _words(error: ErrorDetails) -> str:
-    """Return what is wrong, under the variable's name; a rule over several settings names them itself."""
+    """Return the variable's name and the error; a rule over several settings names them."""
     message = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return message

@@ -1,6 +1,7 @@
-"""Take a snapshot of a queue: where every id is. The audit judges it, and tests read it.
+"""Take a snapshot of a queue: where every id is. The audit checks it, and tests read it.
 
-It only reads, with SCAN. Memory grows with the number of ids, about 300 bytes each; records are never read whole.
+It only reads, with SCAN. Its memory grows by about 300 bytes for each id. It never reads a record
+whole.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from gristmill.shared.keys import ALL_TENANTS, ORDERED_KINDS, PENDING
 from gristmill.shared.queue import Queue
 
 CHUNK = 500
-"""Ids that one call reads."""
+"""Most ids that one call reads."""
 
 HEADER_BYTES = 2048
 """Bytes that cover the longest header of a record; a body may have megabytes."""
@@ -23,13 +24,13 @@ class Place:
     """The places in which one id was seen.
 
     Attributes:
-        has_request: Whether its request exists.
-        has_result: Whether its result exists.
+        has_request: True if its request exists.
+        has_result: True if its result exists.
         num_entries: Entries in lanes.
-        is_delayed: Whether it waits for a time.
-        owner: Worker that holds it, by `owner`.
-        holders: Workers that hold it, by their `in_flight:<worker>`.
-        notes: Those of `attempts` and `deadlines` that mention it.
+        is_delayed: True if it is in `delayed`.
+        owner: Worker that holds it according to `owner`.
+        holders: Workers that hold it according to their `in_flight:<worker>`.
+        notes: Names of the keys among `attempts` and `deadlines` that have an entry for it.
     """
 
     has_request: bool = False
@@ -48,7 +49,7 @@ class Snapshot:
     Attributes:
         stats_before: Counters when it began.
         stats_after: Counters when it ended.
-        keys: First word of a key -> what follows it, for each such key.
+        keys: First word of a key -> the rest of each key with that first word.
         places: Id -> the places in which it was seen.
         num_bytes: Bytes of all requests.
     """
@@ -61,20 +62,20 @@ class Snapshot:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing moved while it was taken: each transition moves a counter that only grows."""
+        """True if nothing moved in the pass: each transition raises a counter that never falls."""
         return self.stats_before == self.stats_after
 
     def place(self, request_id: bytes | str) -> Place:
-        """Return the places in which an id was seen so far."""
+        """Return the places in which the pass has seen an id so far."""
         name = request_id.decode() if isinstance(request_id, bytes) else request_id
         return self.places.setdefault(name, Place())
 
 
 async def read_together(queue: Queue, *commands: Sequence[Any]) -> list[Any]:
-    """Return the replies of commands that only read, all of one instant.
+    """Run commands that only read, all at one instant, and return their replies.
 
-    It is a script and not MULTI/EXEC: redis-py's asyncio cluster client starts a thread and an event loop for
-    each command of a transaction.
+    This is a script, not MULTI/EXEC: redis-py's asyncio cluster client starts a thread and an event
+    loop for each command of a transaction.
     """
     words = [word for command in commands for word in (len(command), *command)]
     replies: list[Any] = await queue.scripts.run("read_together", *words)
@@ -82,7 +83,7 @@ async def read_together(queue: Queue, *commands: Sequence[Any]) -> list[Any]:
 
 
 async def take_snapshot(queue: Queue) -> Snapshot:
-    """Read every key of a queue; an id that moves meanwhile may be seen twice or never."""
+    """Read every key of a queue; an id that moves during the pass may be seen twice or never."""
     snapshot = Snapshot(stats_before=await _stats(queue))
     for key in {key async for key in queue.redis.scan_iter(match=queue.keys.pattern, count=1000)}:
         kind, name = queue.keys.parse(key)
@@ -96,7 +97,7 @@ async def take_snapshot(queue: Queue) -> Snapshot:
 
 
 async def read_place(queue: Queue, name: str, workers: Sequence[str]) -> Place:
-    """Return where one id is, all of its places seen in one instant.
+    """Return all places of one id, read at one instant.
 
     Args:
         queue: The queue.
@@ -135,7 +136,7 @@ async def read_place(queue: Queue, name: str, workers: Sequence[str]) -> Place:
 
 
 async def _places_of(queue: Queue, name: str) -> tuple[list[str], list[str]]:
-    """Return where a request may wait under one order or another: the LISTs, then the ZSETs."""
+    """Return the keys in which a request may wait under any order: the LISTs, then the ZSETs."""
     header: Any = await queue.redis.getrange(queue.keys.request(name), 0, HEADER_BYTES)
     fields = header.partition(b"\n")[0].decode(errors="replace").split("|")
     if len(fields) < 5:
@@ -181,7 +182,7 @@ async def _read_held(queue: Queue, snapshot: Snapshot) -> None:
 
 
 def _worker(owner: bytes) -> str:
-    """Return the worker in the value of an `owner` field; the charge follows it."""
+    """Return the worker from the value of an `owner` field; the charge follows the worker there."""
     return owner.partition(b"|")[0].decode()
 
 
@@ -205,5 +206,5 @@ async def _stats(queue: Queue) -> dict[str, int]:
 
 
 def integers(flat: Sequence[bytes]) -> dict[str, int]:
-    """Return the fields of a HASH of counters, as a script gets them of HGETALL."""
+    """Return the fields of a HASH of counters from the flat reply of HGETALL in a script."""
     return {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}

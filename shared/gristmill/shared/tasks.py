@@ -1,4 +1,4 @@
-"""Ending asyncio tasks for certain."""
+"""End asyncio tasks reliably."""
 
 import asyncio
 from typing import Any
@@ -7,10 +7,10 @@ CANCEL_INTERVAL_S = 0.5
 
 
 async def end(*tasks: "asyncio.Future[Any] | None") -> None:
-    """Cancel tasks until all have ended; their outcomes are not raised.
+    """Cancel tasks until all have ended; do not raise their errors.
 
-    `asyncio.wait_for` of Python 3.11, which redis-py uses, loses a cancellation that comes in the
-    same step as its result (python/cpython#86296), so once may not be enough.
+    One cancellation may not be enough. redis-py uses `asyncio.wait_for`, which in Python 3.11 loses
+    a cancellation that comes in the same step as its result (python/cpython#86296).
     """
     left = {task for task in tasks if task and not task.done()}
     while left:

@@ -1,6 +1,6 @@
-"""How tenants share one queue: the weight of each, and what each has in the queue now.
+"""Read and set how tenants share one queue: the weight of each, and its load in the queue now.
 
-The CLI and the gateway call it as `queue.tenants`.
+The CLI and the gateway use it as `queue.tenants`.
 """
 
 from collections.abc import Mapping
@@ -29,21 +29,22 @@ class TenantShares:
         self._keys = keys
 
     async def weights(self) -> dict[str, float]:
-        """Return the weights of tenants as claims take them; a tenant that is not there has 1."""
+        """Return the weights of tenants, bounded as in claims; a missing tenant has 1."""
         found: Any = await self._redis.hgetall(self._keys.tenant_weights)
         return {name.decode(errors="replace"): _weight(text) for name, text in found.items()}
 
     async def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Say how tenants share the engine under fair scheduling; it may change under a backlog.
+        """Set how tenants share the engine under fair scheduling; requests may already wait.
 
-        New weights apply to later claims. A tenant that ran ahead at its old weight first waits for the others.
+        New weights apply to later claims. A tenant that got more than its new share first waits for
+        the others.
 
         Args:
             weights: Tenant -> weight, 0.001 to 1000; other tenants keep theirs. A weight of 1 is deleted, as 1
                 is the default.
 
         Raises:
-            InvalidRequest: A name or a weight is not allowed; then none is set.
+            InvalidRequest: A name or a weight is not allowed; no weight has changed then.
         """
         for name, weight in weights.items():
             check_tenant(name)
@@ -65,7 +66,7 @@ class TenantShares:
 
 
 def _weight(text: bytes) -> float:
-    """Read a weight as `lua/includes/tenants.lua` does; somebody may have set it past `set_weights`."""
+    """Read a weight as `lua/includes/tenants.lua` does; `set_weights` may not have set it."""
     try:
         weight = float(text)
     except ValueError:

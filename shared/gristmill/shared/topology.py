@@ -1,8 +1,9 @@
-"""Clients of Redis behind Sentinel and of a Redis Cluster, as `connect` needs them.
+"""Extend redis-py's clients for Sentinel and for Redis Cluster, as `connect` needs them.
 
-redis-py follows a failover by itself: the sentinel pool asks for the primary at each new connection, the
-cluster client reads the slots anew after a lost connection and obeys MOVED and ASK. What is added here
-makes them end like a client of one server: everything closed, and errors that `is_transient` can judge.
+redis-py follows a failover by itself. The sentinel pool asks for the primary at each new
+connection. The cluster client reads the slots again after a lost connection, and obeys MOVED and
+ASK. The classes here make both close all connections, and raise errors that `is_transient` can
+classify.
 """
 
 from typing import Any
@@ -13,12 +14,12 @@ from redis.exceptions import ConnectionError, RedisClusterException, RedisError
 
 
 class SentinelPool(SentinelConnectionPool):
-    """Connections to the primary that the sentinels name; closes those to the sentinels too.
+    """A pool of connections to the primary; it closes the connections to the sentinels too.
 
     Args:
-        service: What the sentinels call the primary.
-        sentinel: Clients of the sentinels, owned from now on.
-        **options: Of each connection.
+        service: Name of the primary at the sentinels.
+        sentinel: Clients of the sentinels; the pool owns and closes them.
+        **options: Options of each connection.
     """
 
     def __init__(self, service: str, sentinel: Sentinel, **options: Any) -> None:
@@ -31,13 +32,14 @@ class SentinelPool(SentinelConnectionPool):
 
 
 class Cluster(RedisCluster):
-    """A cluster client that closes whole, and that says why it cannot learn the slots."""
+    """A cluster client that closes all connections, and says why it cannot read the slots."""
 
     async def initialize(self, *args: Any, **kwargs: Any) -> "Cluster":
-        """Read the slots from whichever node answers.
+        """Read the slots from the first node that answers.
 
         Raises:
-            redis.exceptions.RedisError: What the last node said; redis-py's own error is none of them.
+            redis.exceptions.RedisError: Error of the last node. redis-py's own error is not a
+                RedisError.
         """
         try:
             await super().initialize(*args, **kwargs)
@@ -46,7 +48,7 @@ class Cluster(RedisCluster):
         return self
 
     async def aclose(self) -> None:
-        """Close all connections, also after a lost one, when redis-py thinks there are none."""
+        """Close all connections, even after a lost one, when redis-py would close none."""
         self._initialize = False
         await super().aclose()
 

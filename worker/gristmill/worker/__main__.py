@@ -33,24 +33,24 @@ EXIT_OK, EXIT_ENGINE, EXIT_SETTINGS = 0, 1, 2
 
 LOOP_TICK_S = 1.0
 REDIS_SILENCE_BEATS = 5
-"""Beats without an answer after which Redis counts as away."""
+"""Heartbeats without an answer after which the worker reports Redis as away."""
 
 ENGINE_SILENCE_S = 10.0
-"""Time without an answer of the engine after which the worker is not ready."""
+"""Seconds without an answer from the engine after which the worker is not ready."""
 
 
 def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
-    """Run a worker until it is told to stop.
+    """Run a worker until a signal stops it.
 
     Args:
-        settings: Of this worker.
-        engine_argv: vLLM's own flags, what follows `--`.
+        settings: The worker's settings.
+        engine_argv: vLLM's own flags: the words after `--`.
 
     Returns:
         0 after a drain; 1 if the engine could not start or kept dying; 2 if a setting is wrong.
 
     Raises:
-        SettingsError: There is no engine in the settings, or there are two.
+        SettingsError: The settings name no engine, or two.
     """
     engine = engine_from(settings, engine_argv)
     configure_logging(settings.log_level)
@@ -63,15 +63,15 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
         return EXIT_SETTINGS
     except AuthenticationError as error:
         remedy = "put user and password into REDIS_URL: redis://user:password@host:port/0"
-        log.error("redis.refused", error=str(error), remedy=remedy)  # noqa: TRY400  # likewise
+        log.error("redis.refused", error=str(error), remedy=remedy)  # noqa: TRY400  # for people
         return EXIT_SETTINGS
 
 
 async def serve(settings: WorkerSettings, engine: Engine) -> int:
-    """Start the engine, then claim until drained; returns the exit code.
+    """Start the engine, claim until drained, and return the exit code.
 
     Raises:
-        SettingsError: A setting is wrong, or the port of the probes is taken.
+        SettingsError: A setting is wrong, or another process uses the probes' port.
     """
     drain = Drain(settings.drain_timeout_s)
     drain.install()
@@ -113,14 +113,14 @@ def _open_health(settings: WorkerSettings, liveness: Liveness) -> HealthServer:
 
 
 async def _tick(liveness: Liveness) -> None:
-    """Note that the loop runs."""
+    """Note once a second that the event loop runs."""
     while True:
         liveness.loop_ran()
         await asyncio.sleep(LOOP_TICK_S)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker on the settings of the environment."""
+    """Run a worker with settings from the environment; return its exit code."""
     try:
         engine_argv = argv[1:] if argv[:1] == ["--"] else argv
         return run_worker(read_settings(WorkerSettings), engine_argv)

@@ -1,7 +1,8 @@
 """Write terminal records in small batches, and keep them until they are written.
 
-Each finished request puts its settlement into a queue; up to 64 of them, or what came within 5 ms, go in
-one call. While Redis is away they wait here: nothing that the engine finished is computed twice.
+Each finished request puts its settlement into a queue. One call writes up to 64 settlements, or
+those that came within 5 ms. While Redis is away the settlements wait here. So the engine computes
+no finished request twice.
 """
 
 import asyncio
@@ -26,10 +27,11 @@ class AckWriter:
     """One task that acknowledges the finished requests of one queue.
 
     Args:
-        queue: Where the records go.
+        queue: The queue that gets the records.
         finished: The settlements to write, each with the worker incarnation that claimed the request.
         written: Called with each batch once it is written.
-        may_grow: Whether more requests may finish soon; if not, nothing waits for company.
+        may_grow: Returns whether more requests may finish soon; if not, the writer does not wait
+            for them.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class AckWriter:
                 self._finished.task_done()
 
     async def _gather(self, first: Finished) -> tuple[list[Settlement], Finished | None]:
-        """Collect what came within the interval; return it, and one settlement that did not fit."""
+        """Return the settlements that came within the interval, and one that did not fit."""
         worker, batch, num_bytes = first[0], [first[1]], len(first[1].outcome)
         if self._finished.empty() and self._may_grow():
             await asyncio.sleep(INTERVAL_S)

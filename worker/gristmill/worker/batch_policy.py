@@ -1,7 +1,8 @@
-"""When to claim and how much: pure functions, time is an argument. `batcher.py` acts on them.
+"""Decide when to claim and how much: pure functions, time is an argument. `batcher.py` calls them.
 
-The policies differ in two answers only: may a claim join what already runs, and when is a batch that
-is being gathered closed. What the engine has room for is the answer of `admission/room.py`.
+The policies differ in two rules only. The first is whether a claim may join the requests that
+already run. The second is when a gathered batch closes. `admission/room.py` says how much the
+engine has room for.
 """
 
 from collections.abc import Sequence
@@ -13,15 +14,15 @@ from gristmill.shared.records import Record
 from gristmill.worker.admission.room import Demand, Room
 
 BUCKETS = 4
-"""How many batches the bucketed policy gathers before it sorts them by length."""
+"""Batches that the bucketed policy gathers before it sorts their requests by length."""
 
 
 class Recorded(Protocol):
-    """What has a record: a claimed request."""
+    """Anything with a record, such as a claimed request."""
 
     @property
     def record(self) -> Record:
-        """Its record."""
+        """The record of the request."""
 
 
 T = TypeVar("T", bound=Recorded)
@@ -29,23 +30,29 @@ T = TypeVar("T", bound=Recorded)
 PolicyKind = Literal["continuous", "sequential", "static", "dynamic", "bucketed"]
 
 CloseReason = Literal["full", "no_room", "joined", "timeout", "drained", "stopping"]
-"""Why a batch starts: it is as large as it may be; the engine has no room for more; the engine has room,
-so nothing is held back; its window is over; the queue is empty. `stopping`: it does not start, but is
-handed back, because the worker drains or its engine died."""
+"""Why a batch closes.
+
+- full: it is as large as it may be.
+- no_room: the engine has no room for more requests.
+- joined: the engine has room, so the batch need not wait.
+- timeout: its window is over.
+- drained: the queue is empty.
+- stopping: the worker drains or its engine died, so the worker releases the batch unstarted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """How requests are grouped on their way into the engine.
+    """The rule that groups requests on their way into the engine.
 
     Attributes:
-        kind: continuous: what is claimed starts at once, beside what runs. sequential: one request
+        kind: continuous: claimed requests join the running ones at once. sequential: one request
             runs to its end. dynamic: a batch gathers for `timeout_s` and runs to its end. static: a
             batch gathers until full (or until the queue is empty and `timeout_s` has passed) and runs
-            to its end. bucketed: four batches are gathered, sorted by estimated tokens and run one
-            after the other.
-        size: Requests in a batch; at most in one claim, for continuous.
-        timeout_s: Longest wait to fill a batch, counted from its first request.
+            to its end. bucketed: the worker gathers four batches, sorts their requests by estimated
+            tokens, and runs one batch after the other.
+        size: Requests in a batch; for continuous, most requests in one claim.
+        timeout_s: Most seconds to fill a batch, counted from its first request.
     """
 
     kind: PolicyKind
@@ -54,12 +61,12 @@ class BatchPolicy:
 
     @property
     def has_barrier(self) -> bool:
-        """Whether a batch runs to its end before the next is claimed."""
+        """True if a batch runs to its end before the worker claims the next."""
         return self.kind != "continuous"
 
     @property
     def gather_size(self) -> int:
-        """Requests that are gathered before they start."""
+        """Requests that the worker gathers before it starts them."""
         return {"sequential": 1, "bucketed": self.size * BUCKETS}.get(self.kind, self.size)
 
 
@@ -68,15 +75,16 @@ def claim_size(
 ) -> int:
     """Return how many requests the next claim may take; 0 means wait until something ends.
 
-    A continuous claim follows queue and engine: all that there is room for, up to the policy's size,
-    while much waits; an equal part of what waits where other workers could run the rest.
+    A continuous claim takes what the engine has room for, up to the policy's size. If other workers
+    serve the queue too, it takes at most an equal part of what waits: they can run the rest.
 
     Args:
         policy: The policy.
         running: Requests in the engine.
         gathered: Requests claimed and not started.
-        room: What the engine can take beside both; batches with a barrier ask only whether it is idle.
-        demand: Of the queue that is asked.
+        room: Room that is left beside running and gathered requests. A policy with a barrier
+            ignores it and claims only for an idle engine.
+        demand: Demand of the queue to claim from.
     """
     size = min(policy.gather_size - gathered, MAX_CLAIM)
     if policy.has_barrier:
@@ -90,8 +98,8 @@ def claim_tokens(policy: BatchPolicy, room: Room, limit: int) -> int:
 
     Args:
         policy: The policy.
-        room: What the engine can take.
-        limit: Whatever the engine can take.
+        room: Room that is left in the engine.
+        limit: Most tokens of one claim, even if the engine has more room.
     """
     return limit if policy.has_barrier else min(limit, room.num_tokens)
 
@@ -99,15 +107,15 @@ def claim_tokens(policy: BatchPolicy, room: Room, limit: int) -> int:
 def close_reason(
     policy: BatchPolicy, *, running: int, gathered: int, got: int, waited_s: float, has_room: bool
 ) -> CloseReason | None:
-    """Say why a gathered batch starts now, or None to go on gathering.
+    """Return why a gathered batch starts now, or None to go on gathering.
 
     Args:
         policy: The policy.
         running: Requests in the engine.
         gathered: Requests claimed and not started.
-        got: What the last claim returned.
-        waited_s: Since the first of them was claimed.
-        has_room: Whether the engine can take more beside both.
+        got: Requests that the last round of claims returned.
+        waited_s: Seconds since the worker claimed the first of them.
+        has_room: True if the engine has room for more than the running and gathered requests.
     """
     if gathered == 0:
         return None
@@ -127,7 +135,7 @@ def _end_of_window(policy: BatchPolicy, got: int) -> CloseReason | None:
 
 
 def groups(policy: BatchPolicy, claimed: Sequence[T]) -> list[Sequence[T]]:
-    """Split a gathered batch into what starts together."""
+    """Split a gathered batch into groups of requests that start together."""
     if policy.kind != "bucketed":
         return [claimed]
     by_length = sorted(claimed, key=lambda item: item.record.prompt_tokens + item.record.max_tokens)

@@ -1,7 +1,8 @@
-"""Gather what starts next: rounds of claims over a worker's queues, until the batch policy closes the batch.
+"""Gather the next batch: claim from a worker's queues in rounds, until the policy closes it.
 
-The loop calls `next_batch` again and again. All queues share the engine's room (`admission/room.py`). In each
-round the queue that is owed most is asked first (`queue_shares.py`), and what it leaves goes to the next.
+The loop calls `next_batch` repeatedly. All queues share the engine's room (`admission/room.py`).
+Each round asks the queue that is owed most first (`queue_shares.py`). If it is empty, the next
+queue is asked.
 """
 
 import asyncio
@@ -19,27 +20,28 @@ from gristmill.worker.in_flight import ClaimedRequest, ClaimResult
 from gristmill.worker.queue_shares import QueueShares
 
 LOOK_AGAIN_S = 0.05
-"""Wait for room: the engine moves between two ends of requests, and its counters lag a step behind them."""
+"""Seconds before the batcher checks for room again. Room can appear without a request ending, and
+the engine's counters lag one step behind each end."""
 
 
 class Source(Protocol):
-    """What a batcher needs of a `QueueSource`; it can be read without leases and heartbeats."""
+    """The part of a `QueueSource` that a batcher uses; it leaves out leases and heartbeats."""
 
     weight: int
     demand: Demand
 
     @property
     def has_suspects(self) -> bool:
-        """Whether it holds suspects."""
+        """True if this worker holds suspects of the queue."""
 
     async def claim(self, size: int, max_tokens: int, suspect_width: int) -> ClaimResult | None:
-        """Claim once; None in a pause."""
+        """Claim once; return None while claims pause."""
 
     async def resolve_doubt(self) -> None:
-        """Release what only the queue believes to be in flight here."""
+        """Release requests that this worker holds by the queue's count only."""
 
     async def hear_doorbell(self, timeout_s: float) -> None:
-        """Wait for the doorbell."""
+        """Wait until the doorbell rings, at most `timeout_s` seconds."""
 
 
 class Batcher:
@@ -47,9 +49,9 @@ class Batcher:
 
     Args:
         sources: The queues.
-        policy: When to claim and how much.
+        policy: The rule that says when to claim and how much.
         context: The worker.
-        is_stopping: Returns whether to claim nothing more.
+        is_stopping: Returns whether the worker must stop claiming.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Batcher:
         self._shares = QueueShares([source.weight for source in sources])
 
     async def next_batch(self) -> list[ClaimedRequest]:
-        """Claim until the policy closes the batch; empty when stopping."""
+        """Claim until the policy closes the batch; return an empty list when stopping."""
         batch: list[ClaimedRequest] = []
         opened_at = time.monotonic()
         while not self._is_stopping():
@@ -92,16 +94,18 @@ class Batcher:
                 return batch
             if len(batch) == num_before:
                 await self._wait_for_work(claims, opened_at if batch else None)
-        if batch:  # it is in flight, and released by the drain
+        if batch:  # it stays in flight until the drain or the report of the death releases it
             metrics.claims.labels("stopping").inc()
         return []
 
     async def wait_for_change(
         self, doorbells: Sequence[Source] = (), doorbell_s: float = 0.0
     ) -> None:
-        """Wait until a request ends or one of the doorbells rings, which are heard for `doorbell_s` seconds.
+        """Wait until a request ends, a doorbell rings, or `doorbell_s` seconds have passed.
 
-        A change since the last wait ends this one at once, because the caller's last look may have missed it.
+        Without doorbells there is no timeout.
+
+        A change since the last wait ends this one at once: the caller may have missed it.
         """
         if self._is_stopping():
             return
@@ -116,11 +120,11 @@ class Batcher:
     async def _claim_round(self, batch: list[ClaimedRequest]) -> dict[Source, ClaimResult]:
         """Ask the queues in turn until one has something, and add it to the batch.
 
-        Which queue comes first next depends on what this one brought. A queue is not asked for want of
-        room, or in a pause.
+        The round stops there, because the tokens of a claim decide which queue comes first in the
+        next round. The round skips a queue without room for it, or whose claims pause.
 
         Returns:
-            The results of the queues that were asked.
+            The results of the queues that the round asked.
         """
         claims = {}
         for place in self._shares.order():
@@ -154,9 +158,9 @@ class Batcher:
         return self._admission.room([request.record for request in batch], source.demand)
 
     def _suspect_width_of(self, source: Source) -> int:
-        """Return how many suspects of a queue may run. They run from one queue at a time.
+        """Return how many suspects of a queue may run: 0 while another queue has suspects here.
 
-        The verdict over a death looks at one queue alone, and must know every suspect that ran.
+        The verdict after a death reads one queue only, and must see every suspect that ran.
         """
         others = (other for other in self._sources if other is not source)
         return 0 if any(other.has_suspects for other in others) else self._load.suspect_width

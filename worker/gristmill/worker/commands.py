@@ -18,15 +18,15 @@ scale_option = click.option(
     metavar="X",
     help="Of a named load's lengths; 0.25 suits a CPU.",
 )
-"""What `bench` and `tune` share."""
+"""Option that `bench` and `tune` share."""
 
 
 class EngineCommand(click.Command):
-    """A command that takes vLLM's flags, and knows what one without `--` before it means."""
+    """A command that takes vLLM's flags, and explains a vLLM flag that has no `--` before it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line; an option that is not ours is vLLM's."""
-        given = list(args)  # the parser takes them away
+        """Parse the command line; report an unknown option as one of vLLM's."""
+        given = list(args)  # the parser empties the list
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -40,7 +40,7 @@ class EngineCommand(click.Command):
             ) from None
 
     def _parted(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Return the options of this command, and the others; values stay behind their option."""
+        """Return the options of this command, and the others; a value stays behind its option."""
         known = {name for parameter in self.params for name in parameter.opts}
         ours: list[str] = []
         flags: list[str] = []
@@ -67,9 +67,9 @@ class EngineCommand(click.Command):
 def worker(
     redis_url: str | None, queue: str | None, vllm_url: str | None, engine_argv: tuple[str, ...]
 ) -> None:
-    """Claim requests and run them on vLLM until told to stop.
+    """Claim requests and run them on vLLM until a signal stops it.
 
-    What follows `--` are vLLM's own flags, the same that `vllm serve` takes:
+    The words after `--` are vLLM's own flags, as `vllm serve` takes them:
 
     gristmill worker -- --model Qwen/Qwen3-8B --max-num-seqs 1024
 

@@ -1,4 +1,4 @@
-"""What the parts of one worker share; `wiring.py` makes it once."""
+"""The objects that the parts of one worker share; `wiring.py` makes them once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class WorkerContext:
 
     Attributes:
         settings: The worker's settings.
-        engine: The engine that runs requests; started.
-        admission: What the engine has room for.
-        load: What the engine runs.
-        drain: Tells when to stop.
+        engine: The engine that runs requests; it is started.
+        admission: Calculates what the engine has room for.
+        load: Counts of the requests that the engine runs.
+        drain: Says when to stop.
         liveness: Signs of life, read by the probes.
-        facts: What the worker serves; other clients see it in `worker:<worker>`.
+        facts: Facts about what the worker serves; other clients read them in `worker:<worker>`.
     """
 
     settings: WorkerSettings

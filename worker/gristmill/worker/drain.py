@@ -1,6 +1,7 @@
-"""Stopping: SIGTERM or SIGINT drains, a second one hurries.
+"""Stop a worker: SIGTERM or SIGINT starts the drain, and a second one ends its grace period.
 
-Draining means: claim nothing more, finish what fits into the grace period, hand back the rest at once.
+A draining worker claims nothing more. It finishes what it can in the grace period, then releases
+the rest.
 """
 
 import asyncio
@@ -19,10 +20,10 @@ T = TypeVar("T")
 
 
 class Drain:
-    """Whether this process is to stop, and how long it may take.
+    """The state of a drain: whether this process must stop, and how long it may take.
 
     Args:
-        timeout_s: Time to finish after the first signal.
+        timeout_s: Grace period in seconds, from the first signal.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -33,14 +34,14 @@ class Drain:
         self.on_start: Callable[[], None] = lambda: None
 
     def install(self) -> None:
-        """Listen to SIGTERM and SIGINT; call on the main thread, inside the event loop."""
+        """Handle SIGTERM and SIGINT. Call it on the main thread, inside the event loop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number.name)
 
     @property
     def is_draining(self) -> bool:
-        """Whether nothing more is to be claimed."""
+        """True once the worker must claim nothing more."""
         return self.started.is_set()
 
     def start(self, reason: str) -> None:
@@ -52,7 +53,11 @@ class Drain:
             log.info("worker.draining", reason=reason, timeout_s=self._timeout_s)
 
     async def until_over(self, idle: asyncio.Event) -> bool:
-        """Wait until `idle` is set or the grace period is over; returns whether it is set."""
+        """Wait until `idle` is set, the grace period is over, or a second signal comes.
+
+        Returns:
+            True if `idle` is set.
+        """
         remaining_s = max(0.0, (self._deadline or time.monotonic()) - time.monotonic())
         waits = {asyncio.create_task(idle.wait()), asyncio.create_task(self._hurried.wait())}
         await asyncio.wait(waits, timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
@@ -60,7 +65,7 @@ class Drain:
         return idle.is_set()
 
     async def unless_started(self, step: Coroutine[Any, Any, T]) -> T | None:
-        """Take a step of the start; None, and the step is cancelled, if the drain comes first."""
+        """Run a step; if the drain starts first, cancel it and return None."""
         running = asyncio.create_task(step)
         started = asyncio.create_task(self.started.wait())
         try:

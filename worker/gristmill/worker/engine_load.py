@@ -1,4 +1,4 @@
-"""What the engine runs at this moment, of all queues of its worker together."""
+"""Count what the engine runs at this moment, from all queues of its worker together."""
 
 import asyncio
 
@@ -13,10 +13,11 @@ class EngineLoad:
     Attributes:
         num_running: Requests in the engine.
         num_settled: Requests whose records were written since the worker started.
-        suspect_width: Suspects that may run beside normal work.
-        token_time: How fast the engine generates.
-        changed: Set when a request ends, and by whoever wants the batcher to look again. Who waits clears it.
-        idle: Set while nothing runs.
+        suspect_width: Suspects that may run at the same time as normal requests.
+        token_time: Measured time per output token.
+        changed: Event that makes the batcher look again, set for example when a request ends. The
+            waiting batcher clears it.
+        idle: Event that is set while nothing runs.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class EngineLoad:
             self.idle.set()
 
     def widen_suspects(self) -> None:
-        """Let twice as many suspects run: one has ended well."""
+        """Double the suspects that may run at the same time: one has ended well."""
         self.suspect_width = min(self.suspect_width * 2, MAX_CLAIM)
 
     def narrow_suspects(self) -> None:

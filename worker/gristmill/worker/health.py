@@ -1,7 +1,8 @@
-"""The probes: /healthz, /readyz and /metrics on a small HTTP server in a thread of its own.
+"""Serve /healthz, /readyz and /metrics over HTTP, from a separate thread.
 
-/healthz fails when the loop or the engine makes no progress, and only then; /readyz also while
-starting, draining, or while Redis is away. /metrics carries Gristmill's series and vLLM's own.
+/healthz fails only while the worker's event loop does not run. /readyz also fails while the worker
+starts or drains, and while Redis or the engine does not answer. /metrics has Gristmill's series and
+vLLM's own.
 """
 
 from prometheus_client import REGISTRY, make_wsgi_app
@@ -14,12 +15,12 @@ class HealthServer(ProbeServer):
     """Serves the probes until closed.
 
     Args:
-        liveness: What they tell.
+        liveness: Signs of life that the probes report.
         host: Address to listen on.
         port: Port to listen on; 0 picks a free port, and the attribute `port` says which.
 
     Raises:
-        OSError: The port is taken.
+        OSError: Another process uses the port.
     """
 
     def __init__(self, liveness: Liveness, host: str, port: int) -> None:

@@ -1,8 +1,9 @@
-"""Renew a lease, in a thread with an event loop and a connection of its own.
+"""Renew a lease, in a separate thread that has its own event loop and Redis connection.
 
-A 20 MB prompt can hold the worker's loop for seconds; the lease must not depend on it. The same thread
-reaps dead workers and expires deadlines, so no separate process has to be alive. It stops renewing when
-the worker makes no progress: then its requests go to somebody who does.
+A 20 MB prompt can block the worker's loop for seconds, and the lease must not end because of it.
+The same thread reaps dead workers and expires deadlines, so this needs no separate process. The
+thread stops renewing when the worker makes no progress. Then the queue gives the requests to other
+workers.
 """
 
 import asyncio
@@ -21,18 +22,18 @@ from gristmill.worker.liveness import Liveness
 log = structlog.get_logger()
 
 STOP_S = 1.0
-"""Longest wait for a beat under way; a Redis that does not answer must not hold up the exit."""
+"""Most seconds to wait for a running heartbeat: a silent Redis must not delay the exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatEvents:
-    """What the thread tells the worker's loop, each called on that loop.
+    """Callbacks from the heartbeat's thread to the worker; each runs on the worker's event loop.
 
     Attributes:
-        aborted: Ids to abort: cancelled, expired, or finished by somebody else.
-        lost: The lease is gone.
-        in_flight_counted: How many requests the queue believes that this worker holds.
-        stats_read: One view of the queue, after each beat.
+        aborted: Gets the ids to abort: cancelled, expired, or finished by another worker.
+        lost: Gets the incarnation that lost its lease.
+        in_flight_counted: Gets the number of requests that this worker holds by the queue's count.
+        stats_read: Gets one view of the queue after each heartbeat.
     """
 
     aborted: Callable[[Sequence[str]], None]
@@ -45,10 +46,11 @@ class Heartbeat:
     """Renews the lease of one worker on one queue until stopped.
 
     Args:
-        open_queue: Opens a queue on a connection of its own; called in the thread.
+        open_queue: Opens the queue on a new connection; called in the heartbeat's thread.
         beat_s: Seconds between heartbeats.
-        liveness: Whether the worker gets on, and when Redis was last heard.
-        events: What to tell the loop that creates this object.
+        liveness: Says whether the worker makes progress; the heartbeat notes each answer of Redis
+            there.
+        events: Callbacks, run on the event loop that creates this object.
     """
 
     def __init__(
@@ -68,15 +70,15 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="gristmill-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat, once there is a lease to `follow`."""
+        """Start the thread; it sends heartbeats once `follow` has named a lease."""
         self._thread.start()
 
     def follow(self, worker: str) -> None:
-        """Renew the lease of this incarnation from now on; it is registered."""
+        """Renew the lease of this registered incarnation from now on."""
         self._worker = worker
 
     async def stop(self) -> None:
-        """End the thread; the lease runs out by itself unless `deregister` closes it."""
+        """End the thread; the lease expires unless `deregister` closes it."""
         self._stop.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_S)
@@ -121,5 +123,5 @@ class Heartbeat:
     def _tell(self, callback: Callable[..., object], value: object) -> None:
         try:
             self._loop.call_soon_threadsafe(callback, value)
-        except RuntimeError:  # the loop is closed: the worker is gone
+        except RuntimeError:  # the loop is closed: the worker has ended
             self._stop.set()

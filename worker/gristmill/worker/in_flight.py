@@ -1,7 +1,7 @@
-"""What one worker process holds of one queue: each request from its claim until it is settled.
+"""Hold the requests that one worker process has claimed from one queue, until each is settled.
 
-A claim adds requests (`queue_source.py`), the runner runs them (`runner.py`), and each request settles
-itself: acknowledged, given back for a retry, or released. Nobody keeps another list of them.
+A claim adds requests (`queue_source.py`), and the runner runs them (`runner.py`). Each request can
+ack, nack or release itself. This is the only list of them in the worker.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class ClaimedRequest:
     """One claimed request, which can settle itself.
 
     Attributes:
-        claimed: What the claim returned.
+        claimed: The request as the claim returned it.
         worker: The worker incarnation that claimed it.
         claimed_at: Moment of the claim, in monotonic seconds.
         queue_wait_s: Seconds from submit to claim, by Redis's clock.
@@ -50,26 +50,29 @@ class ClaimedRequest:
 
     @property
     def record(self) -> Record:
-        """What was submitted."""
+        """The record of the request."""
         return self.claimed.record
 
     @property
     def queue(self) -> str:
-        """Name of the queue that it came from."""
+        """Name of the queue that the request came from."""
         return self._in_flight.queue.keys.queue
 
     @property
     def is_held(self) -> bool:
-        """Whether it is still ours: neither settled nor aborted nor given to another worker."""
+        """True while this worker holds it: not settled, aborted or given to another worker."""
         return self._in_flight.holds(self)
 
     def started(self, task: "asyncio.Task[None]") -> None:
-        """Note the task that runs the request; its end is noted when the task ends."""
+        """Note the task that runs the request; the request counts as running until it ends."""
         self.task = task
         self._in_flight.count_started(task)
 
     def ack(self, status: Literal["succeeded", "failed"], response: Response) -> None:
-        """End the request with the engine's answer; the record is written within milliseconds."""
+        """End the request with the engine's answer.
+
+        The `AckWriter` writes the record within milliseconds if Redis answers.
+        """
         claimed = self.claimed
         outcome = response_outcome(claimed.attempt, self.worker, response.status, response.body)
         settlement = Settlement(
@@ -84,14 +87,14 @@ class ClaimedRequest:
         self._in_flight.finished.put_nowait((self.worker, settlement))
 
     async def nack(self, error: Mapping[str, Any], delay_ms: int) -> str:
-        """Give the request back for a retry, or let it end if it has used up its attempts.
+        """Give the request back for a retry, or end it if its attempts are used up.
 
         Args:
-            error: Why; kept with a dead letter.
-            delay_ms: Wait before the retry.
+            error: Reason; a dead letter keeps it.
+            delay_ms: Milliseconds until the retry.
 
         Returns:
-            `dead_lettered`, or another word of `nack.lua` if it will be tried again.
+            `dead_lettered` if the request has ended; otherwise `retried` or `stale`.
         """
         in_flight, claimed = self._in_flight, self.claimed
         code = await retrying(lambda: in_flight.queue.nack(self.worker, claimed, delay_ms, error))
@@ -100,17 +103,18 @@ class ClaimedRequest:
         return code
 
     async def release(self) -> None:
-        """Hand the request back to the front of its lane; this attempt does not count."""
+        """Return the request to the front of its lane; this attempt does not count."""
         await self._in_flight.release([self])
 
 
 class ClaimResult(NamedTuple):
-    """What one claim brought.
+    """The result of one claim.
 
     Attributes:
-        requests: The requests, in their order.
-        has_inbox: Whether it found plain JSON in the inbox, which the next claim may bring as requests.
-        next_due_s: Seconds until the next delayed request is due; None if there is none.
+        requests: The claimed requests, in the order in which they should start.
+        has_inbox: True if the claim took elements from the inbox. The worker admits them, so the
+            next claim may return them as requests.
+        next_due_s: Seconds until the next delayed request is due; None without delayed requests.
     """
 
     requests: Sequence[ClaimedRequest]
@@ -119,16 +123,18 @@ class ClaimResult(NamedTuple):
 
 
 class InFlight:
-    """The requests of one queue that this process holds. An id belongs to a queue, so each queue has its own.
+    """The requests of one queue that this process holds.
+
+    Each queue has its own `InFlight`, because ids are unique within one queue only.
 
     Args:
-        queue: Where nacks and releases go.
-        load: Counts what runs.
+        queue: The queue; nacks and releases go to it.
+        load: Counter of the running requests of all queues.
 
     Attributes:
         queue: The queue.
         num_running: Requests of this queue in the engine.
-        finished: Settlements that the `AckWriter` is to write, each with the worker incarnation of its claim.
+        finished: Settlements for the `AckWriter`, each with the worker incarnation that claimed it.
     """
 
     def __init__(self, queue: Queue, load: EngineLoad) -> None:
@@ -149,7 +155,7 @@ class InFlight:
         return [request for request in self._requests.values() if request.claimed.crashes]
 
     def add(self, claim: Claim, worker: str) -> list[ClaimedRequest]:
-        """Take over what a claim returned."""
+        """Add the requests that a claim returned, and return them."""
         added = []
         for claimed in claim.claimed:
             wait_s = max(0.0, (claim.now_ms - claimed.record.enqueued_ms) / 1000)
@@ -160,36 +166,41 @@ class InFlight:
         return added
 
     def holds(self, request: ClaimedRequest) -> bool:
-        """Return whether this very claim of the request is held."""
+        """Return whether the worker still holds this claim of the request."""
         return self._requests.get(request.id) is request
 
     def count_started(self, task: "asyncio.Task[None]") -> None:
-        """Count a request that runs, until its task ends."""
+        """Count a running request until its task ends."""
         self.num_running += 1
         self._load.add()
         task.add_done_callback(self._ended)
 
     def forget(self, deliveries: Iterable[Claimed | Settlement]) -> None:
-        """Drop what is settled or handed back, unless the same id was claimed anew meanwhile."""
+        """Drop settled or released requests, unless the worker has claimed the id again since."""
         for done in deliveries:
             request = self._requests.get(done.id)
             if request and request.claimed.delivery == done.delivery:
                 del self._requests[done.id]
-                if request.claimed.crashes:  # the next suspect may be claimed
+                if request.claimed.crashes:  # the worker may claim the next suspect
                     self._load.changed.set()
 
     def abort(self, ids: Iterable[str]) -> list[str]:
-        """Drop requests that ended elsewhere, whichever delivery is held, and stop what runs of them.
+        """Drop requests that ended elsewhere, and cancel their tasks.
+
+        The number of the held delivery does not matter.
 
         Returns:
-            The ids that were held.
+            The ids that this process held.
         """
         aborted = [found for each in ids if (found := self._requests.pop(each, None))]
         cancel(aborted)
         return [request.id for request in aborted]
 
     async def release(self, requests: Sequence[ClaimedRequest]) -> None:
-        """Hand requests back to the front of their lanes, uncounted; the last ones first, to keep the order."""
+        """Return requests to the front of their lanes; the attempts do not count.
+
+        The last chunk goes first, which keeps the order.
+        """
         for chunk in reversed(list(chunks(requests, MAX_CLAIM))):
             worker, claimed = chunk[0].worker, [request.claimed for request in chunk]
             released = await retrying(lambda w=worker, c=claimed: self.queue.release(w, c))  # type: ignore[misc]  # bound now
@@ -202,7 +213,7 @@ class InFlight:
 
 
 def cancel(requests: Iterable[ClaimedRequest]) -> "list[asyncio.Task[None]]":
-    """Abort in the engine what runs of these; return the tasks that are about to end."""
+    """Cancel the running tasks of these requests; return the tasks that will end soon."""
     tasks = [each.task for each in requests if each.task and not each.task.done()]
     for task in tasks:
         task.cancel()

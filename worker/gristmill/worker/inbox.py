@@ -1,4 +1,4 @@
-"""Admit an element of the inbox: plain JSON becomes a request, or a dead letter if it cannot be read."""
+"""Admit an element of the inbox: make it a request, or a dead letter if it is invalid."""
 
 import structlog
 
@@ -13,14 +13,14 @@ log = structlog.get_logger()
 async def admit_element(
     queue: Queue, worker: str, token: str, element: bytes, max_request_bytes: int
 ) -> None:
-    """Admit one element that a claim took from the inbox; sent twice, it is admitted once.
+    """Admit one element that a claim took from the inbox; a second call changes nothing.
 
     Args:
         queue: The queue.
         worker: The worker incarnation that claimed it.
-        token: Names the element within that incarnation.
+        token: Name of the element, unique within that incarnation.
         element: Plain JSON, as a producer in any language pushed it.
-        max_request_bytes: Longest body that is accepted.
+        max_request_bytes: Most bytes of an accepted body.
     """
     default_id = f"inbox-{token}"
     try:

@@ -1,6 +1,6 @@
-"""The lease of one worker on one queue: opened under a new name, and opened anew when it was lost.
+"""Open and close the lease of one worker on one queue, and replace it after a loss.
 
-`heartbeat.py` renews it. Each lease belongs to a new worker incarnation, whose name no other ever has.
+`heartbeat.py` renews it. Each lease belongs to a new worker incarnation with a unique name.
 """
 
 import asyncio
@@ -20,19 +20,20 @@ log = structlog.get_logger()
 
 
 def new_worker_name() -> str:
-    """Return the name of a new incarnation; no other ever has it."""
+    """Return a unique name for a new incarnation: host name and ULID."""
     return f"{socket.gethostname()[:48]}-{ULID()}"
 
 
 class Lease:
-    """Registers a worker with one queue, as often as that is needed.
+    """Registers a worker with one queue, and again after each loss of the lease.
 
     Args:
         queue: The queue.
-        facts: What the worker serves; others see it in `worker:<worker>`.
-        scheduling: Order in which the queue is to be worked on; None leaves the queue's own.
+        facts: Facts about what the worker serves; others read them in `worker:<worker>`.
+        scheduling: Order in which claims take requests from the queue; None keeps the queue's
+            order.
         opened: Called with the name of each new incarnation once it is registered.
-        lost: Called when a lease was lost; returns how many requests it aborted.
+        lost: Called after a loss of the lease; returns how many requests it aborted.
 
     Attributes:
         worker: Name of the current incarnation; empty while there is no lease.
@@ -57,16 +58,19 @@ class Lease:
 
     @property
     def was_opened(self) -> bool:
-        """Whether `open` was ever called."""
+        """True once `open` was called."""
         return self._opening is not None
 
     async def open(self) -> None:
-        """Open a lease. Cancelling the caller does not stop the registration, so `close` has a lease to close."""
+        """Open a lease.
+
+        A cancelled caller does not stop the registration, so `close` always has a lease to close.
+        """
         self._opening = asyncio.create_task(self._register())
         await asyncio.shield(self._opening)
 
     async def replace(self, worker: str) -> None:
-        """Start over under a new name: what the lost lease held has been given to other workers.
+        """Open a new lease under a new name; the queue gave the lost lease's requests to others.
 
         Args:
             worker: The incarnation that lost its lease; nothing happens if it is not the current one.
@@ -81,7 +85,7 @@ class Lease:
             await self.open()
 
     async def finish_opening(self) -> None:
-        """Wait for an opening that is under way: a lease that opened later would stay."""
+        """Wait for a running `open`, so that no lease opens after `close`."""
         if self._opening is not None:
             await self._opening
 
@@ -89,24 +93,24 @@ class Lease:
         """Close the lease.
 
         Args:
-            hand_back: Hands back what the queue still believes an incarnation to hold; called until
-                nothing is left.
+            hand_back: Releases the requests that an incarnation still holds by the queue's count;
+                called until it holds none.
 
         Returns:
             The name of the incarnation that ended.
         """
-        async with self._changing:  # from here on, a beat that finds no lease is no news
+        async with self._changing:  # nameless, so `replace` ignores a beat without a lease
             worker, self.worker = self.worker, ""
         while not await retrying(lambda: self._queue.deregister(worker)):
             await hand_back(worker)
         return worker
 
     async def abandon(self) -> None:
-        """End an opening that is still under way; a lease that is open runs out by itself."""
+        """Cancel a running `open`; a lease that is already open expires by itself."""
         await end(self._opening)
 
     async def _register(self) -> None:
-        """Open a lease under a new name; nothing is claimed under it before it is open."""
+        """Open a lease under a new name, and set the name only then: no claim uses it earlier."""
         worker = new_worker_name()
         await retrying(lambda: self._queue.register(worker, self._facts, self._scheduling))
         self.worker = worker

@@ -1,6 +1,7 @@
-"""Whether the worker gets on: written by the loop and the beats, read by the probes and the beats.
+"""Record whether the worker makes progress.
 
-Monotonic seconds throughout; a plain float is written and read whole, so no lock is needed.
+The event loop and the heartbeat write it; the probes and the heartbeat read it. All moments are
+monotonic seconds. Python reads and writes a float whole, so this needs no lock.
 """
 
 import time
@@ -10,9 +11,10 @@ class Liveness:
     """The last signs of life of one worker.
 
     Args:
-        stall_timeout_s: Silence of the loop after which it counts as dead.
-        redis_timeout_s: Age of the last finished round trip after which Redis counts as away.
-        engine_timeout_s: Age of the engine's last sign of life after which it counts as silent.
+        stall_timeout_s: Seconds without a turn of the event loop after which it counts as stalled.
+        redis_timeout_s: Seconds since the last answer of Redis after which Redis counts as away.
+        engine_timeout_s: Seconds since the engine's last sign of life after which it counts as
+            silent.
     """
 
     def __init__(
@@ -39,27 +41,27 @@ class Liveness:
         self._engine_at = time.monotonic()
 
     def note_waiting(self, what: str | None) -> None:
-        """Note what the worker waits for before it claims; None if it claims."""
+        """Note what the worker waits for; None means that it claims."""
         self.waits_for = what
 
     @property
     def is_claiming(self) -> bool:
-        """Whether requests are claimed."""
+        """True if the worker claims requests."""
         return self.waits_for is None
 
     def stalled_reason(self) -> str | None:
-        """Say what makes no progress, or None."""
+        """Return what makes no progress, or None."""
         silence_s = time.monotonic() - self._loop_at
         if silence_s > self._stall_timeout_s:
             return f"the event loop has not run for {silence_s:.0f} s"
         return None
 
     def is_alive(self) -> bool:
-        """Whether the loop makes progress; an absent Redis is no reason to restart."""
+        """Return whether the event loop makes progress; an absent Redis does not count."""
         return self.stalled_reason() is None
 
     def unready_reason(self) -> str | None:
-        """Say why no new requests are claimed, or None."""
+        """Return why the worker claims no requests, or None if it claims."""
         if reason := self.stalled_reason():
             return reason
         if self.waits_for:

@@ -1,9 +1,10 @@
-"""The worker's loop: claim what there is room for, start it, settle it. No barrier unless the batch policy has one.
+"""Run the worker's loop: claim what the engine has room for, start it, settle it.
 
-`wiring.py` makes it. The batcher (`batcher.py`) claims from the queues (`queue_source.py`) what the engine has
-room for. What is claimed starts on the engine at once (`runner.py`) and settles itself when it ends. The loop
-outlives the engine: at a death each queue is told what was in flight, under the same lease, and the loop goes
-on when the engine is back.
+`wiring.py` makes the loop. The batcher (`batcher.py`) claims from the queues (`queue_source.py`).
+The runner (`runner.py`) starts each claimed request on the engine at once and settles it when it
+ends. Batches do not wait for each other unless the batch policy has a barrier. The loop outlives
+the engine. When the engine dies, the worker keeps its leases and reports to each queue what was in
+flight. The loop continues when the engine is back.
 """
 
 import asyncio
@@ -22,17 +23,17 @@ from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.verdicts import MAX_REASON_CHARS
 
 STOP_STEP_S = 0.5
-"""Longest wait for a claim under way, and for aborted requests to leave the engine."""
+"""Most seconds to wait for a running claim, and for aborted requests to leave the engine."""
 
 
 class Worker:
     """Feeds one engine from its queues.
 
     Args:
-        sources: The queues; not started.
+        sources: The queues; `run` starts them.
         supervisor: Supervisor of the started engine.
-        policy: When to claim and how much.
-        context: The worker.
+        policy: The rule that says when to claim and how much.
+        context: The objects that the worker's parts share.
     """
 
     def __init__(
@@ -51,10 +52,10 @@ class Worker:
         self._engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> EngineDied | None:
-        """Claim and run until told to drain, through the deaths of the engine; then stop cleanly.
+        """Claim and run until the drain starts, then stop cleanly. Revive an engine that dies.
 
         Returns:
-            The death after which the engine was given up, or None after a drain.
+            The death after which the worker gave the engine up, or None after a drain.
         """
         drain, death = self._context.drain, None
         try:
@@ -73,7 +74,7 @@ class Worker:
         return True
 
     async def _feed_engine(self) -> None:
-        """Claim and start, batch after batch; what has started settles itself."""
+        """Claim and start batch after batch; each started request settles itself."""
         while not self._is_stopping():
             batch = await self._batcher.next_batch()
             for group in batch_policy.groups(self._policy, batch):
@@ -83,14 +84,14 @@ class Worker:
                 await self._wait_at_barrier()
 
     async def _wait_at_barrier(self) -> None:
-        """Wait until nothing runs, if the policy wants that between two batches."""
+        """Wait until nothing runs, if the policy has a barrier between two batches."""
         while self._policy.has_barrier and self._context.load.num_running:
             if self._is_stopping():
                 return
             await self._batcher.wait_for_change()
 
     async def _run_until_death(self) -> EngineDied | None:
-        """Feed the engine until the drain begins or the engine dies, and let what can end do so."""
+        """Feed the engine until it dies or the drain is over; return its death, or None."""
         self._engine_death = asyncio.get_running_loop().create_future()
         drain, load = self._context.drain, self._context.load
         watching = asyncio.create_task(self._watch_engine())
@@ -102,7 +103,7 @@ class Worker:
             load.changed.set()
             if not self._engine_death.done():
                 await drain.until_over(load.idle)
-            # A claim under way may still bring requests.
+            # A running claim may still return requests.
             await asyncio.wait([feeding], timeout=STOP_STEP_S)
         finally:
             await end(feeding, draining, watching)
@@ -112,7 +113,7 @@ class Worker:
         return self._engine_death.result() if self._engine_death.done() else None
 
     async def _revive(self, death: EngineDied) -> bool:
-        """Tell the queues of a death while the engine is built anew; return whether it lives again."""
+        """Report the death to the queues while the engine restarts; return whether it lives."""
         load = self._context.load
         load.narrow_suspects()
         evidence = {
@@ -144,7 +145,7 @@ class Worker:
         self._engine_died(await self._supervisor.watch())
 
     def _engine_died(self, death: EngineDied) -> None:
-        """Note the engine's death; the first report counts."""
+        """Note the engine's death; later reports of the same death change nothing."""
         if not self._engine_death.done():
             self._engine_death.set_result(death)
 

@@ -1,4 +1,4 @@
-"""Every series of a worker, in one place; `/metrics` serves them beside vLLM's own `vllm:*`."""
+"""Define every Prometheus series of a worker; `/metrics` serves them with vLLM's own `vllm:*`."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

@@ -1,20 +1,21 @@
-"""Which queue a worker asks first, so that each gets its share: pure, told what each claim took.
+"""Decide which queue a worker asks first, so that each gets its share. Pure: claims are arguments.
 
-Start-time fair queueing (Goyal, Vin and Cheng 1996), as `claim.lua` has it over tenants: a queue pays for
-what it gets in estimated tokens over its weight, and the one that has paid least is asked first.
+The rule is start-time fair queueing (Goyal, Vin and Cheng 1996), which `claim.lua` applies to
+tenants. Each claim charges its queue the estimated tokens divided by the queue's weight. The worker
+asks the queue with the smallest charge first.
 """
 
 from collections.abc import Sequence
 
 
 class QueueShares:
-    """Divides what is claimed by weight.
+    """Divides the claimed tokens between queues by weight.
 
-    Two queues that always have work differ from their shares by one claim at most. One that is empty
-    is asked in vain, and what it leaves goes to the next in the same round; it saves nothing up.
+    Two queues that always have work differ from their shares by one claim at most. The share of an
+    empty queue goes to the next queue in the same round. The empty queue saves no credit for later.
 
     Args:
-        weights: Of the queues, in their order.
+        weights: Weights of the queues, in the order of the queues.
     """
 
     def __init__(self, weights: Sequence[int]) -> None:
@@ -29,11 +30,11 @@ class QueueShares:
         )
 
     def charge(self, place: int, tokens: int) -> None:
-        """Let a queue pay for what it was given.
+        """Charge a queue for a claim.
 
         Args:
-            place: Of the queue.
-            tokens: Estimated, prompt and output; 0 changes nothing.
+            place: Index of the queue.
+            tokens: Estimated prompt and output tokens; 0 changes nothing.
         """
         if tokens:
             self._clock = max(self._paid[place], self._clock)  # no credit for time without work

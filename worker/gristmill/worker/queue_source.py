@@ -1,7 +1,8 @@
-"""One queue that a worker serves: its lease, its claims, and what is in flight from it.
+"""Serve one queue of a worker: its lease, its claims, and its requests in flight.
 
-A worker has one source for each of its queues, and one engine for all of them. The batcher claims through it;
-the loop starts and stops it and tells it of the engine's death. `lease.py` and `heartbeat.py` keep the lease.
+A worker has one source for each of its queues, and one engine for all of them. The batcher claims
+through the source. The loop starts and stops it, and reports the engine's death to it. `lease.py`
+opens the lease, and `heartbeat.py` renews it.
 """
 
 import asyncio
@@ -32,21 +33,22 @@ from gristmill.worker.reports import report_queue
 log = structlog.get_logger()
 
 STOP_TIMEOUT_S = 10.0
-"""Longest wait for Redis to take back what is left; after it the lease runs out by itself."""
+"""Most seconds to release the remaining requests; after that the lease expires by itself."""
 
 
 class QueueSource:
     """Feeds an engine from one queue.
 
     Args:
-        open_queue: Opens the queue on connections of its own.
-        weight: The queue's share beside the worker's others.
-        context: The worker.
+        open_queue: Opens the queue on new connections.
+        weight: Weight of the queue among the worker's queues.
+        context: The objects that the worker's parts share.
 
     Attributes:
-        weight: As given.
-        demand: What the queue had left after the last claim.
-        failed: Fails when finished requests can no longer be written; it never has a result.
+        weight: Weight of the queue.
+        demand: Requests left in the queue after the last claim, and its number of workers.
+        failed: Future that fails when the `AckWriter` ends, so that no settlement is written any
+            more. It never has a result.
     """
 
     def __init__(
@@ -84,21 +86,21 @@ class QueueSource:
         )
         self._writing: asyncio.Task[None] | None = None
         self._pause = ClaimPause(self._name)
-        self._is_in_doubt = False  # the queue may believe that this worker holds more than it does
-        self._death: Mapping[str, Any] | None = None  # evidence that is not reported yet
+        self._is_in_doubt = False  # the queue may count more requests for this worker than it holds
+        self._death: Mapping[str, Any] | None = None  # evidence not reported yet
 
     @property
     def has_suspects(self) -> bool:
-        """Whether a request is held that was in flight when an engine or a worker died."""
+        """True if the worker holds a request that was in flight when an engine or a worker died."""
         return bool(self._in_flight.suspects)
 
     @property
     def num_started(self) -> int:
-        """Requests that were started on the engine and are not settled yet."""
+        """Requests started on the engine and not settled yet."""
         return sum(request.task is not None for request in self._in_flight.requests)
 
     async def start(self) -> None:
-        """Open the lease, and begin to renew it and to write what ends."""
+        """Open the lease, and start to renew it and to write settlements."""
         self._writing = asyncio.create_task(self._acks.run())
         self._writing.add_done_callback(self._writing_ended)
         await self._lease.open()
@@ -107,17 +109,18 @@ class QueueSource:
     # -- claims --------------------------------------------------------------------------------------
 
     async def claim(self, size: int, max_tokens: int, suspect_width: int) -> ClaimResult | None:
-        """Claim once, and admit what the inbox had; under a new name if the lease is lost.
+        """Claim once, and admit the inbox elements that the claim took.
 
-        The claim is repeated under one nonce until Redis answers, so a lost reply loses nothing.
+        If the lease is lost, open a new one and claim under its name. The claim is repeated under
+        one nonce until Redis answers, so a lost reply loses no request.
 
         Args:
-            size: Requests that the claim may take, from 1.
-            max_tokens: Tokens of all of them together, by the headers' estimates.
+            size: Requests that the claim may take, at least 1.
+            max_tokens: Tokens of all of them together, estimated from their headers.
             suspect_width: Suspects of this queue that may run at the same time.
 
         Returns:
-            What the claim brought, or None if claims pause because Redis is nearly full.
+            The result of the claim, or None if claims pause because Redis is nearly full.
         """
         size = self._pause.granted(size)
         if size == 0:
@@ -141,16 +144,16 @@ class QueueSource:
         )
 
     async def resolve_doubt(self) -> None:
-        """Release requests that the queue counts as ours and we do not have; call it between claims."""
+        """Release requests that only the queue counts as held here; call it between claims."""
         if self._is_in_doubt:
             await self._release_unknown(self._lease.worker)
 
     async def hear_doorbell(self, timeout_s: float) -> None:
-        """Wait until the doorbell rings, or for the timeout."""
+        """Wait until the doorbell rings, at most `timeout_s` seconds."""
         try:
             await self._queue.redis.blpop([self._queue.keys.doorbell], timeout=max(0.01, timeout_s))
         except (RedisError, OSError):
-            await asyncio.sleep(timeout_s)  # away; the next claim waits for its return
+            await asyncio.sleep(timeout_s)  # Redis is away; the next claim waits until it is back
 
     async def _claim(self, worker: str, size: int, max_tokens: int, suspect_width: int) -> Claim:
         nonce, suspects = str(ULID()), self._in_flight.suspects
@@ -168,10 +171,10 @@ class QueueSource:
         )
 
     async def _release_unknown(self, worker: str) -> None:
-        """Hand back what the queue believes that this worker holds, and it does not.
+        """Release requests that this worker holds by the queue's count only.
 
-        A Redis that lost its last writes (power failure, failover) has forgotten settlements; a claim
-        that was cancelled may have been granted. Call it while no claim is under way.
+        There are two causes. Redis lost settlements with its last writes (power failure, failover).
+        Or Redis granted a claim that the worker cancelled. Call it while no claim runs.
         """
         self._is_in_doubt = False
         in_flight = await retrying(lambda: self._queue.in_flight(worker))
@@ -187,15 +190,18 @@ class QueueSource:
     # -- the engine's death and the worker's end -----------------------------------------------------
 
     def cancel_running(self) -> "list[asyncio.Task[None]]":
-        """Abort in the engine all that runs; return the tasks that are about to end."""
+        """Abort all running requests in the engine; return the tasks that will end soon."""
         return cancel(self._in_flight.requests)
 
     def note_death(self, evidence: Mapping[str, Any]) -> None:
-        """Take in that the engine died; `report_death` tells the queue."""
+        """Store the evidence of the engine's death; `report_death` sends it to the queue."""
         self._death = {**evidence, "worker": self._lease.worker}
 
     async def report_death(self) -> None:
-        """Tell the queue of the engine's death: what was in flight becomes suspect, what waited is handed back."""
+        """Report the engine's death to the queue.
+
+        Requests that had started become suspects. Those that had not are released.
+        """
         if self._death is None:
             return
         evidence = self._death
@@ -203,7 +209,7 @@ class QueueSource:
         requests = self._in_flight.requests
         await self._in_flight.release([request for request in requests if request.task is None])
         worker, moved = self._lease.worker, -1
-        await self._release_unknown(worker)  # claimed a moment ago, never run
+        await self._release_unknown(worker)  # granted by a cancelled claim, never run
         while moved:
             moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
             for request_id in killed:
@@ -217,9 +223,9 @@ class QueueSource:
         self._death = None
 
     async def stop(self) -> None:
-        """Hand back what is left and close the lease and the connections.
+        """Release the remaining requests, and close the lease and the connections.
 
-        A Redis that is away for longer than `STOP_TIMEOUT_S` leaves the lease to run out.
+        If Redis is away for longer than `STOP_TIMEOUT_S`, the lease expires by itself.
         """
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -238,7 +244,7 @@ class QueueSource:
             await self._queue.redis.aclose()
 
     async def _release_all(self) -> None:
-        if not self._lease.was_opened:  # told to stop before there was a lease
+        if not self._lease.was_opened:  # stopped before the lease was opened
             return
         await self._lease.finish_opening()
         await self._in_flight.finished.join()
@@ -248,7 +254,7 @@ class QueueSource:
         worker = await self._lease.close(self._release_unknown)
         log.info("worker.stopped", worker=worker, queue=self._name, num_released=len(requests))
 
-    # -- what other parts tell -----------------------------------------------------------------------
+    # -- callbacks from other parts ----------------------------------------------------------------
 
     def _lease_opened(self, worker: str) -> None:
         self._heartbeat.follow(worker)
@@ -271,7 +277,7 @@ class QueueSource:
             self.failed.set_exception(writing.exception() or RuntimeError("acks ended"))
 
     def _abort_all(self) -> int:
-        """Abort everything: the lease is lost, and others have it."""
+        """Abort all requests: the lease is lost, and other workers have the requests."""
         requests = self._in_flight.requests
         self._abort([request.id for request in requests])
         return len(requests)
@@ -283,7 +289,7 @@ class QueueSource:
         log.info("requests.aborted", queue=self._name, ids=aborted)
 
     def _check_in_flight(self, num_in_flight: int) -> None:
-        """Look into it if the queue believes that this worker holds more than it does."""
+        """Note a doubt if the queue counts more requests than this worker holds."""
         if num_in_flight > len(self._in_flight.requests):
             self._is_in_doubt = True
             self._context.load.changed.set()

@@ -1,4 +1,4 @@
-"""When the memory of Redis calls for fewer claims: a pure rule over one view of the queue, and the pause itself."""
+"""Pause claims while Redis is nearly full: a pure rule over one view of a queue, and the pause."""
 
 import structlog
 
@@ -11,17 +11,18 @@ HIGH_WATER = 0.9
 """Share of `maxmemory` above which claims pause."""
 
 REQUEST_OVERHEAD_BYTES = 250
-"""What Redis spends on a waiting request beside its record: keys, lanes, attempts (140 to 350 seen)."""
+"""Bytes that Redis uses for a waiting request besides its record: keys, lanes, attempts (measured:
+140 to 350)."""
 
 REQUESTS_SHARE = 0.25
-"""Share of what is used above which this queue's own requests count as what fills Redis."""
+"""Share of the used memory from which this queue's own requests count as the cause."""
 
 
 def should_pause_claims(stats: Stats) -> bool:
-    """Tell whether results have nearly filled Redis, so that more of them might find no room.
+    """Return whether results have nearly filled Redis, so that more results might not fit.
 
-    Claims go on while this queue's requests hold a fair share of what is used: then ending them is what
-    frees memory, and a pause would last for ever.
+    Claims continue while this queue's requests hold `REQUESTS_SHARE` of the used memory or more.
+    Then only ending requests frees memory, and a pause would never end.
 
     Args:
         stats: One view of the queue.
@@ -47,7 +48,7 @@ class ClaimPause:
         self._allowance = 0
 
     def take(self, stats: Stats) -> bool:
-        """Take in one view of the queue; return whether the batcher has to look again."""
+        """Update the pause from a view of the queue; return whether the batcher must look again."""
         was_paused, self._is_paused = self._is_paused, should_pause_claims(stats)
         if self._is_paused != was_paused:
             log.warning(
@@ -58,12 +59,12 @@ class ClaimPause:
                 remedy="read results and let them expire sooner, or raise maxmemory",
             )
             metrics.claims_paused.labels(self._queue).set(self._is_paused)
-        if self._is_paused:  # one request a beat, so that no pause lasts for ever
+        if self._is_paused:  # one request per heartbeat, so that every pause can end
             self._allowance = 1
         return self._is_paused or was_paused
 
     def granted(self, size: int) -> int:
-        """Return how many of so many requests may be claimed; in a pause the allowance, once."""
+        """Return how many of `size` requests may be claimed; a pause allows one per heartbeat."""
         if self._is_paused:
             size, self._allowance = min(size, self._allowance), 0
         return size

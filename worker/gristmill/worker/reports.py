@@ -1,4 +1,4 @@
-"""Report to people and to Prometheus: the one log line of a request at its end, and a view of the queue."""
+"""Report to logs and to Prometheus: a line for each request at its end, and a view of the queue."""
 
 import structlog
 
@@ -60,7 +60,7 @@ def report_request(
 
 
 def report_queue(queue: str, stats: Stats) -> None:
-    """Export one view of a whole queue; what autoscaling should look at."""
+    """Export one view of a whole queue to Prometheus; autoscaling should use these series."""
     for state in ("queued", "in_flight"):
         metrics.queue_requests.labels(queue, state).set(stats.counters.get(state, 0))
     metrics.queue_requests.labels(queue, "delayed").set(stats.num_delayed)

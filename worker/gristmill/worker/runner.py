@@ -1,7 +1,7 @@
 """Run one claimed request on the engine, and settle it by what the engine answers.
 
-The loop starts requests of all queues here. Each runs in a task of its own, which ends with the request
-acknowledged, given back for a retry, or released.
+The loop starts requests of all queues here. Each request runs in a separate task, which ends with
+an ack, a nack or a release.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from gristmill.worker.verdicts import (
 log = structlog.get_logger()
 
 ENGINE_PRIORITY = {"high": -1, "normal": 0, "low": 1}
-"""vLLM's: lower runs sooner."""
+"""vLLM's priorities: a lower number runs sooner."""
 
 MAX_BACKOFF_DOUBLINGS = 16
 
@@ -37,7 +37,7 @@ class Runner:
     """Runs requests on one engine.
 
     Args:
-        context: The worker.
+        context: The objects that the worker's parts share.
         died: Called when a request finds the engine dead.
     """
 
@@ -48,10 +48,10 @@ class Runner:
         self._drain = context.drain
         self._settings = context.settings
         self._died = died
-        self._num_failures = 0  # one after the other, of an engine that takes no more requests
+        self._num_failures = 0  # consecutive refusals by an unavailable engine
 
     def start(self, request: ClaimedRequest) -> None:
-        """Start a request, unless it was aborted or given to another worker meanwhile."""
+        """Start a request, unless it was aborted or given to another worker after its claim."""
         if not request.is_held:
             return
         task = asyncio.create_task(self._run(request))
@@ -60,7 +60,7 @@ class Runner:
         request.started(task)
 
     async def _run(self, request: ClaimedRequest) -> None:
-        structlog.contextvars.bind_contextvars(queue=request.queue)  # of this task's lines
+        structlog.contextvars.bind_contextvars(queue=request.queue)  # for this task's log lines
         record = request.record
         priority, started_s = ENGINE_PRIORITY[record.priority], time.monotonic()
         try:
@@ -107,7 +107,7 @@ class Runner:
         log.warning(event, id=request.id, attempt=attempt, delay_ms=delay_ms, **decision.error)
 
     async def _release_after_pause(self, request: ClaimedRequest, error: EngineUnavailable) -> None:
-        """Release a request, and keep its place occupied while the engine recovers."""
+        """Release a request after a pause; its place stays occupied while the engine recovers."""
         self._num_failures += 1
         pause_s = self._backoff_s(min(self._num_failures, MAX_BACKOFF_DOUBLINGS))
         log.warning(

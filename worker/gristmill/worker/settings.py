@@ -1,4 +1,4 @@
-"""The settings of a worker, over those of the queue; read in the entry point only."""
+"""Define the settings of a worker, which extend the queue's. Only the entry point reads them."""
 
 import math
 import re
@@ -11,14 +11,15 @@ from gristmill.shared.operations import Scheduling, SchedulingPolicy
 from gristmill.shared.settings import QueueSettings, alias
 
 SPARE = 1.1
-"""In flight for each sequence of the engine, so that a finished one is replaced in the same step: an engine
-without some that wait runs 7 % fewer than it could (H200)."""
+"""Requests in flight for each sequence of the engine. The surplus waits in the engine, so a
+finished request is replaced in the same step. Without it, an engine runs 7 % fewer requests than it
+could (H200)."""
 
 _SHARE = re.compile(rf"{QUEUE_NAME.pattern}(:[1-9][0-9]{{0,3}})?")
 
 
 class WorkerSettings(QueueSettings):
-    """How a worker claims, runs, settles and stops."""
+    """Settings that say how a worker claims, runs, settles and stops."""
 
     queue: Annotated[
         str,
@@ -170,9 +171,9 @@ class WorkerSettings(QueueSettings):
 
     @property
     def scheduling_policy(self) -> SchedulingPolicy | None:
-        """How the queue orders what waits; None leaves that as it is."""
+        """Order in which claims take waiting requests; None keeps the queue's order."""
         return SchedulingPolicy(self.scheduling, self.ageing_s) if self.scheduling else None
 
     def in_flight_limit(self, max_num_seqs: int) -> int:
-        """Return how many requests the engine holds at most; see `SPARE`."""
+        """Return the most requests that the engine may hold; see `SPARE`."""
         return self.max_in_flight or math.ceil(SPARE * max_num_seqs)

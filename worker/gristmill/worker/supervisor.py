@@ -1,7 +1,7 @@
-"""The lives of one engine: started, watched while it runs, built anew when it dies.
+"""Start one engine, watch it while it runs, and restart it when it dies.
 
-The worker survives its engine: lease and process stay, so a death costs the time of one start and
-nothing else. An engine that dies again and again for nothing ends the worker.
+The worker survives its engine: it keeps its process and its leases, so a death costs only the time
+of one start. The worker ends after `MAX_DEATHS` deaths with no request settled between them.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from gristmill.worker.verdicts import backoff_s
 log = structlog.get_logger()
 
 CHECK_S = 2.0
-"""Pause between two looks at the engine's pulse."""
+"""Seconds between two checks of the engine."""
 
 MAX_DEATHS = 3
-"""Deaths with nothing settled in between after which the worker ends."""
+"""Deaths, with no request settled between them, after which the worker ends."""
 
 
 class Supervisor:
     """Keeps one engine alive.
 
     Args:
-        engine: Not started.
-        settings: Timeouts and backoff.
-        drain: Ends every wait.
-        liveness: Told what the worker waits for, and of the engine's signs of life.
+        engine: The engine; `start` starts it.
+        settings: The worker's settings, with the timeouts and the backoff.
+        drain: The drain; it ends the restarts.
+        liveness: Record of what the worker waits for and of the engine's signs of life.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Supervisor:
         self._num_settled = 0
 
     async def start(self) -> EngineInfo:
-        """Start the engine within the time for it.
+        """Start the engine within `start_timeout_s`.
 
         Raises:
-            SettingsError: Its arguments are wrong.
-            EngineDied: It did not come up, or not in time.
+            SettingsError: The engine's arguments are wrong.
+            EngineDied: The engine did not start, or not in time.
         """
         limit_s = self._settings.start_timeout_s
         try:
@@ -68,7 +68,7 @@ class Supervisor:
         return info
 
     async def watch(self) -> EngineDied:
-        """Ask for signs of life until there are none; returns the death.
+        """Check the engine every `CHECK_S` seconds until it is dead; return the death.
 
         An engine that holds requests and yields no token for the stall timeout counts as dead.
         """
@@ -81,14 +81,16 @@ class Supervisor:
             self._liveness.heard_engine()
 
     async def revive(self, death: EngineDied, num_settled: int) -> bool:
-        """Build the engine anew, with growing pauses.
+        """Restart the engine, with growing pauses between failed starts.
 
         Args:
-            death: What happened.
-            num_settled: Requests settled so far; more than at the last death resets the count of deaths.
+            death: The death of the engine.
+            num_settled: Requests settled so far; if it has grown since the last call, the count of
+                deaths starts at 0.
 
         Returns:
-            Whether it lives; False once draining, or when it died `MAX_DEATHS` times for nothing.
+            True if the engine lives; False if the worker drains, or after `MAX_DEATHS` deaths with
+            nothing settled between them.
         """
         if num_settled > self._num_settled:
             self._num_deaths, self._num_settled = 0, num_settled
@@ -116,7 +118,10 @@ class Supervisor:
         return False
 
     def _pause_s(self) -> float:
-        """The first rebuild comes at once: a death is rarely the engine's own fault."""
+        """Return the seconds to wait before a restart.
+
+        The first restart has no wait: a death is rarely the engine's own fault.
+        """
         if self._num_deaths == 1:
             return 0.0
         settings = self._settings

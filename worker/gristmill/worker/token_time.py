@@ -1,27 +1,31 @@
-"""How fast the engine generates for one request; tells claims which deadlines cannot be met."""
+"""Measure the time per output token of one request.
+
+Claims use it to find deadlines that cannot be met.
+"""
 
 from gristmill.worker.engine.interface import Response
 
 STEP = 1 / 16
-"""Weight of the newest request."""
+"""Weight of the newest request in the moving average."""
 
 
 class TokenTime:
-    """Follows what the engine's requests take.
+    """Keeps a moving average of the time per output token.
 
     Attributes:
-        ms_per_token: From one output token of a request to its next; 0 before any was seen.
+        ms_per_token: Milliseconds from one output token of a request to its next; 0 before the
+            first measurement.
     """
 
     def __init__(self) -> None:
         self.ms_per_token = 0.0
 
     def learn(self, response: Response, duration_s: float) -> None:
-        """Take in one answer.
+        """Add one answer to the average.
 
         Args:
-            response: What the engine answered.
-            duration_s: From its arrival at the engine to the answer.
+            response: The engine's answer.
+            duration_s: Seconds from the request's arrival at the engine to the answer.
         """
         if response.output_tokens < 2:
             return

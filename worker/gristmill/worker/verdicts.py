@@ -1,4 +1,4 @@
-"""What becomes of a request once the engine has answered or failed: the one place that decides ack or nack."""
+"""Decide ack or nack for a request once the engine answered or failed. Only this module does."""
 
 import random
 from dataclasses import dataclass
@@ -8,10 +8,11 @@ from gristmill.shared.records import Claimed
 from gristmill.worker.engine.interface import Response
 
 MAX_SERVER_ERROR_ATTEMPTS = 2
-"""A 500 while the engine lives is nearly always the request's own; one more try tells."""
+"""Attempts of a request that gets a 5xx from a living engine. The request is nearly always the
+cause; a second attempt confirms it."""
 
 MAX_REASON_CHARS = 500
-"""Characters of an error that dead letters keep."""
+"""Most characters of an error that a dead letter keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Nack:
 def verdict(claimed: Claimed, response: Response) -> Ack | Nack:
     """Decide by the answer's class, never by its text.
 
-    2xx succeeded. 4xx is the request's own fault: failed, not retried. 5xx from a living engine is
-    tried once more and then believed.
+    A 2xx answer means succeeded. A 4xx answer is the request's own fault: failed, without a retry.
+    A 5xx answer from a living engine gets one retry; a second 5xx means failed.
     """
     if response.status < 400:
         return Ack("succeeded")
@@ -43,18 +44,19 @@ def verdict(claimed: Claimed, response: Response) -> Ack | Nack:
 
 
 def verdict_on_broken_connection(error: Exception) -> Nack:
-    """Decide about a request on which a living server hung up: it is tried again, and that counts."""
+    """Return the nack for a request on which a living server hung up; the attempt counts."""
     return Nack({"code": "connection_broken", "message": str(error)[:MAX_REASON_CHARS]})
 
 
 def verdict_on_worker_error(error: Exception) -> Nack:
-    """Decide about a request that an error in the worker itself stopped: it is tried again, and that counts."""
+    """Return the nack for a request that an error in the worker stopped; the attempt counts."""
     return Nack({"code": "worker_error", "message": repr(error)[:MAX_REASON_CHARS]})
 
 
 def backoff_s(attempt: int, base_s: float, max_s: float) -> float:
-    """Return a wait with full jitter: uniform up to min(max, base * 2^(attempt - 1)).
+    """Return seconds to wait, with full jitter: uniform up to min(max_s, base_s * 2^(attempt - 1)).
 
-    The rule and why it beats the alternatives: Brooker, "Exponential Backoff And Jitter", 2015.
+    The rule, and why it beats the alternatives, comes from Brooker, "Exponential Backoff And
+    Jitter", 2015.
     """
     return random.uniform(0, min(max_s, base_s * 2 ** (attempt - 1)))  # noqa: S311  # no secret

@@ -39,17 +39,18 @@ async def work(
     drain: Drain,
     liveness: Liveness,
 ) -> EngineDied | None:
-    """Claim and run on a started engine until drained; everything of `serve` but signals and probes.
+    """Claim and run on a started engine until drained; signals and probes are left to `serve`.
 
     Args:
-        settings: Of this worker.
-        supervisor: Of the engine, which is started.
-        info: What its start returned.
-        drain: Tells when to stop.
-        liveness: Written here, read by the probes.
+        settings: The worker's settings.
+        supervisor: Supervisor of the started engine.
+        info: Facts about the engine, as its start returned them.
+        drain: Says when to stop.
+        liveness: Record that this function writes and the probes read.
 
     Returns:
-        The death after which the engine was given up, or None after a drain; everything is handed back.
+        The death after which the worker gave the engine up, or None after a drain. The worker holds
+        no requests then.
     """
     policy = BatchPolicy(
         settings.batch_policy,
@@ -84,9 +85,10 @@ async def work(
 
 
 async def greet_redis(settings: WorkerSettings) -> bool:
-    """Wait for Redis and warn of a configuration that loses requests; True once it answered.
+    """Wait until Redis answers, and warn of a configuration that loses requests. Return True.
 
-    Called before the engine's start, which may take minutes: a wrong REDIS_URL is to be seen at once.
+    Call it before the engine starts. The start may take minutes, and a wrong REDIS_URL must show at
+    once.
     """
     url = redacted(settings.redis_url.get_secret_value())
     log.info("redis.connecting", url=url)
@@ -114,7 +116,7 @@ async def _eviction_policy(redis: AnyRedis) -> str | None:
 
 
 def open_queue(settings: WorkerSettings, name: str) -> Queue:
-    """Return a queue of the settings on connections of its own."""
+    """Return a queue of the settings on new connections."""
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     return Queue(redis, name, settings.limits)
 
@@ -126,7 +128,7 @@ def _report_engine(info: EngineInfo, capacity: Capacity) -> None:
 
 
 def _engine_args(engine: Engine) -> str:
-    """What an engine was told, for the dead letter of a request that kills the whole worker."""
+    """Return the engine's arguments, for dead letters of requests that kill the whole worker."""
     return " ".join(engine.evidence().get("engine_args", ()))
 
 

@@ -1,6 +1,7 @@
-"""What the engine's KV cache has been promised: one entry for each request in the engine.
+"""Keep account of the engine's KV cache: one `Promise` for each request in the engine.
 
-`room.py` asks it before each claim. `token_estimates.py`, `projection.py` and `overcommit.py` are its pure parts.
+`room.py` calls it before each claim. `token_estimates.py`, `projection.py` and `overcommit.py` are
+its pure parts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,19 +18,20 @@ from gristmill.worker.admission.token_estimates import SeenTokens, Tokens
 from gristmill.worker.engine.interface import EngineStats, Response
 
 OVERDUE_SHARE = 0.5
-"""A request that has outlived its estimate is expected to go on for half as long again: lengths have long tails."""
+"""Expected remaining output of a request past its estimate, as a share of its output so far. It is
+large because lengths have long tails."""
 
 REFILL_SHARE = 20
-"""Once the cache is full, the next look is after a twentieth of what is held has ended."""
+"""Once the cache is full, the next claim waits until a twentieth of the held requests has ended."""
 
 
 @dataclass(slots=True, eq=False)
 class Promise:
-    """One request in the engine.
+    """The expected use of the cache by one request in the engine.
 
     Attributes:
-        estimated: By its header.
-        entered_at: Steps of the engine before it came.
+        estimated: Tokens by the request's header.
+        entered_at: Number of engine steps when the request entered.
     """
 
     estimated: Tokens
@@ -40,7 +42,7 @@ class CacheAccount:
     """Keeps account of one engine's cache.
 
     Args:
-        size: Tokens that it holds.
+        size: Tokens that the cache holds.
     """
 
     def __init__(self, size: int) -> None:
@@ -56,7 +58,7 @@ class CacheAccount:
         self._num_ended_since_full = 0
 
     def promise(self, record: Record) -> Callable[[], None]:
-        """Note that a request goes into the engine; returns what to call when it is out."""
+        """Note that a request enters the engine; return the function to call when it leaves."""
         promise = Promise(self._estimated(record), self._num_steps)
         self._promises.add(promise)
         self._held += promise.estimated
@@ -70,13 +72,13 @@ class CacheAccount:
         return release
 
     def learn(self, record: Record, response: Response) -> None:
-        """Take in how many tokens a request really took; what it shared with others took none."""
+        """Learn how many tokens a request took; cached prompt tokens are shared and count as 0."""
         own_prompt_tokens = max(0, response.prompt_tokens - response.cached_tokens)
         counted = Tokens(own_prompt_tokens, response.output_tokens)
         self._seen = self._seen.after(self._estimated(record), counted)
 
     def look(self, stats: EngineStats) -> None:
-        """Take in the engine's counters; after a restart they begin at zero."""
+        """Update the account from the engine's counters; after a restart they begin at zero."""
         num_tokens = max(0, stats.output_tokens - self._last.output_tokens)
         self._num_steps += num_tokens / max(1, stats.running)
         self._overcommit = self._overcommit.after(
@@ -93,11 +95,11 @@ class CacheAccount:
         metrics.committed_tokens.set(self._seen.corrected(self._held).total)
 
     def free_tokens(self, gathered: Sequence[Record], num_free: int) -> int:
-        """Return how many tokens may be claimed, by the headers' estimates; 0 for no request.
+        """Return how many tokens a claim may take, by the headers' estimates; 0 means no request.
 
         Args:
-            gathered: Claimed and not yet in the engine.
-            num_free: Requests that there are places for.
+            gathered: Records of requests that are claimed and not yet in the engine.
+            num_free: Requests for which the engine has places.
         """
         estimates = [self._estimated(record) for record in gathered]
         num_held = len(self._promises) + len(estimates)
@@ -123,7 +125,7 @@ class CacheAccount:
         return self._size * self._overcommit.factor
 
     def _courses(self, gathered: Iterable[Tokens]) -> Iterable[Course]:
-        """What each request in the engine, and each that is to come, does to the cache from now on."""
+        """Yield the course of each request in the engine, then of each gathered request."""
         shares = self._seen.shares
         prompt_share, output_share = shares.prompt, shares.output
         for promise in self._promises:
@@ -137,5 +139,5 @@ class CacheAccount:
             yield Course(output_share * estimated.output, prompt_share * estimated.prompt)
 
     def _estimated(self, record: Record) -> Tokens:
-        """By the header; whatever it says, more than the cache holds was never run."""
+        """Return the header's estimate, at most the cache's size: no request can use more."""
         return Tokens(record.prompt_tokens, record.max_tokens).clipped(self._size)

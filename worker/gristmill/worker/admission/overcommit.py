@@ -1,8 +1,8 @@
-"""How many times the KV cache may be promised: moved by what the engine shows, up in small steps, down at once.
+"""Adapt how many times the KV cache may be promised: up in small steps, down at once.
 
-Requests are not all at their full length at the same time, so more may be promised than there is. A preemption
-says that it was too much for a moment: the request that it hits is computed again. A few cost less than an
-engine that runs half empty; many are a storm.
+Requests do not all reach their full length at the same time, so the promises may exceed the cache.
+A preemption shows that they exceeded it too far for a moment: the engine computes the preempted
+request again. A few preemptions cost less than an engine that runs half empty. Many cost more.
 """
 
 from dataclasses import dataclass, replace
@@ -11,22 +11,22 @@ MIN_FACTOR, MAX_FACTOR = 0.5, 4.0
 CUT, RAISE, LARGE_RAISE = 0.85, 1.1, 1.25
 
 LOW_USAGE = 0.75
-"""Peak use of the cache below which the budget grows in large steps."""
+"""Peak used share of the cache up to which the budget grows in large steps."""
 
 FEW, MANY = 0.25, 0.75
-"""Preemptions over requests held: up to the one the budget may grow, above the other it shrinks."""
+"""Preemptions per held request. Up to FEW the budget may grow; above MANY it shrinks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of an engine since the look before.
+    """Observations of an engine since the look before.
 
     Attributes:
-        num_held: Requests that it holds now.
-        num_ended: Requests that have ended.
-        num_preempted: Preemptions.
-        usage: Used share of its cache now, 0 to 1.
-        is_full: Whether no further request fits into the budget.
+        num_held: Requests that the engine holds now.
+        num_ended: Requests that have ended since.
+        num_preempted: Preemptions since.
+        usage: Used share of the engine's cache now, 0 to 1.
+        is_full: True if no further request fits into the budget.
     """
 
     num_held: int
@@ -38,17 +38,18 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Overcommit:
-    """The budget over the cache. Time is counted in ends of requests.
+    """The ratio of the budget to the cache, and the observations that change it.
 
-    A generation is as many ends as there are requests: from those that are still short nothing is concluded.
+    Observations last one generation: until as many requests have ended as the engine held. A
+    shorter time proves nothing, because its requests are still short.
 
     Attributes:
-        factor: The budget over the cache; 1 at first, which is safe if the estimates are.
-        num_held: Most requests held at a time in this generation.
-        num_ended: Requests that ended in it.
-        num_preempted: Preemptions in it.
-        peak_usage: Largest use of the cache in it.
-        was_full: Whether the budget was used up in it.
+        factor: Ratio of the budget to the cache; 1 at first, which is safe if the estimates are.
+        num_held: Most requests that the engine held at a time in this generation.
+        num_ended: Requests that ended in this generation.
+        num_preempted: Preemptions in this generation.
+        peak_usage: Largest used share of the cache in this generation.
+        was_full: True if the budget was used up in this generation.
     """
 
     factor: float = 1.0
@@ -59,7 +60,7 @@ class Overcommit:
     was_full: bool = False
 
     def after(self, look: Look) -> "Overcommit":
-        """Return this after one more look at the engine."""
+        """Return a copy, updated with one more look at the engine."""
         now = replace(
             self,
             num_held=max(self.num_held, look.num_held),

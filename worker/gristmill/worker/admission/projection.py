@@ -1,6 +1,6 @@
-"""How full the KV cache will be: what runs grows by a token a step, and is gone when it ends.
+"""Project how full the KV cache will be: a request grows by a token a step and leaves at its end.
 
-The sum of what all take by their ends is safe and too much: they do not end at the same time.
+The sum of all final lengths is a safe bound and too large, because requests end at different times.
 """
 
 from collections.abc import Iterable
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class Course(NamedTuple):
-    """What one request does to the cache.
+    """The use of the cache by one request.
 
     Attributes:
-        remaining: Tokens that it will add, one a step, before it ends.
-        held: Tokens that it has in it now.
+        remaining: Tokens that the request will add, one a step, before it ends.
+        held: Tokens of the request in the cache now.
     """
 
     remaining: float
@@ -20,14 +20,15 @@ class Course(NamedTuple):
 
 
 def num_fitting(courses: Iterable[Course], newcomer: Course, size: float) -> float:
-    """Return how many newcomers fit beside what runs, so that the cache is never more than full.
+    """Return how many newcomers fit with the running requests, without ever overfilling the cache.
 
-    The use is largest just before an end, so only ends are looked at, and the end of the newcomers.
+    The use is largest just before an end. So it is enough to check each running request's end, the
+    newcomers' end and the start.
 
     Args:
-        courses: Of what runs.
-        newcomer: Of each that would start now.
-        size: Tokens that may be promised.
+        courses: Courses of the running requests.
+        newcomer: Course of each request that would start now.
+        size: Tokens that the worker may promise.
     """
     longest_first = sorted(courses, reverse=True)
     horizon, num_alive, held = newcomer.remaining, 0, 0.0

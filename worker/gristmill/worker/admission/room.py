@@ -1,8 +1,8 @@
-"""How much the engine has room for, in requests and in tokens of its KV cache; pure but for `Admission`.
+"""Calculate the engine's room, in requests and in KV cache tokens. All but `Admission` is pure.
 
-Before a claim the batcher asks `Admission.room`. What is asked for is what the engine can run now and no
-more: what waits in the queue may be run by another worker, what waits in here cannot. docs/tuning.md and
-docs/decisions/0013-admission.md say why each rule is there.
+The batcher calls `Admission.room` before a claim. A worker claims only what its engine can run now.
+Another worker may run a request that waits in the queue, but not one that waits in this engine.
+docs/tuning.md and docs/decisions/0013-admission.md say why each rule is there.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,25 +14,27 @@ from gristmill.worker.admission.kv_cache import CacheAccount
 from gristmill.worker.engine.interface import EngineStats, Response
 
 UNBOUNDED = 2**53
-"""Tokens of a claim where the cache is unknown."""
+"""Token limit of a claim if the size of the cache is unknown: in effect, no limit."""
 
 WAITING_SHARE = 10
-"""A tenth of the sequences may wait in the engine beside those that run, so that one that ends is replaced at once."""
+"""One request may wait in the engine for each ten sequences, so that it replaces an ended one at
+once."""
 
 REFILL_SHARE = 20
-"""A full engine is refilled a twentieth at a time: half of what waits in it beyond its sequences, so it
-never starves, and a claim is not made for each request that ends."""
+"""A claim for a full engine waits until a twentieth of its places is free, not for each request
+that ends. A twentieth is half of the requests that wait in the engine, so the engine never runs out
+of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine can hold; it does not change while the engine lives.
+    """The capacity of an engine; it does not change while the engine lives.
 
     Attributes:
-        max_in_flight: Requests in it, running or waiting: the ceiling.
+        max_in_flight: Most requests in the engine, running or waiting.
         max_num_seqs: Sequences that run at the same time.
-        kv_cache_tokens: Tokens that its KV cache holds; 0 for an engine that tells nothing of itself,
-            such as a server behind a URL: then requests are counted, up to the ceiling.
+        kv_cache_tokens: Tokens that its KV cache holds; 0 for an engine that does not report it,
+            such as a server behind a URL. Then requests count, up to `max_in_flight`.
     """
 
     max_in_flight: int
@@ -47,11 +49,11 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one queue had left after the last claim.
+    """The requests that one queue had left after the last claim.
 
     Attributes:
         num_queued: Requests that waited.
-        num_workers: Workers that take from it, this one among them.
+        num_workers: Workers that claim from the queue, this one included.
     """
 
     num_queued: int = 0
@@ -59,21 +61,22 @@ class Demand:
 
     @property
     def is_shared(self) -> bool:
-        """Whether what this worker leaves may be run by another."""
+        """True if another worker may run what this worker leaves."""
         return self.num_workers > 1
 
     @property
     def fair_part(self) -> int:
-        """A worker's equal part of what waits, at least one request."""
+        """A worker's equal part of the waiting requests, at least one."""
         return max(1, -(-self.num_queued // max(1, self.num_workers)))
 
 
 class Room(NamedTuple):
-    """What may be claimed now.
+    """The size of a claim that the engine has room for now.
 
     Attributes:
-        num_requests: 0 for nothing.
-        num_tokens: By the headers' estimates, for all of them together; the first request always fits.
+        num_requests: Requests; 0 means that the worker must not claim.
+        num_tokens: Tokens of all of them together, by the headers' estimates. The first request
+            always fits.
     """
 
     num_requests: int
@@ -86,7 +89,8 @@ NO_ROOM = Room(0, 0)
 def ceiling(capacity: Capacity, demand: Demand) -> int:
     """Return how many requests the engine may hold, running or waiting.
 
-    Near the end of a queue that others work on too, what waits in here is what an idle engine could run.
+    Near the end of a shared queue no request may wait in the engine: another, idle engine could run
+    it.
     """
     if not capacity.kv_cache_tokens:
         return capacity.max_in_flight
@@ -96,18 +100,18 @@ def ceiling(capacity: Capacity, demand: Demand) -> int:
 
 
 def refill(capacity: Capacity, demand: Demand) -> int:
-    """Return for how many free places a claim is worth its call; where few wait, for each."""
+    """Return how many free places justify a claim; fewer, down to one, if few requests wait."""
     return max(1, min(ceiling(capacity, demand) // REFILL_SHARE, demand.num_queued))
 
 
 def free_places(capacity: Capacity, num_held: int, demand: Demand, num_waiting: int) -> int:
-    """Return how many requests more the engine should have; an idle one always takes some.
+    """Return how many more requests the engine should get; an idle engine always gets some.
 
     Args:
-        capacity: Of the engine.
-        num_held: Requests that it has, or that are claimed for it.
-        demand: Of the queue that would be asked.
-        num_waiting: What waits in the engine by its own count; it may lag a step behind.
+        capacity: Capacity of the engine.
+        num_held: Requests that the engine has, or that are claimed for it.
+        demand: Demand of the queue to claim from.
+        num_waiting: Requests that wait in the engine by its own count, which may lag a step behind.
     """
     if num_held == 0:
         return ceiling(capacity, demand)
@@ -117,10 +121,10 @@ def free_places(capacity: Capacity, num_held: int, demand: Demand, num_waiting: 
 
 
 class Admission:
-    """Answers for one engine what may be claimed, for all queues of its worker.
+    """Calculates what a worker may claim for its engine, from any of its queues.
 
     Args:
-        capacity: Of the engine.
+        capacity: Capacity of the engine.
         stats: Returns the engine's counters.
     """
 
@@ -131,11 +135,11 @@ class Admission:
         self._num_held = 0
 
     def room(self, gathered: Sequence[Record], demand: Demand) -> Room:
-        """Return what may be claimed now.
+        """Return the size of a claim that the engine has room for now.
 
         Args:
-            gathered: Claimed and not yet in the engine.
-            demand: Of the queue that would be asked.
+            gathered: Records of requests that are claimed and not yet in the engine.
+            demand: Demand of the queue to claim from.
         """
         stats = self._stats()
         num_held = self._num_held + len(gathered)
@@ -147,7 +151,7 @@ class Admission:
         return Room(num_free, num_tokens) if num_tokens else NO_ROOM
 
     def enter(self, record: Record) -> Callable[[], None]:
-        """Note that a request goes into the engine; returns what to call when it is out, however it ended."""
+        """Note that a request enters the engine; return what to call when it leaves."""
         self._num_held += 1
         leave = self._cache.promise(record) if self._cache else None
 
@@ -159,6 +163,6 @@ class Admission:
         return leave_engine
 
     def learn(self, record: Record, response: Response) -> None:
-        """Take in what a request that succeeded really took."""
+        """Learn how many tokens a succeeded request took."""
         if self._cache:
             self._cache.learn(record, response)

@@ -1,16 +1,17 @@
-"""How many tokens a request will take, before it runs: its header's estimate, corrected by what was seen.
+"""Estimate a request's tokens before it runs: correct the header's estimate by the ended requests.
 
-A header says prompt_tokens (bytes over four) and max_tokens (a limit, which few answers reach).
+A header has prompt_tokens (bytes divided by four) and max_tokens (a limit, which few answers
+reach).
 """
 
 from dataclasses import dataclass
 
 MIN_WEIGHT = 1 / 64
-"""Of the newest request, once many were seen."""
+"""Weight of the newest request in the moving average, once many have ended."""
 
 NUM_BELIEVED = 8
-"""Requests for which the header's word counts at first. The shortest of a generation end first: what is
-seen must not count for more than they are."""
+"""Weight of the header's estimate at first, in requests. The shortest requests of a generation end
+first, so the first ends must not count for more than their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class Tokens:
     """Tokens of one request or of several, estimated or counted.
 
     Attributes:
-        prompt: Of the prompts.
-        output: Of the outputs.
+        prompt: Prompt tokens.
+        output: Output tokens.
     """
 
     prompt: float = 0
@@ -27,7 +28,7 @@ class Tokens:
 
     @property
     def total(self) -> float:
-        """Prompt and output."""
+        """Prompt and output tokens."""
         return self.prompt + self.output
 
     def __add__(self, other: "Tokens") -> "Tokens":
@@ -37,18 +38,18 @@ class Tokens:
         return Tokens(self.prompt - other.prompt, self.output - other.output)
 
     def clipped(self, limit: int) -> "Tokens":
-        """Return at most `limit` of each: whatever a header says, more than the cache was never run."""
+        """Return at most `limit` of each: no request can use more than the cache holds."""
         return Tokens(min(self.prompt, limit), min(self.output, limit))
 
 
 @dataclass(frozen=True, slots=True)
 class SeenTokens:
-    """What headers said of the requests that ended, and what those really took; moving averages.
+    """Moving averages over the ended requests: tokens by their headers, and tokens that they took.
 
     Attributes:
-        estimated: A request, by the headers; None before the first has ended.
-        counted: A request, by the engine.
-        number: Requests that were seen.
+        estimated: Tokens of a request by the headers; None before the first has ended.
+        counted: Tokens of a request by the engine's count.
+        number: Requests that have ended.
     """
 
     estimated: Tokens | None = None
@@ -57,7 +58,7 @@ class SeenTokens:
 
     @property
     def shares(self) -> Tokens:
-        """Counted over estimated, of prompts and of outputs."""
+        """Counted tokens divided by estimated ones, for prompts and for outputs."""
         if self.estimated is None:
             return Tokens(1, 1)
         return Tokens(
@@ -66,22 +67,22 @@ class SeenTokens:
         )
 
     def corrected(self, estimated: Tokens) -> Tokens:
-        """Return what requests will take, by the shares that earlier ones took of their estimates."""
+        """Return the expected tokens: the estimates times the `shares` of earlier requests."""
         shares = self.shares
         return Tokens(estimated.prompt * shares.prompt, estimated.output * shares.output)
 
     def uncorrected(self, num_tokens: float) -> float:
-        """Return the headers' estimate of requests that will take so many tokens."""
+        """Return the headers' estimate for requests that will take `num_tokens` tokens."""
         if self.estimated is None:
             return num_tokens
         share = _share(self.counted.total, self.estimated.total)
         return num_tokens / share if share else num_tokens
 
     def after(self, estimated: Tokens, counted: Tokens) -> "SeenTokens":
-        """Return this with one more request.
+        """Return a copy, updated with one more ended request.
 
-        The first sets the scale only, as if it had used its estimate up; so a worker begins with the
-        headers' word and leaves it one request at a time.
+        The averages begin as if the first request had used up its estimate. So a worker begins with
+        the headers' estimates and moves away from them one request at a time.
         """
         if self.estimated is None:
             return SeenTokens(estimated, estimated).after(estimated, counted)
