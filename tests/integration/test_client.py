@@ -177,7 +177,7 @@ BODY = {"prompt": "p"}
         (lambda c: c.wait(BODY), "a dict is no id; an id is what submit returned"),
         (lambda c: c.result(["0-a"]), "a list is no id"),
         (lambda c: c.status("0-a"), "ids is a str; use a list of ids, also for one id"),
-        (lambda c: c.cancel([BODY]), "items[0]: a dict is no id"),
+        (lambda c: c.cancel([BODY]), "ids[0]: a dict is no id"),
     ],
 )  # fmt: skip
 async def test_a_wrong_argument_is_an_error_in_our_words(
