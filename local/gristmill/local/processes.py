@@ -51,7 +51,7 @@ class LoggedProcess:
         while (code := self._process.poll()) is None:
             self._pause(shown, deadline)
         if code != 0:
-            raise self._failure(f"ended with exit code {code}")
+            raise self._failure(_end_of(code))
         return self._log.read_text(errors="replace").strip().rpartition("\n")[2]
 
     def wait_until_ready(self, port: int, shown: Step, timeout_s: float) -> None:
@@ -63,7 +63,7 @@ class LoggedProcess:
         deadline = time.monotonic() + timeout_s
         while not _answers(port, "/readyz"):
             if (code := self._process.poll()) is not None:
-                raise self._failure(f"ended with exit code {code}")
+                raise self._failure(_end_of(code))
             self._pause(shown, deadline)
 
     def _pause(self, shown: Step, deadline: float) -> None:
@@ -130,3 +130,10 @@ def _answers(port: int, path: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _end_of(exit_code: int) -> str:
+    """Return how a process ended; a negative code is the number of the signal that killed it."""
+    if exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"

@@ -18,6 +18,7 @@ from gristmill.bench.tune.candidates import Candidate
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.shared.errors import EngineDied, InvalidRequest
+from gristmill.worker.engine.vllm.exits import describe_exit
 
 GRACE_S = 30.0
 """Past the time for a point, seconds until the process counts as hung."""
@@ -114,8 +115,8 @@ class EngineProcess:
 
     def _end(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        code = self._process.returncode
-        return f"its process ended with {code}; {' / '.join(lines)}; log: {self._log}"
+        ended = describe_exit("its process", self._process.returncode)
+        return f"{ended}; {' / '.join(lines)}; log: {self._log}"
 
 
 async def _spawned(log: BinaryIO) -> asyncio.subprocess.Process:
