@@ -89,11 +89,11 @@ class Lease:
         if self._opening is not None:
             await self._opening
 
-    async def close(self, hand_back: Callable[[str], Awaitable[None]]) -> str:
+    async def close(self, release_unknown: Callable[[str], Awaitable[None]]) -> str:
         """Close the lease.
 
         Args:
-            hand_back: Releases the requests that an incarnation still holds by the queue's count;
+            release_unknown: Releases the requests that an incarnation still holds by the queue's count;
                 called until it holds none.
 
         Returns:
@@ -102,7 +102,7 @@ class Lease:
         async with self._changing:  # nameless, so `replace` ignores a beat without a lease
             worker, self.worker = self.worker, ""
         while not await retrying(lambda: self._queue.deregister(worker)):
-            await hand_back(worker)
+            await release_unknown(worker)
         return worker
 
     async def abandon(self) -> None:

@@ -65,9 +65,8 @@ class QueueSource:
             self._queue,
             self._in_flight.finished,
             written=self._written,
-            may_grow=lambda: (
-                self._in_flight.num_running > 1
-            ),  # the one that just ended still counts
+            # The request that just ended still counts as running.
+            may_grow=lambda: self._in_flight.num_running > 1,
         )
         events = HeartbeatEvents(
             aborted=self._abort,
