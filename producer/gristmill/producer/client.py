@@ -26,6 +26,7 @@ from gristmill.producer.items import (
 from gristmill.producer.stream import Stream, grouped
 from gristmill.producer.submitter import Submitter
 from gristmill.producer.waiter import Waiter, result_expired
+from gristmill.producer.worker_watch import WorkerWatch
 from gristmill.shared.chunking import chunks
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import IDS_A_CALL, State
@@ -49,6 +50,7 @@ class Client:
         settings: Redis, the queue and its bounds; None reads the environment.
         queue: An open queue to use instead of a connection to that of `settings`; closed with the client.
         name: Name of the reply list, unique to this client; None makes a fresh one.
+        is_quiet: True does not warn when calls wait and no worker lives.
 
     Attributes:
         queue: The queue.
@@ -67,11 +69,13 @@ class Client:
         *,
         queue: Queue | None = None,
         name: str | None = None,
+        is_quiet: bool = False,
     ) -> None:
         settings = read_settings(QueueSettings) if settings is None else settings
         self.queue = queue or _connected(settings)
         self.name = name or f"client-{ULID()}"
-        self._waiter = Waiter(self.queue, self.name)
+        self._watch = WorkerWatch(self.queue, is_quiet=is_quiet)
+        self._waiter = Waiter(self.queue, self.name, self._watch)
         self._submitter = Submitter(
             self.queue,
             self.name,
@@ -161,13 +165,19 @@ class Client:
             timeout_s: Longest wait in seconds; None waits without a limit.
 
         Raises:
-            TimeoutError: It is not there after `timeout_s`; the request runs on.
+            TimeoutError: It is not there after `timeout_s`; the message has the state of queue and workers.
+                The request runs on.
             ResultExpired: The queue does not know the id.
         """
         future = self._waiter.expect(one_id(request_id), is_own=False)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 return await asyncio.shield(future)
+        except TimeoutError:
+            if timeout_s is None or not limit.expired():
+                raise
+            message = await self._watch.timeout_message(request_id, timeout_s)
+            raise TimeoutError(message) from None
         finally:
             self._waiter.forget(request_id, future)
 

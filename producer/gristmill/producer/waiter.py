@@ -13,6 +13,7 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
+from gristmill.producer.worker_watch import WorkerWatch
 from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import ResultExpired
 from gristmill.shared.operations import IDS_A_CALL
@@ -49,10 +50,12 @@ class Waiter:
     Args:
         queue: Where the results appear.
         client: The name of the reply list.
+        watch: Looks for live workers while somebody waits.
     """
 
-    def __init__(self, queue: Queue, client: str) -> None:
+    def __init__(self, queue: Queue, client: str, watch: WorkerWatch) -> None:
         self._queue = queue
+        self._watch = watch
         self._reply_key = queue.keys.finished(client)
         self._awaited: dict[str, _Awaited] = {}
         self._task: asyncio.Task[None] | None = None
@@ -97,6 +100,7 @@ class Waiter:
 
     async def _wait_for_all(self) -> None:
         next_own_sweep = time.monotonic() + OWN_SWEEP_S
+        self._watch.begin()
         while self._awaited:
             has_foreign = any(not awaited.is_own for awaited in self._awaited.values())
             finished = await self._next_replies(self._sweep_s if has_foreign else BLOCK_S)
@@ -108,6 +112,8 @@ class Waiter:
                 await self._sweep(list(self._awaited))
             elif has_foreign:
                 await self._sweep([i for i, awaited in self._awaited.items() if not awaited.is_own])
+            if self._awaited:
+                await self._watch.look()
 
     async def _next_replies(self, timeout_s: float) -> list[str]:
         """Return ids that finished, waiting up to `timeout_s` for the first."""

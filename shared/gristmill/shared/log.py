@@ -1,4 +1,7 @@
-"""Set up structlog, once per entry point: JSON lines on stdout, or colours on a terminal."""
+"""Set up structlog, once per entry point: JSON lines on stdout, or colours on a terminal.
+
+Library code that runs in people's own programs warns with `warn`, which respects their logging.
+"""
 
 import atexit
 import logging
@@ -7,7 +10,7 @@ import queue
 import select
 import sys
 import threading
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import orjson
 import structlog
@@ -43,6 +46,24 @@ def configure_logging(level: str = "INFO") -> None:
         ),
         cache_logger_on_first_use=True,
     )
+
+
+def warn(event: str, message: str, **facts: Any) -> None:
+    """Log a warning from code that also runs in people's own programs.
+
+    A process that configured structlog gets the event. Every other process gets the message through the
+    logger `gristmill` of the standard library, which writes to stderr unless the program configures it:
+    structlog without a configuration would print to the program's stdout.
+
+    Args:
+        event: Name of the event, `noun.past_verb`.
+        message: The same in words.
+        **facts: Fields of the event.
+    """
+    if structlog.is_configured():
+        structlog.get_logger().warning(event, **facts)
+    else:
+        logging.getLogger("gristmill").warning(message)
 
 
 class LineWriter:

@@ -52,7 +52,9 @@ def result(
         raise click.UsageError("--timeout-s needs --wait")
     from gristmill.producer.commands.session import on_client
 
-    return on_client(settings, lambda client: _print_results(client, ids, wait, timeout_s))
+    return on_client(
+        settings, lambda client: _print_results(client, ids, wait, timeout_s), is_quiet=False
+    )
 
 
 async def _print_results(
@@ -91,8 +93,8 @@ async def _result(
         return found
     try:
         return await client.wait(request_id, timeout_s)
-    except TimeoutError:
-        say(f"{request_id} is not finished after {timeout_s:g} s; it runs on")
+    except TimeoutError as error:
+        say(str(error))
         return None
 
 

@@ -53,11 +53,22 @@ def on_queue(settings: QueueSettings, work: Callable[[Queue], Coroutine[Any, Any
     return run(on_open_queue())
 
 
-def on_client(settings: QueueSettings, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on a client of the queue."""
+def on_client(
+    settings: QueueSettings,
+    work: Callable[[Client], Coroutine[Any, Any, T]],
+    *,
+    is_quiet: bool = True,
+) -> T:
+    """Run a coroutine on a client of the queue.
+
+    Args:
+        settings: Which Redis and which queue.
+        work: Makes the coroutine.
+        is_quiet: False lets the client warn when it waits and no worker lives.
+    """
 
     async def on_open_client(queue: Queue) -> T:
-        async with Client(settings, queue=queue) as client:
+        async with Client(settings, queue=queue, is_quiet=is_quiet) as client:
             return await work(client)
 
     return on_queue(settings, on_open_client)

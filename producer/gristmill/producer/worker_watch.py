@@ -1,0 +1,85 @@
+"""Tell a waiting client about the workers of its queue: a warning when none lives, the state in an error.
+
+`Waiter` looks while it waits; `Client.wait` asks for the words of its `TimeoutError`.
+"""
+
+import asyncio
+import time
+
+from redis.exceptions import RedisError
+
+from gristmill.shared.log import warn
+from gristmill.shared.operations import Stats
+from gristmill.shared.queue import Queue
+from gristmill.shared.redis_retry import retrying
+
+FIRST_LOOK_S = 2.0
+"""Seconds of waiting before the first look; most results are there sooner."""
+
+LOOK_INTERVAL_S = 5.0
+"""Seconds between two looks; a look is one script that only reads."""
+
+STATE_TIMEOUT_S = 1.0
+"""Longest wait for the state of the queue in an error, which is late already."""
+
+
+class WorkerWatch:
+    """Looks for live workers on behalf of one client.
+
+    Args:
+        queue: The queue.
+        is_quiet: True warns of nothing; for a caller that tells people itself.
+    """
+
+    def __init__(self, queue: Queue, *, is_quiet: bool = False) -> None:
+        self._queue = queue
+        self._is_quiet = is_quiet
+        self._has_warned = False
+        self._next_look_s = 0.0
+
+    def begin(self) -> None:
+        """Note that the client starts to wait now."""
+        self._next_look_s = time.monotonic() + FIRST_LOOK_S
+
+    async def look(self) -> None:
+        """Warn if no worker lives, once until a worker is seen again; do nothing if no look is due."""
+        if self._is_quiet or time.monotonic() < self._next_look_s:
+            return
+        stats = await retrying(self._queue.stats)
+        self._next_look_s = time.monotonic() + LOOK_INTERVAL_S
+        if num_live_workers(stats):
+            self._has_warned = False
+        elif not self._has_warned:
+            self._has_warned = True
+            name, counters = self._queue.keys.queue, stats.counters
+            queued, in_flight = counters.get("queued", 0), counters.get("in_flight", 0)
+            message = f"waiting for results: {state_in_words(name, stats)}"
+            warn("workers.missed", message, queue=name, queued=queued, in_flight=in_flight)
+
+    async def timeout_message(self, request_id: str, timeout_s: float) -> str:
+        """Return the message of the error for a result that did not come in time."""
+        return f"result of {request_id} did not come within {timeout_s:g} s: {await self._state()}"
+
+    async def _state(self) -> str:
+        try:
+            async with asyncio.timeout(STATE_TIMEOUT_S):
+                stats = await self._queue.stats()
+        except (RedisError, OSError) as error:
+            return f"Redis does not answer ({str(error) or 'timeout'}); the client still tries"
+        return state_in_words(self._queue.keys.queue, stats)
+
+
+def num_live_workers(stats: Stats) -> int:
+    """Return how many workers hold a lease that has not ended."""
+    return sum(left_ms > 0 for left_ms in stats.workers.values())
+
+
+def state_in_words(name: str, stats: Stats) -> str:
+    """Return what is in a queue, who serves it, and what to do."""
+    counters, num_live = stats.counters, num_live_workers(stats)
+    depth = f"{counters.get('queued', 0):,} queued, {counters.get('in_flight', 0):,} in flight"
+    if num_live == 0:
+        start = f"start one: gristmill worker --queue {name} -- --model MODEL"
+        return f"{depth}, no live worker on queue {name!r}; {start}"
+    workers = f"{num_live:,} live worker{'s' if num_live > 1 else ''}"
+    return f"{depth}, {workers} on queue {name!r}; the request stays in the queue: wait again"

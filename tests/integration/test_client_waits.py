@@ -1,0 +1,128 @@
+"""What a waiting client tells about its queue: warnings, and the state in its errors."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator
+from uuid import uuid4
+
+import pytest
+import structlog
+from command_line import SettlingWorker
+from pydantic import SecretStr
+from queues import end_lease, open_worker, some_requests
+from structlog.testing import capture_logs
+
+from gristmill.producer import Client, SyncClient, worker_watch
+from gristmill.producer.worker_watch import WorkerWatch
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Queue
+from gristmill.shared.settings import QueueSettings
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[Queue]:
+    redis = connect(redis_url)
+    yield Queue(redis, f"test-{uuid4().hex[:12]}")
+    await redis.aclose()
+
+
+@pytest.fixture
+def settings(queue: Queue, redis_url: str) -> QueueSettings:
+    return QueueSettings(redis_url=SecretStr(redis_url), queue=queue.keys.queue)
+
+
+@pytest.fixture
+def plain_logging() -> Iterator[None]:
+    """A process that configured no structlog."""
+    was_configured, before = structlog.is_configured(), structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    if was_configured:
+        structlog.configure(**before)
+
+
+@pytest.fixture
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_watch, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(worker_watch, "LOOK_INTERVAL_S", 0.0)
+
+
+async def test_a_timeout_tells_the_state_of_the_queue_and_that_no_worker_lives(
+    settings: QueueSettings, queue: Queue
+) -> None:
+    name = queue.keys.queue
+    async with Client(settings) as client:
+        first, *_ = await client.submit_many(some_requests(3))
+        with pytest.raises(TimeoutError) as caught:
+            await client.wait(first, 0.05)
+    assert str(caught.value) == (
+        f"result of {first} did not come within 0.05 s: 3 queued, 0 in flight, no live worker on"
+        f" queue '{name}'; start one: gristmill worker --queue {name} -- --model MODEL"
+    )
+
+
+async def test_a_timeout_counts_the_workers_that_live(
+    settings: QueueSettings, queue: Queue
+) -> None:
+    await open_worker(queue, "alive")
+    await open_worker(queue, "dead")
+    await end_lease(queue, "dead")
+
+    def wait() -> None:
+        with SyncClient(settings) as client:
+            client.wait(client.submit({"prompt": "p"}), 0.05)
+
+    words = f"1 queued, 0 in flight, 1 live worker on queue '{queue.keys.queue}'; the request stays"
+    with pytest.raises(TimeoutError, match=re.escape(words)):
+        await asyncio.to_thread(wait)
+
+
+@pytest.mark.usefixtures("plain_logging", "looks_at_once")
+@pytest.mark.parametrize("call", ["wait", "map", "as_completed"])
+async def test_waiting_without_a_worker_warns_through_standard_logging(
+    settings: QueueSettings,
+    queue: Queue,
+    call: str,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def wait(client: Client) -> None:
+        if call == "wait":
+            await client.wait(await client.submit({"prompt": "p"}))
+        else:
+            async for _ in getattr(client, call)([{"prompt": "p"}]):
+                pass
+
+    async with Client(settings) as client:
+        waiting = asyncio.create_task(wait(client))
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        async with SettlingWorker(queue).running():
+            await waiting
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("gristmill", logging.WARNING)
+    assert record.getMessage().startswith(
+        "waiting for results: 1 queued, 0 in flight, no live worker on queue"
+    )
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("looks_at_once")
+async def test_the_warning_comes_once_until_a_worker_is_seen_again(queue: Queue) -> None:
+    watch = WorkerWatch(queue)
+    with capture_logs() as events:
+        await watch.look()
+        await watch.look()
+        await open_worker(queue, "w")
+        await watch.look()
+        await end_lease(queue, "w")
+        await watch.look()
+    assert [event["event"] for event in events] == ["workers.missed"] * 2
+
+
+@pytest.mark.usefixtures("looks_at_once")
+async def test_a_quiet_client_leaves_warnings_to_its_caller(queue: Queue) -> None:
+    with capture_logs() as events:
+        await WorkerWatch(queue, is_quiet=True).look()
+    assert events == []
