@@ -1,13 +1,16 @@
 """A Redis that fills up: submits wait, what runs still ends, and claims pause before results find no room."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from command_line import CommandLine, ended
 from prometheus_client import REGISTRY
 from queues import claimed_by, outcome, some_requests, succeed
-from redis.exceptions import OutOfMemoryError
+from servers import without_dangerous
 from workers import local_worker, settings_for
 
 from gristmill.local.redis_server import running_server
@@ -16,6 +19,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Settlement, Stats
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_trouble import RedisFull
 from gristmill.worker.engine import StubEngine
 from gristmill.worker.redis_memory import should_pause_claims
 
@@ -50,7 +54,7 @@ async def fill(queue: Queue, share: float) -> None:
 async def test_full_redis_refuses_submits_and_lets_what_runs_end(queue: Queue) -> None:
     items = await claimed_by(queue, "w", 8)
     await fill(queue, 2)
-    with pytest.raises(OutOfMemoryError):
+    with pytest.raises(RedisFull, match=r"^used \d\S* \w+ of maxmemory \d\S* \w+$"):
         await queue.submit(some_requests(1))
     await queue.beat("w")
     assert await succeed(queue, "w", items[:4]) == [1] * 4
@@ -91,6 +95,47 @@ async def next_beat(queue: Queue) -> None:
     last = await queue.redis.hget(clock, "last_beat_ms")
     while await queue.redis.hget(clock, "last_beat_ms") == last:
         await asyncio.sleep(0.01)
+
+
+async def test_a_command_that_waits_for_room_says_that_redis_is_full(
+    queue: Queue, own_redis_url: str, tmp_path: Path
+) -> None:
+    gristmill = CommandLine(own_redis_url, queue.keys.queue, tmp_path)
+    gristmill.write("in.jsonl", [{"prompt": "p"}])
+    await fill(queue, 2)
+    started = await gristmill.start("submit", "in.jsonl")
+    assert started.stderr is not None
+    while b"is full" not in (line := await started.stderr.readline()):
+        assert line, "the command ended without the notice"
+    await queue.redis.config_set("maxmemory", 0)
+    assert (await ended(started)).code == 0
+    assert re.search(rb"Redis at \S+ is full \(used .* of maxmemory .*\); waiting for it", line)
+
+
+async def test_a_write_of_a_command_says_that_redis_is_full(
+    queue: Queue, own_redis_url: str, tmp_path: Path
+) -> None:
+    gristmill = CommandLine(own_redis_url, queue.keys.queue, tmp_path)
+    await fill(queue, 2)
+    refused = await gristmill.finish("queue", "weights", "team=3")
+    assert refused.code == 4
+    assert "is full (it uses its whole maxmemory); read results" in refused.err
+
+
+async def test_stats_show_the_memory(queue: Queue, own_redis_url: str, tmp_path: Path) -> None:
+    gristmill = CommandLine(own_redis_url, queue.keys.queue, tmp_path)
+    shown = (await gristmill.finish("queue", "stats")).out
+    assert re.search(
+        r"^memory     Redis uses [\d.]+ MiB, without a maxmemory$", shown, re.MULTILINE
+    )
+    await queue.redis.config_set("maxmemory", 2**30)
+    shown = (await gristmill.finish("queue", "stats")).out
+    assert re.search(
+        r"^memory     Redis uses .* MiB of maxmemory 1 GiB \(\d%\)$", shown, re.MULTILINE
+    )
+    tame = CommandLine(without_dangerous(own_redis_url), queue.keys.queue, tmp_path)
+    shown = (await tame.finish("queue", "stats")).out
+    assert "memory     unknown: this Redis user may not call INFO\n" in shown
 
 
 def a_view(used: int, limit: int, record_bytes: int) -> Stats:

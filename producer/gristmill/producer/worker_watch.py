@@ -12,6 +12,7 @@ from gristmill.shared.log import warn
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
+from gristmill.shared.redis_trouble import trouble
 
 FIRST_LOOK_S = 2.0
 """Seconds of waiting before the first look; most results are there sooner."""
@@ -65,7 +66,7 @@ class WorkerWatch:
             async with asyncio.timeout(STATE_TIMEOUT_S):
                 stats = await self._queue.stats()
         except (RedisError, OSError) as error:
-            return f"Redis does not answer ({str(error) or 'timeout'}); the client still tries"
+            return f"Redis {trouble(error)}; the client still tries"
         return state_in_words(self._queue.keys.queue, stats)
 
 

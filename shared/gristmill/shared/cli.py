@@ -156,6 +156,7 @@ def redis_errors(url: str) -> Iterator[None]:
     """
     from redis import exceptions
 
+    from gristmill.shared.redis_trouble import remedy, trouble
     from gristmill.shared.redis_url import redacted
 
     try:
@@ -167,12 +168,13 @@ def redis_errors(url: str) -> Iterator[None]:
         ) from None
     except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
         raise RedisUnreachable(
-            f"Redis at {redacted(url)} does not answer ({str(error).rstrip('.') or type(error).__name__});"
-            " check that it runs, that this machine may reach it, and REDIS_URL (or --redis-url) with"
-            " its user and password"
+            f"Redis at {redacted(url)} {trouble(error)}; check that it runs, that this machine may reach"
+            " it, and REDIS_URL (or --redis-url) with its user and password"
         ) from None
     except exceptions.RedisError as error:
-        raise GristmillError(f"Redis at {redacted(url)} refused a command: {error}") from None
+        raise GristmillError(
+            f"Redis at {redacted(url)} {trouble(error)}; {remedy(error)}"
+        ) from None
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from redis.exceptions import (
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
 from gristmill.shared.errors import NotReplicated
+from gristmill.shared.redis_trouble import remedy, trouble
 from gristmill.shared.redis_url import redacted
 
 log = structlog.get_logger()
@@ -108,10 +109,9 @@ class RedisNotice:
             return
         self._next_s = time.monotonic() + self._interval_s
         if self._tell:
-            self._tell(f"Redis at {self._url} does not answer ({error}); waiting for it")
+            self._tell(f"Redis at {self._url} {trouble(error)}; waiting for it")
             return
-        remedy = "check that it runs, that this machine may reach it, and REDIS_URL"
-        log.warning("redis.waited_for", url=self._url, error=str(error), remedy=remedy)
+        log.warning("redis.waited_for", url=self._url, error=str(error), remedy=remedy(error))
 
 
 def announce_redis_waits(

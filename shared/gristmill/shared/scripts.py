@@ -10,6 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import OutOfMemoryError
+
+from gristmill.shared.redis_trouble import RedisFull
 
 _CORE = ("schema", "counters")
 _FINISHING = ("batches", "finish")
@@ -101,6 +104,13 @@ class Scripts:
             args: ARGV of the script.
             lease_key: Second key, for `submit` under a lease.
             connection: Client to use instead of the queue's own.
+
+        Raises:
+            RedisFull: Redis is at its `maxmemory` and the verb adds requests.
         """
         keys = [self._prefix, lease_key] if lease_key else [self._prefix]
-        return await self._scripts[verb](keys=keys, args=args, client=connection)
+        try:
+            return await self._scripts[verb](keys=keys, args=args, client=connection)
+        except OutOfMemoryError:
+            *_, used_memory, max_memory, _ = await self._scripts["stats"](keys=[self._prefix])
+            raise RedisFull(used_memory, max_memory) from None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gristmill.shared.byte_size import in_words
 from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
@@ -45,12 +46,23 @@ def _lines(name: str, view: "Stats") -> list[str]:
         f"in flight  {in_flight:,}",
         f"inbox      {view.num_inbox:,}",
         f"dead       {view.num_dead:,}",
+        f"memory     {_memory(view.used_memory, view.max_memory)}",
         "lanes      " + _pairs(view.depth_by_lane),
         f"scheduling {view.scheduling}",
         "so far     " + _pairs(dict(sorted(counters.items()))),
         f"workers    {len(view.workers)}",
     ]
     return lines + [f"  {worker}  {_lease(ms)}" for worker, ms in sorted(view.workers.items())]
+
+
+def _memory(used_memory: int, max_memory: int) -> str:
+    if not used_memory:
+        return "unknown: this Redis user may not call INFO"
+    used = f"Redis uses {in_words(used_memory)}"
+    if not max_memory:
+        return f"{used}, without a maxmemory"
+    share = f"{used_memory / max_memory:.0%}"
+    return f"{used} of maxmemory {in_words(max_memory)} ({share})"
 
 
 def _pairs(counts: Mapping[str, int]) -> str:

@@ -1,0 +1,47 @@
+"""Say in words why Redis did not do a call, and what to do. Notices and errors take their words from here."""
+
+from redis.exceptions import BusyLoadingError, OutOfMemoryError, ResponseError
+
+from gristmill.shared import byte_size
+from gristmill.shared.errors import NotReplicated
+
+_AT_LIMIT = "it uses its whole maxmemory"
+
+
+class RedisFull(OutOfMemoryError):
+    """Redis is at its `maxmemory` and refuses whatever adds data.
+
+    Args:
+        used_memory: Bytes that the server uses; 0 if this user may not ask.
+        max_memory: The server's `maxmemory` in bytes; 0 if this user may not ask.
+    """
+
+    def __init__(self, used_memory: int, max_memory: int) -> None:
+        used, limit = byte_size.in_words(used_memory), byte_size.in_words(max_memory)
+        known = f"used {used} of maxmemory {limit}" if max_memory else _AT_LIMIT
+        super().__init__(known)
+
+
+def trouble(error: Exception) -> str:
+    """Return what is wrong with Redis, as the rest of a sentence that begins with its name."""
+    detail = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, OutOfMemoryError):
+        return f"is full ({detail if isinstance(error, RedisFull) else _AT_LIMIT})"
+    if isinstance(error, BusyLoadingError):
+        return f"is not ready ({detail})"
+    if isinstance(error, NotReplicated):
+        return f"has too few replicas ({detail})"
+    if isinstance(error, ResponseError):
+        return f"refused a command ({detail})"
+    return f"does not answer ({detail})"
+
+
+def remedy(error: Exception) -> str:
+    """Return what an operator can do about it."""
+    if isinstance(error, OutOfMemoryError):
+        return (
+            "read results and let them expire sooner (GRISTMILL_RESULT_TTL_S), or raise maxmemory"
+        )
+    if isinstance(error, BusyLoadingError | NotReplicated | ResponseError):
+        return "look at the log of Redis and at its replicas"
+    return "check that it runs, that this machine may reach it, and REDIS_URL"
