@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,13 +14,15 @@ import pytest
 from workers import STUB, worker_process
 
 import gristmill.producer
-from gristmill.producer import Client, Request, SyncClient
+from gristmill.producer import Client, Request, Result, SyncClient
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import FIELDS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
-OPEN, SUBMIT, MAP, AS_COMPLETED, ERRORS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+OPEN, SUBMIT, RESULTS, MAP, AS_COMPLETED, ERRORS = re.findall(
+    r"```python\n(.*?)```", PAGE, re.DOTALL
+)
 
 
 def first_column(heading: str) -> list[str]:
@@ -49,6 +52,12 @@ def test_the_page_lists_every_field_and_its_default() -> None:
     assert (request.deadline_s, request.delay_s) == (0, 0)
 
 
+def test_the_page_lists_every_attribute_of_a_result() -> None:
+    properties = {name for name, value in vars(Result).items() if isinstance(value, property)}
+    attributes = {field.name for field in fields(Result)} | properties
+    assert sorted(first_column("## Results")) == sorted(attributes)
+
+
 @pytest.fixture
 async def environment(redis_url: str, tmp_path: Path) -> AsyncIterator[dict[str, str]]:
     redis = connect(redis_url)
@@ -70,6 +79,7 @@ async def test_the_examples_run(environment: dict[str, str]) -> None:
     assert await run(OPEN, environment) == ["[('unknown', '')]"]
     (answer,) = await run(SUBMIT, environment)
     assert answer.startswith("succeeded ")
+    assert len(await run(RESULTS, environment)) == 2  # the stub refuses no temperature
     answers = await run(MAP, environment)
     assert [line[: len(f"succeeded Say {n}.")] for n, line in enumerate(answers)] == [
         f"succeeded Say {n}." for n in range(20)

@@ -103,6 +103,15 @@ class Result:
         return self.status == "succeeded"
 
     @property
+    def text(self) -> str | None:
+        """The text of the answer; of several choices, that of the first.
+
+        It is "" if the engine generated nothing. It is None if the request did not succeed, and for an
+        answer without text: embeddings, scores, tokens, a tool call.
+        """
+        return answer_text(self.body) if self.is_success else None
+
+    @property
     def tokens(self) -> tuple[int, int]:
         """Prompt and output tokens as the engine counted them."""
         return token_counts(self.body)
@@ -117,6 +126,26 @@ class Result:
         detail = mapping(self.body).get("error", self.body)
         message = detail.get("message", detail) if isinstance(detail, dict) else detail
         return f"HTTP {self.status_code}: {message}"
+
+
+def answer_text(body: Any) -> str | None:
+    """Return the text in an engine's answer, or None if it has none.
+
+    Chat and completions have choices, and the first one counts. The Responses API and Anthropic's Messages
+    API have a list of parts, and the texts of all parts are joined.
+    """
+    answer = mapping(body)
+    choices = _list(answer.get("choices"))
+    if choices:
+        first = mapping(choices[0])
+        found = first.get("text", mapping(first.get("message")).get("content"))
+        return found if isinstance(found, str) else None
+    parts = _list(answer.get("content"))
+    for item in _list(answer.get("output")):
+        parts = [*parts, *_list(mapping(item).get("content"))]
+    kinds = ("text", "output_text")
+    texts = [mapping(part).get("text") for part in parts if mapping(part).get("type") in kinds]
+    return "".join(text for text in texts if isinstance(text, str)) if texts else None
 
 
 def token_counts(body: Any) -> tuple[int, int]:
@@ -134,6 +163,10 @@ def token_counts(body: Any) -> tuple[int, int]:
 def token_count(value: Any) -> int:
     """Return a number of tokens; 0 if a server's value is not a plausible number."""
     return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -27,7 +27,28 @@ def test_tokens_are_what_can_be_tokens(usage: Any, tokens: tuple[int, int]) -> N
     assert with_body({"usage": usage}).tokens == tokens
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"choices": [{"message": {"role": "assistant", "content": "Hi"}}]}, "Hi"),
+        ({"choices": [{"text": "one"}, {"text": "two"}]}, "one"),
+        ({"choices": [{"text": ""}]}, ""),
+        ({"choices": [{"message": {"content": None, "tool_calls": [{}]}}]}, None),
+        ({"choices": []}, None),
+        ({"output": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]},
+                     {"content": [{"type": "output_text", "text": "a"}, {"type": "output_text", "text": "b"}]}]}, "ab"),
+        ({"type": "message", "content": [{"type": "text", "text": "a"}, {"type": "tool_use"}]}, "a"),
+        ({"content": [{"type": "tool_use", "name": "f"}]}, None),
+        ({"object": "list", "data": [{"embedding": [0.5]}]}, None),
+    ],
+)  # fmt: skip
+def test_text_is_that_of_the_first_answer(body: Any, text: str | None) -> None:
+    assert with_body(body).text == text
+    assert with_body(body, 400).text is None
+
+
 @pytest.mark.parametrize("body", [[1], "text", 5, None, True, {}])
 def test_a_body_may_be_any_json(body: Any) -> None:
     assert with_body(body).tokens == (0, 0)
+    assert with_body(body).text is None
     assert with_body(body, 400).failure == f"HTTP 400: {body}"
