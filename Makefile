@@ -13,7 +13,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 CUDA_ONLY = torchvision torchaudio torchcodec
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-faults check format bench install-worker-cpu install-worker-gpu install-producer install-desk clean
+.PHONY: help demo test test-long test-faults check format docs bench install-worker-cpu install-worker-gpu install-producer install-desk clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -34,17 +34,21 @@ test-faults: $(VENV)/.cpu $(VENV)/.test  ## The fault suite in full: 2,000 rando
 		tests/faults tests/engine/test_faults_on_true_engine.py tests/engine/test_supervision_on_true_engine.py \
 		tests/integration/test_soak.py tests/engine/test_soak_on_true_engine.py
 
-check: $(VENV)/.check  ## Lint, format, types, import rules, deployment files
+check: $(VENV)/.check  ## Lint, format, types, import rules, deployment files, generated documents
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/yamllint --strict .
 	@$(BIN)/python k8s/validate.py
+	@$(BIN)/python docs/make_settings.py --check
 
 format: $(VENV)/.check  ## Rewrite the code as `make check` wants it
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: $(VENV)/.check  ## Write docs/settings.md from the settings models
+	@$(BIN)/python docs/make_settings.py
 
 bench: $(VENV)/.cpu $(VENV)/.test  ## Measure; docs/performance.md says what the numbers mean
 	@$(BIN)/python benchmarks/queue_ops.py

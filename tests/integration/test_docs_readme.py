@@ -1,4 +1,4 @@
-"""The README's examples run, and its settings are the settings."""
+"""The README's examples run."""
 
 import asyncio
 import json
@@ -17,12 +17,9 @@ from workers import STUB, worker_process
 
 from gristmill.local.redis_server import running_server
 from gristmill.producer import Client
-from gristmill.producer.gateway.settings import GatewaySettings
-from gristmill.producer.steward.settings import StewardSettings
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import CHAT
-from gristmill.worker.settings import WorkerSettings
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 
@@ -107,13 +104,3 @@ async def test_openais_client_runs_a_file(redis_url: str, tmp_path: Path) -> Non
     await redis.aclose()
     assert printed == b"completed 20 of 20\n"
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 20
-
-
-def test_every_setting_is_in_the_table_and_nothing_else() -> None:
-    table = README[README.index("## Settings") : README.index("## Read on")]
-    told = {
-        name.removeprefix("GRISTMILL_").lower() for name in re.findall(r"`([A-Z][A-Z_]+)`", table)
-    }
-    told -= {"gristmill_", "", "info"}
-    models = (WorkerSettings, GatewaySettings, StewardSettings)
-    assert told == {name for model in models for name in model.model_fields}

@@ -45,44 +45,68 @@ class QueueSettings(BaseSettings):
         SecretStr,
         Field(
             validation_alias=alias("REDIS_URL"),
-            description="URL of a Redis >= 7.0 or Valkey, of its sentinels or of a cluster; forms in docs/operations.md",
+            description="URL of one Redis 7.0 or newer or Valkey, of its sentinels, or of a cluster",
         ),
     ] = SecretStr("redis://localhost:6379/0")
     queue: Annotated[str, Field(description="name of the queue")] = "default"
     socket_timeout_s: Annotated[
-        float, Field(gt=0, le=600, description="seconds to wait for an answer of Redis")
+        float,
+        Field(
+            gt=0,
+            le=600,
+            description="longest wait for an answer of Redis; must be above the poll interval",
+        ),
     ] = 30.0
     poll_interval_s: Annotated[
         float,
-        Field(gt=0, le=60, description="longest wait for the doorbell before a look without it"),
+        Field(
+            gt=0,
+            le=60,
+            description="longest time between two looks at an idle queue. A new request rings the doorbell, which ends the wait",
+        ),
     ] = 1.0
     max_depth: Annotated[
-        int, Field(ge=1, description="requests in the queue, waiting or in flight")
+        int, Field(ge=1, description="most requests in the queue, waiting and in flight together")
     ] = 1_000_000
-    max_bytes: Annotated[int, Field(ge=1024, description="bytes of their records")] = 8 * 2**30
+    max_bytes: Annotated[
+        int, Field(ge=1024, description="most bytes of the records of these requests")
+    ] = 8 * 2**30
     max_request_bytes: Annotated[
-        int, Field(ge=1024, le=256 * 2**20, description="bytes of one body")
+        int,
+        Field(
+            ge=1024,
+            le=256 * 2**20,
+            description="largest body of one request; a larger one is refused",
+        ),
     ] = 32 * 2**20
     result_ttl_s: Annotated[
-        int, Field(ge=1, le=30 * 24 * 3600, description="how long a result is kept")
+        int, Field(ge=1, le=30 * 24 * 3600, description="time for which Redis keeps a result")
     ] = 24 * 3600
     dead_letter_ttl_s: Annotated[
-        int, Field(ge=1, le=90 * 24 * 3600, description="how long a dead letter is kept")
+        int, Field(ge=1, le=90 * 24 * 3600, description="time for which Redis keeps a dead letter")
     ] = 7 * 24 * 3600
     lease_s: Annotated[
         float,
-        Field(ge=0.1, le=600, description="silence after which a worker's requests are given away"),
+        Field(
+            ge=0.1,
+            le=600,
+            description="time without a heartbeat after which a worker counts as dead and others may get its requests",
+        ),
     ] = 15.0
 
     min_replicas: Annotated[
         int,
-        Field(ge=0, le=16, description="replicas that must have a request before it is accepted"),
+        Field(
+            ge=0,
+            le=16,
+            description="replicas that must have a request before its submit returns; 0 waits for none. A cluster allows only 0",
+        ),
     ] = 0
 
     check_models: Annotated[
         bool,
         Field(
-            description="refuse a request for a model or an endpoint that no live worker of the queue serves"
+            description="whether producers refuse a request for a model or endpoint that no live worker of the queue serves. A queue without workers takes every request"
         ),
     ] = True
 
@@ -91,7 +115,7 @@ class QueueSettings(BaseSettings):
         NoDecode,
         BeforeValidator(_domains),
         Field(
-            description="hosts, separated by commas, from which workers fetch the images, sounds and videos of a request"
+            description="hosts, separated by commas, from which workers may fetch the images, sounds and videos of a request; empty allows none"
         ),
     ] = frozenset()
 

@@ -24,26 +24,27 @@ class WorkerSettings(QueueSettings):
     queue: Annotated[
         str,
         Field(
-            description="name of the queue; a worker may serve several by weight: interactive:3,bulk:1"
+            description="name of the queue, or several names with weights: `interactive:3,bulk:1`"
         ),
     ] = "default"
     vllm_url: Annotated[
         str | None,
         Field(
             validation_alias=alias("VLLM_URL"),
-            description="an OpenAI-compatible server, with or without /v1; without it the engine runs in this process",
+            description="URL of an OpenAI-compatible server, with or without /v1, to use instead of an engine in this process; unset runs vLLM in this process",
         ),
     ] = None
     vllm_api_key: Annotated[
         SecretStr | None,
         Field(
-            validation_alias=alias("VLLM_API_KEY"), description="sent to VLLM_URL as a bearer token"
+            validation_alias=alias("VLLM_API_KEY"),
+            description="bearer token for the server at VLLM_URL; unset sends none",
         ),
     ] = None
     batch_policy: Annotated[
         Literal["continuous", "sequential", "static", "dynamic", "bucketed"],
         Field(
-            description="continuous feeds the engine as slots free; the others wait for a whole batch"
+            description="how requests are grouped: `continuous` feeds the engine as it has room, the others wait for a whole batch"
         ),
     ] = "continuous"
     batch_size: Annotated[
@@ -52,7 +53,7 @@ class WorkerSettings(QueueSettings):
             ge=1,
             le=4096,
             validation_alias=alias("BATCH_SIZE"),
-            description="requests in one batch; at most in one claim",
+            description="most requests in one claim; with the other policies, requests in one batch",
         ),
     ] = 64
     batch_timeout_ms: Annotated[
@@ -61,7 +62,7 @@ class WorkerSettings(QueueSettings):
             ge=0,
             le=600_000,
             validation_alias=alias("BATCH_TIMEOUT_MS"),
-            description="longest wait to fill a batch, from its first request; 0 takes what is there",
+            description="longest wait to fill a batch, from its first request; 0 takes what is there. With `continuous`, only an idle engine waits",
         ),
     ] = 0
     max_in_flight: Annotated[
@@ -70,13 +71,13 @@ class WorkerSettings(QueueSettings):
             ge=1,
             le=65_536,
             validation_alias=alias("MAX_IN_FLIGHT"),
-            description="requests in the engine at most; 1.1 times its max_num_seqs unless set",
+            description="most requests in the engine, which may have room for fewer; unset is 1.1 times the engine's `max_num_seqs`",
         ),
     ] = None
     scheduling: Annotated[
         Scheduling | None,
         Field(
-            description="order in which claims take what waits, for the whole queue; unset leaves it, fair at first"
+            description="order in which waiting requests are claimed. The worker that starts last sets it for all workers of the queue. Unset keeps the queue's order, which is `fair` at first"
         ),
     ] = None
     ageing_s: Annotated[
@@ -84,37 +85,54 @@ class WorkerSettings(QueueSettings):
         Field(
             ge=0,
             le=86_400,
-            description="with GRISTMILL_SCHEDULING: a lane that others overtake for as long gets a turn; 0 for never",
+            description="time without service after which a lower priority gets a short turn; 0 never gives one. It has an effect only if GRISTMILL_SCHEDULING is set",
         ),
     ] = 10.0
-    max_claim_tokens: Annotated[int, Field(ge=1, description="estimated tokens of one claim")] = (
-        2**40
-    )
+    max_claim_tokens: Annotated[
+        int,
+        Field(
+            ge=1, description="most estimated tokens of one claim; its first request always fits"
+        ),
+    ] = 2**40
     beat_s: Annotated[
         float | None,
         Field(
-            gt=0, le=60, description="seconds between heartbeats; a fifth of the lease unless set"
+            gt=0,
+            le=60,
+            description="time between two heartbeats, a third of GRISTMILL_LEASE_S or less; unset is a fifth of it",
         ),
     ] = None
     drain_timeout_s: Annotated[
-        float, Field(ge=0, le=86_400, description="time to finish after SIGTERM")
+        float,
+        Field(
+            ge=0,
+            le=86_400,
+            description="longest time to finish the requests in flight after SIGTERM. The rest goes back to the queue. A second signal ends the wait",
+        ),
     ] = 60.0
     start_timeout_s: Annotated[
-        float, Field(gt=0, description="longest start of the engine, and longest rebuild")
+        float,
+        Field(gt=0, description="longest start of the engine, and longest rebuild after its death"),
     ] = 1800.0
     stall_timeout_s: Annotated[
         float,
         Field(
             ge=1,
-            description="without a turn of the loop, or a token of an engine that holds requests, it is dead",
+            description="longest time without progress. An engine that holds requests and yields no token for so long is rebuilt. An event loop that does not turn for so long fails the liveness probe",
         ),
     ] = 120.0
     max_request_s: Annotated[
-        float, Field(gt=0, description="longest run of one request; then it ends with what it has")
+        float,
+        Field(
+            gt=0, description="longest run of one request. Then it ends with the text that it has"
+        ),
     ] = 3600.0
     max_repeated_tokens: Annotated[
         int,
-        Field(ge=0, description="output tokens that may repeat one pattern; 0 for any number"),
+        Field(
+            ge=0,
+            description="output tokens at the end of a request that may repeat one pattern. Then it ends with the text that it has. 0 allows any number. A server at VLLM_URL is not watched",
+        ),
     ] = 1024
     max_result_bytes: Annotated[
         int,
@@ -122,19 +140,31 @@ class WorkerSettings(QueueSettings):
             ge=1024,
             le=256 * 2**20,
             validation_alias=alias("MAX_RESULT_BYTES"),
-            description="bytes of one answer",
+            description="largest answer of one request; a larger one becomes a failed result that says so",
         ),
     ] = 32 * 2**20
     backoff_base_s: Annotated[
-        float, Field(gt=0, description="first bound of the wait before a retry")
+        float,
+        Field(
+            gt=0,
+            description="upper bound of the random wait before the first retry. It doubles with each retry",
+        ),
     ] = 1.0
-    backoff_max_s: Annotated[float, Field(gt=0, description="largest bound of it")] = 60.0
-    health_host: Annotated[str, Field(description="where the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
+    backoff_max_s: Annotated[
+        float, Field(gt=0, description="largest upper bound of the wait before a retry")
+    ] = 60.0
+    health_host: Annotated[
+        str,
+        Field(description="address on which the probes listen: `/healthz`, `/readyz`, `/metrics`"),
+    ] = "0.0.0.0"  # noqa: S104  # a pod's
     health_port: Annotated[
         int, Field(ge=0, le=65_535, description="port of the probes; 0 picks a free port")
     ] = 8080
     log_level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="of the JSON log")
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"],
+        Field(
+            description="lowest level of the JSON log on stdout, which has one `request.completed` per request"
+        ),
     ] = "INFO"
 
     @model_validator(mode="after")

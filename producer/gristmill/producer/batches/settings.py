@@ -14,11 +14,11 @@ class BatchSettings(QueueSettings):
     storage_url: Annotated[
         str,
         Field(
-            description="storage of files and results: a folder, or a URL that fsspec knows, such as s3://bucket/folder"
+            description="storage of files and results: a folder, or a URL that fsspec knows, such as `s3://bucket/folder`"
         ),
     ] = str(Path.home() / ".local/share/gristmill")
     max_file_bytes: Annotated[
-        int, Field(ge=1024, description="largest uploaded file, in bytes")
+        int, Field(ge=1024, description="largest uploaded file; a larger one is refused")
     ] = 16 * 2**30
     max_batch_requests: Annotated[int, Field(ge=1, description="most lines of one batch file")] = (
         5_000_000
@@ -33,9 +33,9 @@ class BatchSettings(QueueSettings):
         int,
         Field(
             ge=3600,
-            description="seconds after which a file is deleted, unless it has an expiry of its own",
+            description="time after which a file is deleted, unless it has an expiry of its own",
         ),
     ] = 30 * 24 * 3600
     batch_ttl_s: Annotated[
-        int, Field(ge=3600, description="seconds for which a batch is listed after its end")
+        int, Field(ge=3600, description="time for which a batch is listed after its end")
     ] = 30 * 24 * 3600

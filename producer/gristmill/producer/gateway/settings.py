@@ -23,18 +23,26 @@ class GatewaySettings(BatchSettings):
     gateway_allow_anonymous: Annotated[
         bool,
         Field(
-            description="accept calls without a key while no tenant exists, also if other machines can reach the gateway"
+            description="whether the gateway accepts calls without a key while no tenant exists, although other machines can reach it. On a loopback address it always does"
         ),
     ] = False
     gateway_max_wait_s: Annotated[
-        float, Field(ge=0, le=3600, description="longest wait of one call for a result")
+        float,
+        Field(
+            ge=0, le=3600, description="longest wait of one call for a result; 0 answers at once"
+        ),
     ] = 60.0
     drain_timeout_s: Annotated[
-        float, Field(ge=0, le=86_400, description="time to finish after SIGTERM")
+        float,
+        Field(
+            ge=0,
+            le=86_400,
+            description="longest time to finish the calls in progress after SIGTERM",
+        ),
     ] = 60.0
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"],
-        Field(description="lowest level of the JSON log"),
+        Field(description="lowest level of the JSON log on stdout"),
     ] = "INFO"
 
     @property

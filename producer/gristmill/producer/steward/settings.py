@@ -16,28 +16,31 @@ class StewardSettings(BatchSettings):
         SecretStr | None,
         Field(
             validation_alias=alias("RQ_REDIS_URL"),
-            description="Redis of the steward's jobs, if it differs from the queue's; no cluster",
+            description="URL of the Redis of the steward's RQ jobs, which cannot be a cluster; unset uses REDIS_URL",
         ),
     ] = None
     sweep_interval_s: Annotated[
-        int, Field(ge=1, le=24 * 3600, description="time between two sweeps of expired files")
+        int,
+        Field(ge=1, le=24 * 3600, description="time between two sweeps that delete expired files"),
     ] = 300
     webhook_timeout_s: Annotated[
-        float, Field(gt=0, le=60, description="longest wait for a webhook's answer")
+        float, Field(gt=0, le=60, description="longest exchange with a webhook")
     ] = 10.0
     webhook_allowed_hosts: Annotated[
         str,
         Field(
-            description="hosts, separated by commas, that webhooks may reach although their addresses are private"
+            description="hosts, separated by commas, that webhooks may reach although their addresses are private; empty allows none"
         ),
     ] = ""
-    health_host: Annotated[str, Field(description="address on which the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
+    health_host: Annotated[
+        str, Field(description="address on which the probe `/healthz` listens")
+    ] = "0.0.0.0"  # noqa: S104  # a pod's
     health_port: Annotated[
-        int, Field(ge=0, le=65_535, description="port of the probes; 0 picks a free port")
+        int, Field(ge=0, le=65_535, description="port of the probe; 0 picks a free port")
     ] = 8081
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"],
-        Field(description="lowest level of the JSON log"),
+        Field(description="lowest level of the JSON log on stdout"),
     ] = "INFO"
 
     @model_validator(mode="after")
