@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redis.exceptions import RedisError
-from stamina.instrumentation import set_on_retry_hooks
 
 from gristmill.local.processes import die_with_parent, free_port
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.redis_retry import retrying
+from gristmill.shared.redis_retry import announce_redis_waits, retrying
 from gristmill.shared.request import Request
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -209,7 +208,7 @@ def main() -> None:
     if options.relay:
         asyncio.run(relay(*options.relay))
         return
-    set_on_retry_hooks([])
+    announce_redis_waits("", tell=lambda _: None)  # an outage is part of the measurement
     if options.kills:
         tabulate_losses(options.kills)
     rates = costs(options.requests, options.repeat)

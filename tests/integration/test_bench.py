@@ -15,9 +15,14 @@ from gristmill.bench.loads import named
 from gristmill.bench.run_bench import BenchOptions, run_bench
 from gristmill.bench.setups import ALONE
 from gristmill.local.processes import free_port
-from gristmill.shared.cli import RedisUnreachable
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import EngineDied, GristmillError, InvalidRequest, SettingsError
+from gristmill.shared.errors import (
+    EngineDied,
+    GristmillError,
+    InvalidRequest,
+    RedisUnreachable,
+    SettingsError,
+)
 from gristmill.worker.engine import EngineInfo, Response, StubEngine
 
 Bench = Callable[..., BenchReport]

@@ -19,7 +19,7 @@ PLACES = {
     "redis+sentinel": "127.0.0.1:{port}/main", "rediss+sentinel": "127.0.0.1:{port}/main",
     "redis+cluster": "127.0.0.1:{port}", "rediss+cluster": "127.0.0.1:{port}",
 }  # fmt: skip
-RETRIED = b"stamina.retry_scheduled"
+RETRIED = b"redis.waited_for"
 
 
 def url_of(scheme: str) -> str:

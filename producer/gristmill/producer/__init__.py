@@ -11,6 +11,7 @@ from gristmill.shared.errors import (
     InvalidRequest,
     NotServed,
     QueueFull,
+    RedisUnreachable,
     ResultExpired,
     SettingsError,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "NotServed",
     "QueueFull",
     "QueueSettings",
+    "RedisUnreachable",
     "Request",
     "Result",
     "ResultExpired",

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from ulid import ULID
 
+from gristmill.producer.first_contact import FirstContact
 from gristmill.producer.items import (
     Body,
     Ids,
@@ -48,7 +49,8 @@ class Client:
 
     Args:
         settings: Redis, the queue and its bounds; None reads the environment.
-        queue: An open queue to use instead of a connection to that of `settings`; closed with the client.
+        queue: An open queue, whose Redis has answered, to use instead of a connection to that of `settings`;
+            closed with the client.
         name: Name of the reply list, unique to this client; None makes a fresh one.
         is_quiet: True does not warn when calls wait and no worker lives.
 
@@ -59,8 +61,9 @@ class Client:
     Raises:
         SettingsError: A setting of the environment is wrong.
 
-    A request is done when its result is written; the result's `status` says how it ended. Nothing is lost
-    when Redis is away: calls wait until it is back.
+    A request is done when its result is written; the result's `status` says how it ended. The first call
+    raises `RedisUnreachable` if Redis does not answer within 10 s, or refuses the login. Nothing is lost when
+    Redis is away later: calls wait until it is back.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Client:
     ) -> None:
         settings = read_settings(QueueSettings) if settings is None else settings
         self.queue = queue or _connected(settings)
+        url = settings.redis_url.get_secret_value()
+        self._first_contact = None if queue else FirstContact(self.queue.redis, url)
         self.name = name or f"client-{ULID()}"
         self._watch = WorkerWatch(self.queue, is_quiet=is_quiet)
         self._waiter = Waiter(self.queue, self.name, self._watch)
@@ -97,6 +102,8 @@ class Client:
     async def aclose(self) -> None:
         """Stop waiting and close the connections. Submitted requests run on."""
         await self._waiter.aclose()
+        if self._first_contact:
+            await self._first_contact.aclose()
         await self.queue.redis.aclose()
 
     async def submit(
@@ -120,6 +127,7 @@ class Client:
         """
         check_names(fields, ("wait_if_full", *FIELDS))
         made = one_request(request, fields)
+        await self._ready()
         await self._submitter.submit([made], wait_if_full=wait_if_full)
         return made.id
 
@@ -137,6 +145,7 @@ class Client:
             InvalidRequest, NotServed, IdConflict: As `submit`; requests before the bad one are in the queue.
         """
         check_call("submit_many", requests, fields)
+        await self._ready()
         reader = ItemReader(fields)
         ids: list[str] = []
         async for group in grouped(requests, SUBMIT_CHUNK):
@@ -152,6 +161,7 @@ class Client:
             ResultExpired: The queue does not know the id.
         """
         one_id(request_id)
+        await self._ready()
         result = (await retrying(lambda: self.queue.results([request_id])))[0]
         if result is None and (await self.status([request_id]))[0][0] == "unknown":
             raise result_expired(request_id)
@@ -169,9 +179,12 @@ class Client:
                 The request runs on.
             ResultExpired: The queue does not know the id.
         """
-        future = self._waiter.expect(one_id(request_id), is_own=False)
+        one_id(request_id)
+        future = None
         try:
             async with asyncio.timeout(timeout_s) as limit:
+                await self._ready()
+                future = self._waiter.expect(request_id, is_own=False)
                 return await asyncio.shield(future)
         except TimeoutError:
             if timeout_s is None or not limit.expired():
@@ -179,7 +192,8 @@ class Client:
             message = await self._watch.timeout_message(request_id, timeout_s)
             raise TimeoutError(message) from None
         finally:
-            self._waiter.forget(request_id, future)
+            if future:
+                self._waiter.forget(request_id, future)
 
     def map(
         self, requests: Requests, *, window: int = WINDOW, **fields: Any
@@ -218,19 +232,27 @@ class Client:
     async def cancel(self, ids: Iterable[str]) -> list[str]:
         """Cancel requests; returns a code for each: queued or running (cancelled now), done, unknown."""
         calls = chunks(many_ids(ids), IDS_A_CALL)
+        await self._ready()
         codes = [await retrying(partial(self.queue.cancel, chunk)) for chunk in calls]
         return list(chain.from_iterable(codes))
 
     async def status(self, ids: Iterable[str]) -> list[tuple[State, str]]:
         """Return the state of each request and the worker that runs it, or ""."""
         calls = chunks(many_ids(ids), IDS_A_CALL)
+        await self._ready()
         states = [await retrying(partial(self.queue.status, chunk)) for chunk in calls]
         return list(chain.from_iterable(states))
+
+    async def _ready(self) -> None:
+        """Return when the client can use Redis; see `FirstContact.wait`."""
+        if self._first_contact:
+            await self._first_contact.wait()
 
     async def _start(
         self, reader: ItemReader, items: Sequence[object]
     ) -> "list[asyncio.Future[Result]]":
         """Submit the next items of a stream, or note their ids; returns a future for each."""
+        await self._ready()
         if reader.are_ids(items):
             return [self._waiter.expect(i, is_own=False) for i in reader.read_ids(items)]
         requests = reader.read_requests(items)

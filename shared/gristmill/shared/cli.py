@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
-from gristmill.shared.errors import GristmillError, InvalidRequest, SettingsError
+from gristmill.shared.errors import (
+    GristmillError,
+    InvalidRequest,
+    RedisUnreachable,
+    SettingsError,
+)
 from gristmill.shared.install import missing_module
 
 if TYPE_CHECKING:
@@ -33,10 +38,6 @@ GROUP = "gristmill.commands"
 
 BAD_INPUT, REDIS_UNREACHABLE, OTHER_ERROR, INTERRUPTED = 2, 3, 4, 130
 """Exit codes of errors."""
-
-
-class RedisUnreachable(GristmillError):
-    """Redis does not answer, or refuses the login."""
 
 
 class FiniteRange(click.FloatRange):
@@ -152,29 +153,17 @@ def redis_errors(url: str) -> Iterator[None]:
 
     Raises:
         RedisUnreachable: No connection, no answer, or a wrong password.
-        GristmillError: Redis answered with an error.
+        SettingsError: The URL names a database that Redis does not have.
+        GristmillError: Redis answered with another error.
     """
-    from redis import exceptions
+    from redis.exceptions import RedisError
 
-    from gristmill.shared.redis_trouble import remedy, trouble
-    from gristmill.shared.redis_url import redacted
+    from gristmill.shared.redis_trouble import error_in_words
 
     try:
         yield
-    except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
-        raise RedisUnreachable(
-            f"Redis at {redacted(url)} refused user or password ({error}); put them into REDIS_URL"
-            " (or --redis-url): redis://user:password@host:port/0"
-        ) from None
-    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-        raise RedisUnreachable(
-            f"Redis at {redacted(url)} {trouble(error)}; check that it runs, that this machine may reach"
-            " it, and REDIS_URL (or --redis-url) with its user and password"
-        ) from None
-    except exceptions.RedisError as error:
-        raise GristmillError(
-            f"Redis at {redacted(url)} {trouble(error)}; {remedy(error)}"
-        ) from None
+    except RedisError as error:
+        raise error_in_words(error, url, "REDIS_URL (or --redis-url)") from None
 
 
 @functools.cache

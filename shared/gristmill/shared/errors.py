@@ -1,8 +1,9 @@
 """Define the exception tree; its branches say what the caller can do.
 
 Every message says what happened, the id or value, the limit and the remedy. An error carries the parts
-of its message as attributes, so that no caller has to parse the text. Errors of redis-py are not
-wrapped: `redis_retry` repeats the call.
+of its message as attributes, so that no caller has to parse the text. `redis_retry` repeats a call that
+failed with an error of redis-py; entry points and the first call of a client turn one into
+`RedisUnreachable`, and other calls pass it on as it is.
 """
 
 from typing import Any
@@ -94,6 +95,10 @@ class ResultExpired(GristmillError):
 
 class SettingsError(GristmillError):
     """A setting is missing or contradicts another; the operator must change it."""
+
+
+class RedisUnreachable(GristmillError):
+    """Redis does not answer, or refuses the login; check REDIS_URL and Redis."""
 
 
 class LeaseLost(GristmillError):

@@ -4,12 +4,14 @@ redis-py's defaults retry writes and lose pops (docs/decisions/0003-redis-client
 switches them off. `retrying` repeats a whole operation of `Queue` instead; each is safe to send twice.
 """
 
+import asyncio
+import math
+import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-import stamina
-import structlog
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -25,13 +27,11 @@ from redis.exceptions import (
     TimeoutError,
     TryAgainError,
 )
-from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
 from gristmill.shared.errors import NotReplicated
+from gristmill.shared.log import warn
 from gristmill.shared.redis_trouble import remedy, trouble
 from gristmill.shared.redis_url import redacted
-
-log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -52,6 +52,14 @@ NOTICE_INTERVAL_S = 10.0
 """Shortest time between two notices in a log, in seconds; an hour's outage makes 360 lines."""
 
 
+WAIT_MIN_S = 0.05
+WAIT_MAX_S = 2.0
+"""First and longest pause between two tries, in seconds."""
+
+WAIT_JITTER_S = 0.5
+"""Largest random part of a pause in seconds: it spreads the tries of many processes after an outage."""
+
+
 def is_transient(error: Exception) -> bool:
     """Return whether the same call may succeed later."""
     if isinstance(error, ResponseError) and str(error).partition(" ")[0] in _TRANSIENT_CODES:
@@ -69,27 +77,35 @@ async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = N
     Raises:
         redis.exceptions.RedisError: The last error, after `timeout_s`.
     """
-    attempts = stamina.retry_context(
-        on=is_transient,
-        attempts=None,
-        timeout=timeout_s,
-        wait_initial=0.05,
-        wait_max=2.0,
-        wait_jitter=0.5,
-    )
-    async for attempt in attempts:
-        with attempt:
-            return await call()
-    raise AssertionError("unreachable: retry_context returns or raises")
+    deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    num_retries = 0
+    while True:
+        try:
+            answer = await call()
+        except Exception as error:
+            if not is_transient(error) or time.monotonic() >= deadline_s:
+                raise
+            num_retries += 1
+            _announcement.on_retry(num_retries, error)
+        else:
+            if num_retries:
+                _announcement.notice.end()
+            return answer
+        await asyncio.sleep(_pause_s(num_retries))
+
+
+def _pause_s(num_retries: int) -> float:
+    backoff_s = math.ldexp(WAIT_MIN_S, min(num_retries - 1, 10))
+    return min(WAIT_MAX_S, backoff_s + random.uniform(0, WAIT_JITTER_S))  # noqa: S311  # no secret
 
 
 class RedisNotice:
     """Reports that calls wait for Redis, at most once in an interval.
 
     Args:
-        url: URL of this Redis; user and password are left out of the notice.
-        interval_s: Shortest time between two notices.
-        tell: Called with one line for people; None logs `redis.waited_for` instead.
+        url: URL of this Redis; user and password are left out of the notice. "" if it is not known.
+        interval_s: Shortest time between two notices; infinity for one notice an outage.
+        tell: Called with one line for people; None warns of `redis.waited_for` instead.
     """
 
     def __init__(
@@ -98,7 +114,7 @@ class RedisNotice:
         interval_s: float = NOTICE_INTERVAL_S,
         tell: Callable[[str], object] | None = None,
     ) -> None:
-        self._url = redacted(url)
+        self._url = redacted(url) if url else ""
         self._interval_s = interval_s
         self._tell = tell
         self._next_s = 0.0
@@ -108,10 +124,48 @@ class RedisNotice:
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + self._interval_s
+        message = f"Redis{self._url and f' at {self._url}'} {trouble(error)}; waiting for it"
         if self._tell:
-            self._tell(f"Redis at {self._url} {trouble(error)}; waiting for it")
+            self._tell(message)
             return
-        log.warning("redis.waited_for", url=self._url, error=str(error), remedy=remedy(error))
+        facts = {"url": self._url} if self._url else {}
+        what_to_do = remedy(error)
+        warn(
+            "redis.waited_for",
+            f"{message}; {what_to_do}",
+            **facts,
+            error=str(error),
+            remedy=what_to_do,
+        )
+
+    def end(self) -> None:
+        """Note that Redis answers again: with one notice an outage, the next error is a new outage."""
+        if math.isinf(self._interval_s):
+            self._next_s = 0.0
+
+
+@dataclass(slots=True)
+class _Announcement:
+    """What this process does when a call waits.
+
+    Attributes:
+        notice: Reports the wait.
+        retries_before: Retries of one call before its first report.
+    """
+
+    notice: RedisNotice
+    retries_before: int
+
+    def on_retry(self, num_retries: int, error: Exception) -> None:
+        if num_retries > self.retries_before:
+            self.notice(error)
+
+
+RETRIES_BEFORE_NOTICE = 3
+"""Retries that people need not see: together they last about a second."""
+
+_announcement = _Announcement(RedisNotice("", math.inf), RETRIES_BEFORE_NOTICE)
+"""The default is for people's own programs; entry points replace it."""
 
 
 def announce_redis_waits(
@@ -123,7 +177,7 @@ def announce_redis_waits(
 ) -> None:
     """Make each call of `retrying` report that it waits.
 
-    Entry points call it: it replaces the retry hooks of the whole process.
+    Entry points call it: it holds for the whole process.
 
     Args:
         url: URL of this Redis; user and password are left out of the notice.
@@ -131,10 +185,5 @@ def announce_redis_waits(
         interval_s: Shortest time between two notices.
         tell: Called with one line for people; None logs `redis.waited_for` instead.
     """
-    notice = RedisNotice(url, interval_s, tell)
-
-    def on_retry(details: RetryDetails) -> None:
-        if details.retry_num > retries_before:
-            notice(details.caused_by)
-
-    set_on_retry_hooks([on_retry])
+    _announcement.notice = RedisNotice(url, interval_s, tell)
+    _announcement.retries_before = retries_before

@@ -1,9 +1,23 @@
 """Say in words why Redis did not do a call, and what to do. Notices and errors take their words from here."""
 
-from redis.exceptions import BusyLoadingError, OutOfMemoryError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ConnectionError,
+    OutOfMemoryError,
+    ResponseError,
+    TimeoutError,
+)
 
 from gristmill.shared import byte_size
-from gristmill.shared.errors import NotReplicated
+from gristmill.shared.errors import (
+    GristmillError,
+    NotReplicated,
+    RedisUnreachable,
+    SettingsError,
+)
+from gristmill.shared.redis_url import redacted
 
 _AT_LIMIT = "it uses its whole maxmemory"
 
@@ -34,6 +48,35 @@ def trouble(error: Exception) -> str:
     if isinstance(error, ResponseError):
         return f"refused a command ({detail})"
     return f"does not answer ({detail})"
+
+
+def error_in_words(error: Exception, url: str, setting: str = "REDIS_URL") -> GristmillError:
+    """Return the error of Gristmill for one of redis-py.
+
+    Args:
+        error: What redis-py raised.
+        url: URL of this Redis; the message has it without user and password.
+        setting: Where the URL was set, for the remedy.
+
+    Returns:
+        RedisUnreachable for no connection, no answer or a refused login; SettingsError for a database that
+        Redis does not have; else GristmillError.
+    """
+    where = f"Redis at {redacted(url)}"
+    if isinstance(error, AuthenticationError | AuthorizationError):
+        return RedisUnreachable(
+            f"{where} refused user or password ({error}); put them into {setting}: redis://user:password@host:port/0"
+        )
+    if isinstance(error, ConnectionError | TimeoutError | OSError):
+        return RedisUnreachable(
+            f"{where} {trouble(error)}; check that it runs, that this machine may reach it, and {setting}"
+            " with its user and password"
+        )
+    if isinstance(error, ResponseError) and "DB index" in str(error):
+        return SettingsError(
+            f"{where} does not have this database ({error}); name one that it has, such as 0, in {setting}"
+        )
+    return GristmillError(f"{where} {trouble(error)}; {remedy(error)}")
 
 
 def remedy(error: Exception) -> str:

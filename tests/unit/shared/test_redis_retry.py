@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+
 import pytest
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import (
@@ -10,9 +13,9 @@ from redis.exceptions import (
     SlotNotCoveredError,
     TimeoutError,
 )
-from stamina.instrumentation import set_on_retry_hooks
 from structlog.testing import capture_logs
 
+from gristmill.shared import redis_retry
 from gristmill.shared.errors import NotReplicated, QueueFull
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient, retrying
 
@@ -69,15 +72,30 @@ def test_answers_that_pass_are_transient(code: str) -> None:
     assert not is_transient(ResponseError(f"WRONGTYPE {code}"))
 
 
+@pytest.fixture
+def own_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
+    announcement = replace(
+        redis_retry._announcement, notice=RedisNotice("", math.inf), retries_before=0
+    )
+    monkeypatch.setattr(redis_retry, "_announcement", announcement)
+
+
+@pytest.mark.usefixtures("own_announcement")
 async def test_waits_are_told_once_in_an_interval() -> None:
     told: list[str] = []
     announce_redis_waits("redis://u:secret@h/0", retries_before=1, tell=told.append)
-    try:
-        with pytest.raises(ConnectionError):
-            await retrying(_refused, timeout_s=1.5)
-    finally:
-        set_on_retry_hooks(None)
+    with pytest.raises(ConnectionError):
+        await retrying(_refused, timeout_s=1.5)
     assert told == ["Redis at redis://h/0 does not answer (refused); waiting for it"]
+
+
+@pytest.mark.usefixtures("own_announcement")
+async def test_a_program_without_an_entry_point_is_warned_once_an_outage() -> None:
+    with capture_logs() as events:
+        await retrying(Flaky(ConnectionError("refused"), 3))
+        assert len(events) == 1
+        await retrying(Flaky(ConnectionError("refused"), 1))
+    assert [event["event"] for event in events] == ["redis.waited_for"] * 2
 
 
 def test_a_notice_without_a_listener_is_an_event_without_the_password() -> None:

@@ -12,15 +12,13 @@ from gristmill.producer.client import Client
 from gristmill.shared.cli import say
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
-from gristmill.shared.redis_retry import announce_redis_waits
+from gristmill.shared.redis_retry import RETRIES_BEFORE_NOTICE, announce_redis_waits
 from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tasks import end
 
 T = TypeVar("T")
 
 NOTICE_INTERVAL_S = 5.0
-RETRIES_BEFORE_NOTICE = 3
-"""Retries that a person need not see: together they last about a second."""
 
 
 @asynccontextmanager
