@@ -20,9 +20,11 @@ from gristmill.producer.items import (
     ItemReader,
     Requests,
     check_call,
+    closed_client,
     many_ids,
     one_id,
     one_request,
+    settings_of,
 )
 from gristmill.producer.stream import Stream, grouped
 from gristmill.producer.submitter import Submitter
@@ -35,7 +37,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import FIELDS, Request, check_names
 from gristmill.shared.results import Result
-from gristmill.shared.settings import QueueSettings, read_settings
+from gristmill.shared.settings import QueueSettings
 
 SUBMIT_CHUNK = 128
 """Requests that `submit_many` sends in one call."""
@@ -74,11 +76,12 @@ class Client:
         name: str | None = None,
         is_quiet: bool = False,
     ) -> None:
-        settings = read_settings(QueueSettings) if settings is None else settings
+        settings = settings_of(settings, queue)
         self.queue = queue or _connected(settings)
         url = settings.redis_url.get_secret_value()
         self._first_contact = None if queue else FirstContact(self.queue.redis, url)
         self.name = name or f"client-{ULID()}"
+        self._is_closed = False
         self._watch = WorkerWatch(self.queue, is_quiet=is_quiet)
         self._waiter = Waiter(self.queue, self.name, self._watch)
         self._submitter = Submitter(
@@ -100,7 +103,10 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop waiting and close the connections. Submitted requests run on."""
+        """Stop waiting and close the connections. Submitted requests run on; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         await self._waiter.aclose()
         if self._first_contact:
             await self._first_contact.aclose()
@@ -244,7 +250,13 @@ class Client:
         return list(chain.from_iterable(states))
 
     async def _ready(self) -> None:
-        """Return when the client can use Redis; see `FirstContact.wait`."""
+        """Return when the client can use Redis; see `FirstContact.wait`.
+
+        Raises:
+            InvalidRequest: The client is closed.
+        """
+        if self._is_closed:
+            raise closed_client()
         if self._first_contact:
             await self._first_contact.wait()
 

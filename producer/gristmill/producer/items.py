@@ -1,4 +1,4 @@
-"""Read what callers hand to a client: requests to submit, or ids of requests that were submitted.
+"""Read what callers hand to a client: its settings, requests to submit, ids of submitted requests.
 
 `Client` and `SyncClient` check their arguments here, so that a wrong one is an error in our words at the call.
 """
@@ -7,8 +7,10 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import InvalidRequest, SettingsError
+from gristmill.shared.queue import Queue
 from gristmill.shared.request import EXAMPLE, FIELDS, Request, check_names, is_id, shown
+from gristmill.shared.settings import QueueSettings, read_settings
 
 T = TypeVar("T")
 
@@ -20,6 +22,31 @@ Ids = Iterable[str] | AsyncIterable[str]
 
 FIELDS_OF_MANY = tuple(name for name in FIELDS if name != "id")
 """Keywords that may go with many bodies; an id names one request."""
+
+
+def settings_of(settings: object, queue: object) -> QueueSettings:
+    """Return the settings of a new client; None reads the environment.
+
+    Raises:
+        SettingsError: A setting of the environment is wrong, or the arguments are of another type.
+    """
+    if queue is not None and not isinstance(queue, Queue):
+        raise SettingsError(
+            f"queue is a {_kind(queue)}; name a queue with QueueSettings(queue=...)"
+        )
+    if settings is None:
+        return read_settings(QueueSettings)
+    if isinstance(settings, QueueSettings):
+        return settings
+    raise SettingsError(
+        f"settings is a {_kind(settings)}; a client takes QueueSettings(redis_url=..., queue=...), or nothing"
+        " to read the environment"
+    )
+
+
+def closed_client() -> InvalidRequest:
+    """Return the error for a call of a client that is closed, or was closed while the call waited."""
+    return InvalidRequest("the client is closed; open a new one, and close it after its last call")
 
 
 def one_request(item: object, fields: Mapping[str, Any]) -> Request:

@@ -1,6 +1,7 @@
 """The client for code without an event loop: the same methods, the same results, no `await`."""
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
@@ -8,12 +9,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gristmill.producer.client import WINDOW, Client
-from gristmill.producer.items import Body, check_call
+from gristmill.producer.items import Body, check_call, closed_client
 from gristmill.producer.stream import CHUNK
 from gristmill.shared.operations import State
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings
+from gristmill.shared.tasks import end
 
 T = TypeVar("T")
 
@@ -57,6 +59,8 @@ class SyncClient:
             target=self._loop.run_forever, name="gristmill-client", daemon=True
         )
         self._thread.start()
+        self._closing = threading.Lock()
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -70,11 +74,20 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Stop waiting and close the connections. What was submitted runs on."""
-        self._run(self._client.aclose())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Stop waiting and close the connections. Submitted requests run on; a second call does nothing."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end_calls(self) -> None:
+        """Close the client, and end the calls that other threads still make."""
+        await self._client.aclose()
+        await end(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
     def submit(self, request: Request | Body, *, wait_if_full: bool = True, **fields: Any) -> str:
         """See `Client.submit`."""
@@ -121,7 +134,15 @@ class SyncClient:
         return self._run(self._client.status(ids))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        if self._is_closed:
+            coroutine.close()
+            raise closed_client()
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        except concurrent.futures.CancelledError:
+            if self._is_closed:
+                raise closed_client() from None
+            raise
 
     def _iterate(self, results: AsyncIterator[Result]) -> Iterator[Result]:
         async def advance() -> Result | None:

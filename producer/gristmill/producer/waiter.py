@@ -13,6 +13,7 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
+from gristmill.producer.items import closed_client
 from gristmill.producer.worker_watch import WorkerWatch
 from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import ResultExpired
@@ -83,9 +84,11 @@ class Waiter:
             del self._awaited[request_id]
 
     async def aclose(self) -> None:
-        """Stop waiting; futures that are still open are cancelled."""
+        """Stop waiting; who still waits gets the error of a closed client."""
         for awaited in self._awaited.values():
-            awaited.future.cancel()
+            if not awaited.future.done():
+                awaited.future.set_exception(closed_client())
+                awaited.future.exception()  # nobody has to look at it
         self._awaited.clear()
         await end(self._task)
 
