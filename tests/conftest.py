@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import structlog
 from servers import running_cluster, without_dangerous
 
 from gristmill.local.redis_server import running_server, server_binary
@@ -18,6 +19,16 @@ from gristmill.shared.queue import Queue
 
 # Before anything imports it: what it asserts is told as in a test.
 pytest.register_assert_rewrite("faults.outcome")
+
+
+@pytest.fixture
+def plain_logging() -> Iterator[None]:
+    """A process that has configured no structlog; commands of earlier tests may have."""
+    was_configured, before = structlog.is_configured(), structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    if was_configured:
+        structlog.configure(**before)
 
 
 def pytest_configure() -> None:

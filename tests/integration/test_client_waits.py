@@ -3,11 +3,10 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
-import structlog
 from command_line import SettlingWorker
 from pydantic import SecretStr
 from queues import end_lease, open_worker, some_requests
@@ -30,16 +29,6 @@ async def queue(redis_url: str) -> AsyncIterator[Queue]:
 @pytest.fixture
 def settings(queue: Queue, redis_url: str) -> QueueSettings:
     return QueueSettings(redis_url=SecretStr(redis_url), queue=queue.keys.queue)
-
-
-@pytest.fixture
-def plain_logging() -> Iterator[None]:
-    """A process that configured no structlog."""
-    was_configured, before = structlog.is_configured(), structlog.get_config()
-    structlog.reset_defaults()
-    yield
-    if was_configured:
-        structlog.configure(**before)
 
 
 @pytest.fixture
@@ -108,7 +97,7 @@ async def test_waiting_without_a_worker_warns_through_standard_logging(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.usefixtures("looks_at_once")
+@pytest.mark.usefixtures("plain_logging", "looks_at_once")
 async def test_the_warning_comes_once_until_a_worker_is_seen_again(queue: Queue) -> None:
     watch = WorkerWatch(queue)
     with capture_logs() as events:
@@ -121,7 +110,7 @@ async def test_the_warning_comes_once_until_a_worker_is_seen_again(queue: Queue)
     assert [event["event"] for event in events] == ["workers.missed"] * 2
 
 
-@pytest.mark.usefixtures("looks_at_once")
+@pytest.mark.usefixtures("plain_logging", "looks_at_once")
 async def test_a_quiet_client_leaves_warnings_to_its_caller(queue: Queue) -> None:
     with capture_logs() as events:
         await WorkerWatch(queue, is_quiet=True).look()

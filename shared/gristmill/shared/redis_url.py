@@ -31,6 +31,13 @@ _FORMS: Mapping[Kind, str] = {
     "sentinel": "redis[s]+sentinel://[user:password@]host[:26379][,host...]/service[/db]",
     "cluster": "redis[s]+cluster://[user:password@]host[:6379][,host...]",
 }
+_OTHER_SCHEMES = {
+    *(f"{name}{tls}" for name in ("amqp", "http", "valkey", "redis") for tls in ("", "s")),
+    "file", "memcached", "mongodb", "mysql", "nats", "postgres", "postgresql", "redis+socket",
+    "redis+srv", "redis+unix", "redis-cluster", "redis-sentinel", "sentinel", "tcp", "valkey+cluster",
+}  # fmt: skip
+"""Schemes that people write by mistake; an error may name these."""
+
 _TEXT_OPTIONS = ("username", "password")
 _SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
 _TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -81,7 +88,9 @@ def parse(url: str) -> RedisUrl:
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _KINDS:
-        raise SettingsError(f"REDIS_URL has another scheme; write {' or '.join(_FORMS.values())}")
+        raise SettingsError(
+            f"REDIS_URL has {_named(scheme, separator)}; write {' or '.join(_FORMS.values())}"
+        )
     kind, is_tls = _KINDS[scheme]
     try:
         return _read(scheme, kind, is_tls, rest)
@@ -90,6 +99,13 @@ def parse(url: str) -> RedisUrl:
             f"REDIS_URL cannot be read; write {_FORMS[kind]}, percent-encode what is special in user and"
             f" password, and give no other options than {', '.join(_options_of(kind, is_tls))}"
         ) from None
+
+
+def _named(scheme: str, separator: str) -> str:
+    """Return what the scheme is, in words; what is no known scheme may be a part of a password."""
+    if not separator:
+        return "no scheme"
+    return f"the scheme {scheme}" if scheme.lower() in _OTHER_SCHEMES else "an unknown scheme"
 
 
 def redacted(url: str) -> str:

@@ -1,10 +1,12 @@
 """Define the settings that both sides share. Entry points read them and pass them down.
 
 Every setting is an environment variable with the prefix `GRISTMILL_`. The names that people already
-use (`REDIS_URL`) also work without the prefix.
+use (`REDIS_URL`) also work without the prefix. `docs/settings.md` lists them all.
 """
 
-from typing import Annotated, Any, Self, TypeVar
+import os
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import (
     AliasChoices,
@@ -20,8 +22,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.operations import Limits
 from gristmill.shared.redis_url import parse
+from gristmill.shared.setting_names import warn_of_misspelt
 
-S = TypeVar("S", bound=BaseSettings)
+S = TypeVar("S", bound="QueueSettings")
 
 
 def alias(name: str) -> AliasChoices:
@@ -119,6 +122,16 @@ class QueueSettings(BaseSettings):
         ),
     ] = frozenset()
 
+    if not TYPE_CHECKING:  # type checkers know the names of the settings from the fields
+
+        def __init__(self, **values: Any) -> None:
+            """Read the settings; a ValidationError becomes a SettingsError in our words."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                words = (_words(each, type(self)) for each in error.errors())
+                raise SettingsError("; ".join(words)) from None
+
     @model_validator(mode="after")
     def _check_url(self) -> Self:
         if parse(self.redis_url.get_secret_value()).kind == "cluster" and self.min_replicas:
@@ -155,20 +168,25 @@ class QueueSettings(BaseSettings):
 def read_settings(cls: type[S], **overrides: Any) -> S:
     """Read settings from the environment; ignore each override whose value is None.
 
+    Warn once of each variable that looks like a misspelt setting.
+
     Raises:
         SettingsError: Names each setting that is wrong, its value and its bounds.
     """
     given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
-    try:
-        return cls(**given)
-    except ValidationError as error:
-        raise SettingsError("; ".join(map(_words, error.errors()))) from None
+    warn_of_misspelt(os.environ)
+    return cls(**given)
 
 
-def _words(error: ErrorDetails) -> str:
+def _words(error: ErrorDetails, model: type[BaseSettings]) -> str:
     """Return the variable's name and the error; a rule over several settings names them."""
     message = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return message
     name = str(error["loc"][0])
+    if error["type"] == "extra_forbidden":
+        known = tuple(model.model_fields)
+        nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"use {', '.join(known)}"
+        return f"{name!r} is no setting of {model.__name__}; {hint}"
     return f"{name if name.isupper() else f'GRISTMILL_{name.upper()}'}: {message}"

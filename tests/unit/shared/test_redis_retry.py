@@ -89,7 +89,7 @@ async def test_waits_are_told_once_in_an_interval() -> None:
     assert told == ["Redis at redis://h/0 does not answer (refused); waiting for it"]
 
 
-@pytest.mark.usefixtures("own_announcement")
+@pytest.mark.usefixtures("plain_logging", "own_announcement")
 async def test_a_program_without_an_entry_point_is_warned_once_an_outage() -> None:
     with capture_logs() as events:
         await retrying(Flaky(ConnectionError("refused"), 3))
@@ -98,6 +98,7 @@ async def test_a_program_without_an_entry_point_is_warned_once_an_outage() -> No
     assert [event["event"] for event in events] == ["redis.waited_for"] * 2
 
 
+@pytest.mark.usefixtures("plain_logging")
 def test_a_notice_without_a_listener_is_an_event_without_the_password() -> None:
     with capture_logs() as events:
         notice = RedisNotice("redis://u:secret@h/0")

@@ -70,6 +70,24 @@ def test_other_schemes_are_refused_and_the_forms_named(url: str) -> None:
         assert scheme in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://h", "REDIS_URL has the scheme http; write redis"),
+        ("Redis://h", "REDIS_URL has the scheme Redis; write redis"),
+        ("valkey://u:p@h", "REDIS_URL has the scheme valkey; write"),
+        ("localhost:6379", "REDIS_URL has no scheme; write"),
+        ("", "REDIS_URL has no scheme; write"),
+        ("secret://h", "REDIS_URL has an unknown scheme; write"),
+        ("u:pass://word@h", "REDIS_URL has an unknown scheme; write"),
+    ],
+)
+def test_the_error_says_which_scheme_it_is_unless_it_may_be_a_secret(url: str, words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse(url)
+    assert str(caught.value).startswith(words)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     "rest",

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -82,6 +84,21 @@ def test_all_errors_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRISTMILL_LEASE_S", "y")
     with pytest.raises(SettingsError, match=r"GRISTMILL_MAX_DEPTH.*GRISTMILL_LEASE_S"):
         read_settings(QueueSettings)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"redis": "redis://h"}, "'redis' is no setting of QueueSettings; did you mean 'redis_url'?"),
+        ({"max_depth": 0}, "GRISTMILL_MAX_DEPTH: Input should be greater than or equal to 1"),
+        ({"redis_url": "http://h"}, "REDIS_URL has the scheme http"),
+        ({"poll_interval_s": 50}, "poll_interval_s (50) must be below socket_timeout_s (30)"),
+    ],
+)  # fmt: skip
+def test_settings_made_in_code_fail_in_words(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        QueueSettings(**given)
+    assert str(caught.value).startswith(words)
 
 
 def test_password_is_not_shown() -> None:
