@@ -166,7 +166,13 @@ BODY = {"prompt": "p"}
         (lambda c: c.submit_many([BODY] * 200 + ["x"]), "items[200]: a str is no request"),
         (lambda c: c.submit_many([BODY, BODY | {"stream": True}]), "items[1]: the body asks for stream: true"),
         (lambda c: c.submit_many(BODY), "submit_many takes a list or another iterable, not a dict"),
-        (lambda c: c.submit_many([BODY], id="one"), "unknown keyword 'id'"),
+        (lambda c: c.submit_many([BODY], id="one"), "id names one request, and submit_many takes many; give each its own"),
+        (lambda c: c.map([BODY], id="one"), "id names one request, and map takes many"),
+        (lambda c: c.map([BODY], window="8"), "window is '8'; it is how many requests may be unfinished, a whole number"),
+        (lambda c: c.as_completed([BODY], window=True), "window is True"),
+        (lambda c: c.as_completed([BODY], window=1.5), "window is 1.5"),
+        (lambda c: c.wait("0-a", timeout_s="2"), "timeout_s is '2'; it is a number of seconds, or None for no limit"),
+        (lambda c: c.wait("0-a", timeout_s=float("nan")), "timeout_s is nan"),
         (lambda c: c.map("Hello"), "map takes a list or another iterable, not a str"),
         (lambda c: c.map([BODY], windw=3), "unknown keyword 'windw'; did you mean 'window'?"),
         (lambda c: c.map(["Hello"]), "items[0]: a str is no request"),
@@ -198,6 +204,25 @@ async def test_a_wrong_argument_is_an_error_in_our_words(
         await asynchronous()
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         await asyncio.to_thread(synchronous)
+
+
+@pytest.mark.parametrize("name", ["submit_many", "map", "as_completed"])
+async def test_the_synchronous_twin_refuses_an_asynchronous_source(
+    queue: Queue, redis_url: str, name: str
+) -> None:
+    settings = QueueSettings(redis_url=SecretStr(redis_url), queue=queue.keys.queue)
+
+    async def source() -> AsyncIterator[Request]:
+        yield next(prompts(1))
+
+    def run() -> None:
+        with SyncClient(settings) as client:
+            list(getattr(client, name)(source()))
+
+    with pytest.raises(
+        InvalidRequest, match=f"{name} of a SyncClient takes .* not an asynchronous"
+    ):
+        await asyncio.to_thread(run)
 
 
 async def test_the_clients_read_the_environment(

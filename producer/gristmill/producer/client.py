@@ -20,6 +20,7 @@ from gristmill.producer.items import (
     ItemReader,
     Requests,
     check_call,
+    check_timeout_s,
     closed_client,
     many_ids,
     one_id,
@@ -186,6 +187,7 @@ class Client:
             ResultExpired: The queue does not know the id.
         """
         one_id(request_id)
+        check_timeout_s(timeout_s)
         future = None
         try:
             async with asyncio.timeout(timeout_s) as limit:

@@ -3,8 +3,10 @@
 `Client` and `SyncClient` check their arguments here, so that a wrong one is an error in our words at the call.
 """
 
+import math
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, TypeVar
 
 from gristmill.shared.errors import InvalidRequest, SettingsError
@@ -95,7 +97,39 @@ def many_ids(ids: object) -> Sequence[str]:
     return [_at(index, one_id, value, "ids") for index, value in enumerate(ids)]
 
 
-def check_call(call: str, items: object, fields: Iterable[str], own: Sequence[str] = ()) -> None:
+def check_window(window: object) -> None:
+    """Check how many requests of a call may be unfinished at a time.
+
+    Raises:
+        InvalidRequest: It is no whole number from 1.
+    """
+    if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
+        raise InvalidRequest(
+            f"window is {shown(window)}; it is how many requests may be unfinished, a whole number from 1"
+        )
+
+
+def check_timeout_s(timeout_s: Any) -> None:
+    """Check the longest wait of a call; a negative one has ended already.
+
+    Raises:
+        InvalidRequest: It is neither a number nor None.
+    """
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and (not is_number or math.isnan(timeout_s)):
+        raise InvalidRequest(
+            f"timeout_s is {shown(timeout_s)}; it is a number of seconds, or None for no limit"
+        )
+
+
+def check_call(
+    call: str,
+    items: object,
+    fields: Iterable[str],
+    own: Sequence[str] = (),
+    *,
+    takes_async: bool = True,
+) -> None:
     """Check the arguments of a call that takes many items, before the first item is read.
 
     Args:
@@ -103,11 +137,21 @@ def check_call(call: str, items: object, fields: Iterable[str], own: Sequence[st
         items: The items of the call.
         fields: Keywords that go with each body.
         own: Keywords of the method itself, which a wrong keyword may have meant.
+        takes_async: False refuses an asynchronous iterable, for a caller without an event loop.
 
     Raises:
         InvalidRequest: The items are no iterable of items, or a keyword is unknown.
     """
+    if "id" in fields:
+        raise InvalidRequest(
+            f"id names one request, and {call} takes many; give each its own with Request.from_body(body, id=...)"
+        )
     check_names(fields, (*own, *FIELDS_OF_MANY))
+    if isinstance(items, AsyncIterable) and not takes_async:
+        raise InvalidRequest(
+            f"{call} of a SyncClient takes a list or another iterable, not an asynchronous one"
+            f" ({_kind(items)}); use Client, or a plain generator"
+        )
     is_one = isinstance(items, str | bytes | Mapping | Request)
     if is_one or not isinstance(items, Iterable | AsyncIterable):
         raise InvalidRequest(f"{call} takes a list or another iterable, not a {_kind(items)}")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from itertools import islice
 from typing import Generic, TypeVar
 
-from gristmill.shared.errors import InvalidRequest
+from gristmill.producer.items import check_window
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
@@ -61,10 +61,7 @@ class Stream(Generic[T]):
     def __init__(
         self, items: Iterable[T] | AsyncIterable[T], window: int, start: "Start[T]"
     ) -> None:
-        if window < 1:
-            raise InvalidRequest(
-                f"window is {window}; it is how many requests may be unfinished, 1 or more"
-            )
+        check_window(window)
         self._items = items
         self._group_size = max(1, min(CHUNK, window // 4))
         self._slots = asyncio.Semaphore(window)

@@ -95,7 +95,7 @@ class SyncClient:
 
     def submit_many(self, requests: Iterable[Request | Body], **fields: Any) -> list[str]:
         """See `Client.submit_many`."""
-        check_call("submit_many", requests, fields)
+        check_call("submit_many", requests, fields, takes_async=False)
         return self._run(self._client.submit_many(pulled(requests), **fields))
 
     def result(self, request_id: str) -> Result | None:
@@ -110,7 +110,7 @@ class SyncClient:
         self, requests: Iterable[Request | Body], *, window: int = WINDOW, **fields: Any
     ) -> Iterator[Result]:
         """See `Client.map`."""
-        check_call("map", requests, fields, ("window",))
+        check_call("map", requests, fields, ("window",), takes_async=False)
         return self._iterate(self._client.map(pulled(requests), window=window, **fields))
 
     def as_completed(
@@ -121,7 +121,7 @@ class SyncClient:
         **fields: Any,
     ) -> Iterator[Result]:
         """See `Client.as_completed`."""
-        check_call("as_completed", items, fields, ("window",))
+        check_call("as_completed", items, fields, ("window",), takes_async=False)
         taken: AsyncIterator[Any] = pulled(items)
         return self._iterate(self._client.as_completed(taken, window=window, **fields))
 
