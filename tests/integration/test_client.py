@@ -21,7 +21,7 @@ from gristmill.shared.errors import (
 )
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
-from gristmill.shared.request import COMPLETIONS, Request
+from gristmill.shared.request import CHAT, COMPLETIONS, Request
 from gristmill.shared.settings import QueueSettings
 
 
@@ -162,6 +162,10 @@ BODY = {"prompt": "p"}
         (lambda c: c.submit("Hello"), "a str is no request; use a dict such as {"),
         (lambda c: c.submit([BODY]), "a list is no request; use a dict"),
         (lambda c: c.submit(next(prompts(1)), tenant="t"), "tenant cannot be set here, because it is a Request already"),
+        (lambda c: c.submit({}), "the body has none of messages, prompt, input"),
+        (lambda c: c.submit({"prompt": "p"}, endpoint=CHAT), "the body has no 'messages', which /v1/chat/completions needs"),
+        (lambda c: c.map([BODY, {"max_tokens": 4}]), "items[1]: the body has none of messages, prompt, input"),
+        (lambda c: c.submit({"custom_id": "a", "body": BODY}), "it is a line of a batch file; pass what is under 'body'"),
         (lambda c: c.submit_many([True]), "items[0]: a bool is no request"),
         (lambda c: c.submit_many([BODY] * 200 + ["x"]), "items[200]: a str is no request"),
         (lambda c: c.submit_many([BODY, BODY | {"stream": True}]), "items[1]: the body asks for stream: true"),

@@ -13,20 +13,16 @@ from typing import Any, Self
 
 from ulid import ULID
 
-from gristmill.producer.first_contact import FirstContact
-from gristmill.producer.items import (
-    Body,
-    Ids,
-    ItemReader,
-    Requests,
+from gristmill.producer.arguments import (
     check_call,
     check_timeout_s,
     closed_client,
     many_ids,
     one_id,
-    one_request,
     settings_of,
 )
+from gristmill.producer.first_contact import FirstContact
+from gristmill.producer.items import Body, Ids, ItemReader, Requests, one_request
 from gristmill.producer.stream import Stream, grouped
 from gristmill.producer.submitter import Submitter
 from gristmill.producer.waiter import Waiter, result_expired

@@ -1,54 +1,19 @@
-"""Read what callers hand to a client: its settings, requests to submit, ids of submitted requests.
+"""Read the items of a call: requests to submit, or ids of requests that were submitted."""
 
-`Client` and `SyncClient` check their arguments here, so that a wrong one is an error in our words at the call.
-"""
-
-import math
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from functools import partial
-from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any
 
-from gristmill.shared.errors import InvalidRequest, SettingsError
-from gristmill.shared.queue import Queue
-from gristmill.shared.request import EXAMPLE, FIELDS, Request, check_names, is_id, shown
-from gristmill.shared.settings import QueueSettings, read_settings
-
-T = TypeVar("T")
+from gristmill.producer.arguments import at_index, kind_of, one_id
+from gristmill.shared.body_fields import check_body
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.request import EXAMPLE, Request
 
 Body = Mapping[str, Any]
 """An OpenAI request, as JSON has it."""
 
 Requests = Iterable[Request | Body] | AsyncIterable[Request | Body]
 Ids = Iterable[str] | AsyncIterable[str]
-
-FIELDS_OF_MANY = tuple(name for name in FIELDS if name != "id")
-"""Keywords that may go with many bodies; an id names one request."""
-
-
-def settings_of(settings: object, queue: object) -> QueueSettings:
-    """Return the settings of a new client; None reads the environment.
-
-    Raises:
-        SettingsError: A setting of the environment is wrong, or the arguments are of another type.
-    """
-    if queue is not None and not isinstance(queue, Queue):
-        raise SettingsError(
-            f"queue is a {_kind(queue)}; name a queue with QueueSettings(queue=...)"
-        )
-    if settings is None:
-        return read_settings(QueueSettings)
-    if isinstance(settings, QueueSettings):
-        return settings
-    raise SettingsError(
-        f"settings is a {_kind(settings)}; a client takes QueueSettings(redis_url=..., queue=...), or nothing"
-        " to read the environment"
-    )
-
-
-def closed_client() -> InvalidRequest:
-    """Return the error for a call of a client that is closed, or was closed while the call waited."""
-    return InvalidRequest("the client is closed; open a new one, and close it after its last call")
 
 
 def one_request(item: object, fields: Mapping[str, Any]) -> Request:
@@ -70,91 +35,9 @@ def one_request(item: object, fields: Mapping[str, Any]) -> Request:
             )
         return item
     if not isinstance(item, Mapping):
-        raise InvalidRequest(f"a {_kind(item)} is no request; use a dict such as {EXAMPLE}")
+        raise InvalidRequest(f"a {kind_of(item)} is no request; use a dict such as {EXAMPLE}")
+    check_body(item, fields.get("endpoint"))
     return Request.from_body(item, **fields)
-
-
-def one_id(value: object) -> str:
-    """Return an id.
-
-    Raises:
-        InvalidRequest: The value can be no id.
-    """
-    if isinstance(value, str) and is_id(value):
-        return value
-    what = shown(value) if isinstance(value, str) else f"a {_kind(value)}"
-    raise InvalidRequest(f"{what} is no id; an id is what submit returned")
-
-
-def many_ids(ids: object) -> Sequence[str]:
-    """Return ids as a sequence.
-
-    Raises:
-        InvalidRequest: They are no iterable, or one of them can be no id.
-    """
-    if isinstance(ids, str | Mapping) or not isinstance(ids, Iterable):
-        raise InvalidRequest(f"ids is a {_kind(ids)}; use a list of ids, also for one id")
-    return [_at(index, one_id, value, "ids") for index, value in enumerate(ids)]
-
-
-def check_window(window: object) -> None:
-    """Check how many requests of a call may be unfinished at a time.
-
-    Raises:
-        InvalidRequest: It is no whole number from 1.
-    """
-    if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
-        raise InvalidRequest(
-            f"window is {shown(window)}; it is how many requests may be unfinished, a whole number from 1"
-        )
-
-
-def check_timeout_s(timeout_s: Any) -> None:
-    """Check the longest wait of a call; a negative one has ended already.
-
-    Raises:
-        InvalidRequest: It is neither a number nor None.
-    """
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and (not is_number or math.isnan(timeout_s)):
-        raise InvalidRequest(
-            f"timeout_s is {shown(timeout_s)}; it is a number of seconds, or None for no limit"
-        )
-
-
-def check_call(
-    call: str,
-    items: object,
-    fields: Iterable[str],
-    own: Sequence[str] = (),
-    *,
-    takes_async: bool = True,
-) -> None:
-    """Check the arguments of a call that takes many items, before the first item is read.
-
-    Args:
-        call: Name of the method.
-        items: The items of the call.
-        fields: Keywords that go with each body.
-        own: Keywords of the method itself, which a wrong keyword may have meant.
-        takes_async: False refuses an asynchronous iterable, for a caller without an event loop.
-
-    Raises:
-        InvalidRequest: The items are no iterable of items, or a keyword is unknown.
-    """
-    if "id" in fields:
-        raise InvalidRequest(
-            f"id names one request, and {call} takes many; give each its own with Request.from_body(body, id=...)"
-        )
-    check_names(fields, (*own, *FIELDS_OF_MANY))
-    if isinstance(items, AsyncIterable) and not takes_async:
-        raise InvalidRequest(
-            f"{call} of a SyncClient takes a list or another iterable, not an asynchronous one"
-            f" ({_kind(items)}); use Client, or a plain generator"
-        )
-    is_one = isinstance(items, str | bytes | Mapping | Request)
-    if is_one or not isinstance(items, Iterable | AsyncIterable):
-        raise InvalidRequest(f"{call} takes a list or another iterable, not a {_kind(items)}")
 
 
 class ItemReader:
@@ -188,7 +71,7 @@ class ItemReader:
             raise InvalidRequest(
                 f"{names} cannot be set for ids of requests that were submitted before"
             )
-        return [_at(index, one_id, item) for index, item in self._numbered(items)]
+        return [at_index(index, one_id, item) for index, item in self._numbered(items)]
 
     def read_requests(self, items: Sequence[object]) -> list[Request]:
         """Return the next items as requests.
@@ -196,23 +79,9 @@ class ItemReader:
         Raises:
             InvalidRequest: An item is no request, or breaks a rule.
         """
-        return [_at(index, self._read_request, item) for index, item in self._numbered(items)]
+        return [at_index(index, self._read_request, item) for index, item in self._numbered(items)]
 
     def _numbered(self, items: Sequence[object]) -> Iterable[tuple[int, object]]:
         start = self._num_read
         self._num_read += len(items)
         return enumerate(items, start)
-
-
-def _kind(value: object) -> str:
-    """Return the name of a type; a message repeats no prompt."""
-    return type(value).__name__
-
-
-def _at(index: int, read: Callable[[object], T], item: object, of: str = "items") -> T:
-    """Read an item; an error names its index."""
-    try:
-        return read(item)
-    except InvalidRequest as error:
-        reason = f"{of}[{index}]: {error.reason}"
-        raise InvalidRequest(reason, error.code, request_id=error.request_id) from None

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from itertools import islice
 from typing import Generic, TypeVar
 
-from gristmill.producer.items import check_window
+from gristmill.producer.arguments import check_window
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 

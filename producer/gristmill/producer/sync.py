@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from gristmill.producer.arguments import check_call, closed_client
 from gristmill.producer.client import WINDOW, Client
-from gristmill.producer.items import Body, check_call, closed_client
+from gristmill.producer.items import Body
 from gristmill.producer.stream import CHUNK
 from gristmill.shared.operations import State
 from gristmill.shared.request import Request

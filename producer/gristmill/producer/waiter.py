@@ -13,7 +13,7 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
-from gristmill.producer.items import closed_client
+from gristmill.producer.arguments import closed_client
 from gristmill.producer.worker_watch import WorkerWatch
 from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import ResultExpired

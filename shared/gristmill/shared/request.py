@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import orjson
 from ulid import ULID
 
+from gristmill.shared.body_fields import check_body, output_limit
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.prefix import prefix_of
 
@@ -42,9 +43,6 @@ PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EM
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}]}'
 """Example of a body, for error messages."""
-
-DEFAULT_MAX_TOKENS = 256
-"""Output tokens assumed for a body that sets no limit; only fairness and claims use the estimate."""
 
 MAX_ESTIMATE = 10**15 - 1
 """Largest estimate of tokens: the scripts accept 15 digits."""
@@ -165,13 +163,15 @@ class Request:
             raise InvalidRequest(
                 "the body asks for stream: true; results are written whole, so remove stream"
             )
+        if "endpoint" not in fields:
+            check_body(body)
         encoded = encode_body(body)
         model = body.get("model")
         read: dict[str, Any] = {
-            "endpoint": next((PLAIN[name] for name in PLAIN if name in body), CHAT),
+            "endpoint": next((PLAIN[name] for name in PLAIN if body.get(name) is not None), CHAT),
             "model": model if isinstance(model, str) else "",
             "prompt_tokens": len(encoded) // 4,
-            "max_tokens": _output_limit(body),
+            "max_tokens": min(output_limit(body), MAX_ESTIMATE),
             "prefix": prefix_of(body),
         }
         return cls(body=encoded, **(read | fields))
@@ -288,11 +288,3 @@ def _is_int(value: object, low: int, high: int) -> bool:
 
 def _is_duration(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value < 1e9  # type: ignore[operator]  # a number by now
-
-
-def _output_limit(body: Mapping[str, Any]) -> int:
-    """Return the most tokens of all the outputs that a body asks for."""
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    each = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_TOKENS
-    n = body.get("n")
-    return min(each * (n if type(n) is int and n > 0 else 1), MAX_ESTIMATE)

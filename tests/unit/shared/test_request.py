@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.shared.body_fields import DEFAULT_MAX_TOKENS
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.records import Record
 from gristmill.shared.request import (
     CHAT,
     COMPLETIONS,
-    DEFAULT_MAX_TOKENS,
     ENDPOINTS,
     Request,
     encode_body,
@@ -188,7 +188,7 @@ def test_model_and_estimates_are_read_from_the_body() -> None:
     ],
 )
 def test_limit_of_output_is_estimated(body: dict[str, Any], expected: int) -> None:
-    assert Request.from_body(body).max_tokens == expected
+    assert Request.from_body({"prompt": "p"} | body).max_tokens == expected
 
 
 def test_given_fields_win_over_what_the_body_says() -> None:
@@ -199,7 +199,15 @@ def test_given_fields_win_over_what_the_body_says() -> None:
 def test_streaming_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="remove stream"):
         Request.from_body({"stream": True})
-    assert Request.from_body({"stream": False}).body == b'{"stream":false}'
+    quiet = Request.from_body({"prompt": "p", "stream": False})
+    assert quiet.body == b'{"prompt":"p","stream":false}'
+
+
+def test_a_body_that_does_not_tell_its_endpoint_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="none of messages, prompt, input"):
+        Request.from_body({"max_tokens": 4})
+    assert Request.from_body({"max_tokens": 4}, endpoint=CHAT).endpoint == CHAT
+    assert Request.from_body({"prompt": None, "messages": []}).endpoint == CHAT
 
 
 def test_requests_with_one_system_message_share_a_prefix() -> None:
