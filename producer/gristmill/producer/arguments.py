@@ -121,7 +121,7 @@ def many_ids(ids: object) -> Sequence[str]:
     """
     if isinstance(ids, str | Mapping) or not isinstance(ids, Iterable):
         raise InvalidRequest(f"ids is a {kind_of(ids)}; use a list of ids, also for one id")
-    return [at_index(index, one_id, value, "ids") for index, value in enumerate(ids)]
+    return [_at(index, one_id, value, "ids") for index, value in enumerate(ids)]
 
 
 def kind_of(value: object) -> str:
@@ -129,10 +129,15 @@ def kind_of(value: object) -> str:
     return type(value).__name__
 
 
-def at_index(index: int, read: Callable[[object], T], item: object, of: str = "items") -> T:
+def _at(index: int, read: Callable[[object], T], item: object, of: str) -> T:
     """Read an item; an error names its index."""
     try:
         return read(item)
     except InvalidRequest as error:
-        reason = f"{of}[{index}]: {error.reason}"
-        raise InvalidRequest(reason, error.code, request_id=error.request_id) from None
+        raise numbered(index, error, of) from None
+
+
+def numbered(index: int, error: InvalidRequest, of: str = "items") -> InvalidRequest:
+    """Return an error with the index of its item."""
+    reason = f"{of}[{index}]: {error.reason}"
+    return type(error)(reason, error.code, request_id=error.request_id)

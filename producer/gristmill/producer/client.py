@@ -5,7 +5,7 @@ One `Client` a process is enough: it holds a connection pool and one task that w
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -22,13 +22,15 @@ from gristmill.producer.arguments import (
     settings_of,
 )
 from gristmill.producer.first_contact import FirstContact
+from gristmill.producer.item_starter import ItemStarter
 from gristmill.producer.items import Body, Ids, ItemReader, Requests, one_request
-from gristmill.producer.stream import Stream, grouped
+from gristmill.producer.stream import Expected, Stream, grouped
 from gristmill.producer.submitter import Submitter
 from gristmill.producer.waiter import Waiter, result_expired
 from gristmill.producer.worker_watch import WorkerWatch
 from gristmill.shared.chunking import chunks
 from gristmill.shared.connection import connect
+from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.operations import IDS_A_CALL, State
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
@@ -87,6 +89,7 @@ class Client:
             max_request_bytes=settings.max_request_bytes,
             check_models=settings.check_models,
         )
+        self._starter = ItemStarter(self._submitter, self._waiter)
 
     async def __aenter__(self) -> Self:
         return self
@@ -131,7 +134,9 @@ class Client:
         check_names(fields, ("wait_if_full", *FIELDS))
         made = one_request(request, fields)
         await self._ready()
-        await self._submitter.submit([made], wait_if_full=wait_if_full)
+        _, error = await self._submitter.submit([made], wait_if_full=wait_if_full)
+        if error:
+            raise error
         return made.id
 
     async def submit_many(self, requests: Requests, **fields: Any) -> list[str]:
@@ -152,9 +157,10 @@ class Client:
         reader = ItemReader(fields)
         ids: list[str] = []
         async for group in grouped(requests, SUBMIT_CHUNK):
-            made = reader.read_requests(group)
-            await self._submitter.submit(made)
-            ids.extend(request.id for request in made)
+            submitted, error = await self._starter.submit(reader, group)
+            ids.extend(request.id for request, _ in submitted)
+            if error:
+                raise error
         return ids
 
     async def result(self, request_id: str) -> Result | None:
@@ -201,7 +207,7 @@ class Client:
 
     def map(
         self, requests: Requests, *, window: int = WINDOW, **fields: Any
-    ) -> AsyncIterator[Result]:
+    ) -> AsyncGenerator[Result, None]:
         """Submit requests and yield their results in the same order.
 
         Args:
@@ -210,14 +216,16 @@ class Client:
             **fields: Fields of `Request` that go with each body.
 
         Raises:
-            InvalidRequest, NotServed, IdConflict: As `submit`; raised when the item at fault is read.
+            InvalidRequest, NotServed, IdConflict: As `submit`; raised when the item at fault is read. Requests
+                before it are in the queue.
         """
         check_call("map", requests, fields, ("window",))
-        return Stream(requests, window, partial(self._start, ItemReader(fields))).in_order()
+        start = partial(self._start, ItemReader(fields))
+        return Stream(requests, window, start, self._waiter.forget).in_order()
 
     def as_completed(
         self, items: Requests | Ids, *, window: int = WINDOW, **fields: Any
-    ) -> AsyncIterator[Result]:
+    ) -> AsyncGenerator[Result, None]:
         """Yield results as requests finish.
 
         Args:
@@ -227,11 +235,14 @@ class Client:
             **fields: Fields of `Request` that go with each body.
 
         Raises:
-            InvalidRequest, NotServed, IdConflict, ResultExpired: An item is at fault; raised when it is read.
+            InvalidRequest, NotServed, IdConflict: An item is at fault; raised when it is read. Requests before
+                it are in the queue.
+            ResultExpired: The queue does not know an id.
         """
         check_call("as_completed", items, fields, ("window",))
         reader = ItemReader(fields, may_be_ids=True)
-        return Stream(items, window, partial(self._start, reader)).as_completed()
+        start = partial(self._start, reader)
+        return Stream(items, window, start, self._waiter.forget).as_completed()
 
     async def cancel(self, ids: Iterable[str]) -> list[str]:
         """Cancel requests; returns a code for each: queued or running (cancelled now), done, unknown."""
@@ -260,17 +271,9 @@ class Client:
 
     async def _start(
         self, reader: ItemReader, items: Sequence[object]
-    ) -> "list[asyncio.Future[Result]]":
-        """Submit the next items of a stream, or note their ids; returns a future for each."""
+    ) -> tuple[list[Expected], InvalidRequest | None]:
         await self._ready()
-        if reader.are_ids(items):
-            return [self._waiter.expect(i, is_own=False) for i in reader.read_ids(items)]
-        requests = reader.read_requests(items)
-        codes = await self._submitter.submit(requests)
-        return [
-            self._waiter.expect(request.id, is_own=code == "accepted")
-            for request, code in zip(requests, codes, strict=True)
-        ]
+        return await self._starter.start(reader, items)
 
 
 def _connected(settings: QueueSettings) -> Queue:

@@ -1,13 +1,15 @@
 """Read the items of a call: requests to submit, or ids of requests that were submitted."""
 
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from gristmill.producer.arguments import at_index, kind_of, one_id
+from gristmill.producer.arguments import kind_of, numbered, one_id
 from gristmill.shared.body_fields import check_body
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import EXAMPLE, Request
+
+T = TypeVar("T")
 
 Body = Mapping[str, Any]
 """An OpenAI request, as JSON has it."""
@@ -46,13 +48,16 @@ class ItemReader:
     Args:
         fields: Fields of `Request` that go with each body.
         may_be_ids: True if the call takes ids too. The first item decides: all are ids, or all are requests.
+
+    Attributes:
+        num_read: Items read so far, which is the index of the next one.
     """
 
     def __init__(self, fields: Mapping[str, Any], *, may_be_ids: bool = False) -> None:
         self._fields = fields
         self._read_request = partial(one_request, fields=fields)
         self._are_ids = None if may_be_ids else False
-        self._num_read = 0
+        self.num_read = 0
 
     def are_ids(self, items: Sequence[object]) -> bool:
         """Return whether the call is about ids; `items` are its next items."""
@@ -60,28 +65,32 @@ class ItemReader:
             self._are_ids = isinstance(items[0], str)
         return self._are_ids
 
-    def read_ids(self, items: Sequence[object]) -> list[str]:
-        """Return the next items as ids.
+    def read_ids(self, items: Sequence[object]) -> tuple[list[str], InvalidRequest | None]:
+        """Return the next items as ids up to the first bad one, and the error of that one, or None.
 
         Raises:
-            InvalidRequest: An item can be no id, or there are fields, which go with bodies only.
+            InvalidRequest: There are fields, which go with bodies only.
         """
         if self._fields:
             names = ", ".join(self._fields)
             raise InvalidRequest(
                 f"{names} cannot be set for ids of requests that were submitted before"
             )
-        return [at_index(index, one_id, item) for index, item in self._numbered(items)]
+        return self._read(one_id, items)
 
-    def read_requests(self, items: Sequence[object]) -> list[Request]:
-        """Return the next items as requests.
+    def read_requests(self, items: Sequence[object]) -> tuple[list[Request], InvalidRequest | None]:
+        """Return the next items as requests up to the first bad one, and the error of that one, or None."""
+        return self._read(self._read_request, items)
 
-        Raises:
-            InvalidRequest: An item is no request, or breaks a rule.
-        """
-        return [at_index(index, self._read_request, item) for index, item in self._numbered(items)]
-
-    def _numbered(self, items: Sequence[object]) -> Iterable[tuple[int, object]]:
-        start = self._num_read
-        self._num_read += len(items)
-        return enumerate(items, start)
+    def _read(
+        self, read: Callable[[object], T], items: Sequence[object]
+    ) -> tuple[list[T], InvalidRequest | None]:
+        start = self.num_read
+        self.num_read += len(items)
+        good: list[T] = []
+        for index, item in enumerate(items, start):
+            try:
+                good.append(read(item))
+            except InvalidRequest as error:
+                return good, numbered(index, error)
+        return good, None

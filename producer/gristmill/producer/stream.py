@@ -1,16 +1,35 @@
 """Submit an iterable of any length a window at a time; `Client.as_completed` and `map` read from it."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+)
+from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from gristmill.producer.arguments import check_window
+from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
 T = TypeVar("T")
-Start = Callable[[list[T]], Awaitable[list["asyncio.Future[Result]"]]]
+
+
+class Expected(NamedTuple):
+    """The result of one item that the stream waits for: the id of its request, and its future."""
+
+    request_id: str
+    future: "asyncio.Future[Result]"
+
+
+Start = Callable[[list[T]], Awaitable[tuple[list[Expected], InvalidRequest | None]]]
+"""Starts the next items; returns those before the first bad one, and the error of the bad one."""
 
 CHUNK = 128
 """Items that are started together at most."""
@@ -34,79 +53,115 @@ async def _grouped_as_they_come(items: AsyncIterator[T], size: int) -> AsyncIter
     """Yield a group when it is full, or when the next item takes longer than `LINGER_S`."""
     group: list[T] = []
     pending: asyncio.Future[T] = asyncio.ensure_future(anext(items))
-    while True:
-        done, _ = await asyncio.wait([pending], timeout=LINGER_S if group else None)
-        if not done or len(group) == size:
+    try:
+        while True:
+            done, _ = await asyncio.wait([pending], timeout=LINGER_S if group else None)
+            if not done or len(group) == size:
+                yield group
+                group = []
+                continue
+            try:
+                group.append(pending.result())
+            except StopAsyncIteration:
+                break
+            pending = asyncio.ensure_future(anext(items))
+        if group:
             yield group
-            group = []
-            continue
-        try:
-            group.append(pending.result())
-        except StopAsyncIteration:
-            break
-        pending = asyncio.ensure_future(anext(items))
-    if group:
-        yield group
+    finally:
+        await end(pending)
 
 
 class Stream(Generic[T]):
-    """A window of unfinished requests over an iterable.
+    """A window of unfinished requests over an iterable; read it once.
 
     Args:
         items: Requests to submit, or ids that were submitted before.
         window: Items that may be started and not yet handed out, 1 or more.
-        start: Submits a group; returns a future for each item.
+        start: Submits a group, or notes its ids.
+        forget: Called with the id and the future of each item whose result nobody takes any more.
+
+    A bad item ends the stream with its error as soon as it is read. The items before it are started then.
     """
 
     def __init__(
-        self, items: Iterable[T] | AsyncIterable[T], window: int, start: "Start[T]"
+        self,
+        items: Iterable[T] | AsyncIterable[T],
+        window: int,
+        start: "Start[T]",
+        forget: Callable[[str, "asyncio.Future[Result]"], None],
     ) -> None:
         check_window(window)
         self._items = items
         self._group_size = max(1, min(CHUNK, window // 4))
         self._slots = asyncio.Semaphore(window)
         self._start = start
+        self._forget = forget
+        self._unfinished: dict[int, Expected] = {}
+        self._num_started = 0
 
-    async def in_order(self) -> AsyncIterator[Result]:
+    async def in_order(self) -> AsyncGenerator[Result, None]:
         """Yield results in the order of the items."""
-        futures: asyncio.Queue[asyncio.Future[Result] | None] = asyncio.Queue()
-        pump = asyncio.create_task(self._pump(futures.put_nowait))
-        pump.add_done_callback(lambda _: futures.put_nowait(None))
-        try:
-            while (future := await futures.get()) is not None:
-                yield await future
-                self._slots.release()
+        started: asyncio.Queue[int | None] = asyncio.Queue()
+        async with self._pumping(started.put_nowait) as pump:
+            pump.add_done_callback(lambda _: started.put_nowait(None))
+            while (number := await started.get()) is not None:
+                future = self._unfinished[number].future
+                await _first_of(future, pump)
+                yield await asyncio.shield(future)
+                self._hand_out(number)
             await pump
-        finally:
-            await end(pump)
 
-    async def as_completed(self) -> AsyncIterator[Result]:
+    async def as_completed(self) -> AsyncGenerator[Result, None]:
         """Yield results as they finish."""
-        finished: asyncio.Queue[asyncio.Future[Result] | None] = asyncio.Queue()
-        num_started, num_yielded = 0, 0
+        finished: asyncio.Queue[int | None] = asyncio.Queue()
 
-        def started(future: "asyncio.Future[Result]") -> None:
-            nonlocal num_started
-            num_started += 1
-            future.add_done_callback(finished.put_nowait)
+        def watch(number: int) -> None:
+            future = self._unfinished[number].future
+            future.add_done_callback(lambda _: finished.put_nowait(number))
 
-        pump = asyncio.create_task(self._pump(started))
-        pump.add_done_callback(lambda _: finished.put_nowait(None))
-        try:
-            while not (pump.done() and num_yielded == num_started):
-                future = await finished.get()
-                if future is None:
-                    await pump
+        async with self._pumping(watch) as pump:
+            pump.add_done_callback(lambda _: finished.put_nowait(None))
+            while self._unfinished or not pump.done():
+                number = await finished.get()
+                if number is None:
+                    pump.result()  # raises the error of a bad item
                     continue
-                yield future.result()
-                num_yielded += 1
-                self._slots.release()
+                yield self._unfinished[number].future.result()
+                self._hand_out(number)
+            await pump
+
+    @asynccontextmanager
+    async def _pumping(self, started: Callable[[int], None]) -> AsyncIterator["asyncio.Task[None]"]:
+        """Start items in a task of its own; at the end, forget those whose results were not taken."""
+        pump = asyncio.create_task(self._pump(started))
+        try:
+            yield pump
         finally:
             await end(pump)
+            for expected in self._unfinished.values():
+                self._forget(*expected)
 
-    async def _pump(self, started: Callable[["asyncio.Future[Result]"], None]) -> None:
+    def _hand_out(self, number: int) -> None:
+        """Note that the result of an item was taken."""
+        del self._unfinished[number]
+        self._slots.release()
+
+    async def _pump(self, started: Callable[[int], None]) -> None:
         async for group in grouped(self._items, self._group_size):
             for _ in group:
                 await self._slots.acquire()
-            for future in await self._start(group):
-                started(future)
+            expected, error = await self._start(group)
+            for each in expected:
+                self._unfinished[self._num_started] = each
+                started(self._num_started)
+                self._num_started += 1
+            if error:
+                raise error
+
+
+async def _first_of(future: "asyncio.Future[Result]", pump: "asyncio.Task[None]") -> None:
+    """Wait for a result, or for the error of the pump, which it raises."""
+    if not future.done() and not pump.done():
+        await asyncio.wait((future, pump), return_when=asyncio.FIRST_COMPLETED)
+    if not future.done():
+        pump.result()

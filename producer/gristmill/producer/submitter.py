@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gristmill.shared.errors import IdConflict, InvalidRequest, QueueFull
+from gristmill.shared.errors import IdConflict, InvalidRequest, NotServed, QueueFull
 from gristmill.shared.fleet import FleetCache
 from gristmill.shared.operations import SubmitCode
 from gristmill.shared.queue import Queue
@@ -39,24 +39,41 @@ class Submitter:
 
     async def submit(
         self, requests: Sequence[Request], *, wait_if_full: bool = True
-    ) -> list[SubmitCode]:
-        """Submit a chunk; while the queue is full, ever smaller parts of it.
+    ) -> tuple[list[SubmitCode], InvalidRequest | None]:
+        """Submit a chunk up to its first bad request; while the queue is full, ever smaller parts of it.
 
         Returns:
-            A code for each request: accepted, queued, done.
+            A code for each request before the bad one: accepted, queued, done. Then its error, or None:
+            InvalidRequest if it is too large, NotServed if no worker serves it, IdConflict if its id belongs
+            to another request. Requests after an IdConflict may be submitted too.
 
         Raises:
-            InvalidRequest: A request is too large, or no worker serves it; the chunk was not submitted.
-            IdConflict: The id of one belongs to another request; the others were submitted.
             QueueFull: The queue is at its cap, and `wait_if_full` is false.
         """
-        self._check_sizes(requests)
-        if self._fleet:
-            await self._fleet.check(requests)
-        own = [replace(request, reply=self._client) for request in requests]
-        codes = await self._submit(own, wait_if_full=wait_if_full)
-        _raise_conflicts(requests, codes)
-        return codes
+        good, error = await self._before_bad(requests)
+        own = [replace(request, reply=self._client) for request in good]
+        codes = await self._submit(own, wait_if_full=wait_if_full) if own else []
+        if "conflict" in codes:
+            index = codes.index("conflict")
+            return codes[:index], _conflict(good[index])
+        return codes, error
+
+    async def _before_bad(
+        self, requests: Sequence[Request]
+    ) -> tuple[Sequence[Request], InvalidRequest | None]:
+        """Return the requests before the first that is refused, and its error."""
+        error: InvalidRequest | None = None
+        for index, request in enumerate(requests):
+            if error := self._size_error(request):
+                requests = requests[:index]
+                break
+        if self._fleet and requests:
+            try:
+                await self._fleet.check(requests)
+            except NotServed as refusal:
+                ids = [request.id for request in requests]
+                return requests[: ids.index(str(refusal.request_id))], refusal
+        return requests, error
 
     async def _submit(self, own: Sequence[Request], *, wait_if_full: bool) -> list[SubmitCode]:
         if sum(request.num_bytes for request in own) > MAX_CHUNK_BYTES and len(own) > 1:
@@ -80,32 +97,30 @@ class Submitter:
         first = await self._submit(own[:middle], wait_if_full=wait_if_full)
         return first + await self._submit(own[middle:], wait_if_full=wait_if_full)
 
-    def _check_sizes(self, requests: Sequence[Request]) -> None:
-        max_bytes = self._queue.limits.max_bytes
-        for request in requests:
-            num_bytes = len(request.body)
-            _check_size(
-                request, "its body has", num_bytes, self._max_request_bytes, "MAX_REQUEST_BYTES"
-            )
-            _check_size(
-                request, "body and metadata have", request.num_bytes, max_bytes, "MAX_BYTES"
-            )
-
-
-def _check_size(request: Request, what: str, num_bytes: int, limit: int, setting: str) -> None:
-    if num_bytes > limit:
-        raise InvalidRequest(
-            f"{what} {num_bytes:,} bytes; the limit is {limit:,} (GRISTMILL_{setting}); shorten it,"
-            " or raise the limit here and on the workers",
-            request_id=request.id,
+    def _size_error(self, request: Request) -> InvalidRequest | None:
+        """Return the error for a request that is too large, or None."""
+        sizes = (
+            ("its body has", len(request.body), self._max_request_bytes, "MAX_REQUEST_BYTES"),
+            (
+                "body and metadata have",
+                request.num_bytes,
+                self._queue.limits.max_bytes,
+                "MAX_BYTES",
+            ),
         )
+        for what, num_bytes, limit, setting in sizes:
+            if num_bytes > limit:
+                return InvalidRequest(
+                    f"{what} {num_bytes:,} bytes; the limit is {limit:,} (GRISTMILL_{setting}); shorten it,"
+                    " or raise the limit here and on the workers",
+                    request_id=request.id,
+                )
+        return None
 
 
-def _raise_conflicts(requests: Sequence[Request], codes: Sequence[SubmitCode]) -> None:
-    for request, code in zip(requests, codes, strict=True):
-        if code == "conflict":
-            raise IdConflict(
-                "the id belongs to another request (another body or endpoint); use a new id, or wait"
-                " until its result's TTL has ended",
-                request_id=request.id,
-            )
+def _conflict(request: Request) -> IdConflict:
+    return IdConflict(
+        "the id belongs to another request (another body or endpoint); use a new id, or wait until its"
+        " result's TTL has ended",
+        request_id=request.id,
+    )

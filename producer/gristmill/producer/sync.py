@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -138,16 +138,25 @@ class SyncClient:
         if self._is_closed:
             coroutine.close()
             raise closed_client()
+        call = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+            return call.result()
         except concurrent.futures.CancelledError:
             if self._is_closed:
                 raise closed_client() from None
             raise
+        finally:
+            call.cancel()  # after Ctrl-C; of no effect on a call that has ended
 
-    def _iterate(self, results: AsyncIterator[Result]) -> Iterator[Result]:
+    def _iterate(self, results: AsyncGenerator[Result, None]) -> Iterator[Result]:
         async def advance() -> Result | None:
             return await anext(results, None)
 
-        while (result := self._run(advance())) is not None:
-            yield result
+        try:
+            while (result := self._run(advance())) is not None:
+                yield result
+        finally:
+            if (
+                not self._is_closed
+            ):  # not waited for: the garbage collector may run this in the loop's thread
+                asyncio.run_coroutine_threadsafe(results.aclose(), self._loop)

@@ -58,13 +58,13 @@ def new_id(shard: str = "0") -> str:
     return f"{shard}-{ULID()}"
 
 
-def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Check that metadata can be written as JSON.
+def check_metadata(metadata: Mapping[str, Any], request_id: str | None = None) -> None:
+    """Check that metadata can be written as JSON; an error names the request.
 
     Raises:
         InvalidRequest: The same cases as in `encode_body`.
     """
-    _encode("metadata", metadata)
+    _encode("metadata", metadata, request_id)
 
 
 def check_tenant(name: object) -> None:
@@ -87,7 +87,7 @@ def encode_body(body: Mapping[str, Any]) -> bytes:
     return _encode("body", body)
 
 
-def _encode(what: str, value: Mapping[str, Any]) -> bytes:
+def _encode(what: str, value: Mapping[str, Any], request_id: str | None = None) -> bytes:
     try:
         encoded = orjson.dumps(value)
         if b"null" in encoded:  # orjson writes NaN and infinity as null
@@ -97,7 +97,7 @@ def _encode(what: str, value: Mapping[str, Any]) -> bytes:
             f"the {what} cannot be written as JSON: {error}; use str, int, finite float, bool, None,"
             " list, dict"
         )
-        raise InvalidRequest(message) from error
+        raise InvalidRequest(message, request_id=request_id) from error
     return encoded
 
 
@@ -191,6 +191,8 @@ class Request:
             )
         if self.metadata is not None and not isinstance(self.metadata, Mapping):
             raise InvalidRequest("metadata is an object of names and values", request_id=self.id)
+        if self.metadata:
+            check_metadata(self.metadata, self.id)
 
     def _broken_name(self) -> str | None:
         """Return which name breaks its rule, or None."""
