@@ -206,8 +206,8 @@ def test_an_unreachable_redis_ends_with_3_and_without_its_password(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://localhost", "REDIS_URL has another scheme; write redis[s]://"),
-        ("localhost:6379", "REDIS_URL has another scheme"),
+        ("http://localhost", "REDIS_URL has the scheme http; write redis[s]://"),
+        ("localhost:6379", "REDIS_URL has no scheme; write redis[s]://"),
         ("redis://localhost:port", "REDIS_URL cannot be read"),
     ],
 )

@@ -15,6 +15,7 @@ from gristmill.producer.steward.job_registry import AllowedJob
 from gristmill.producer.steward.rq_connection import check_access, rq_connect, shorten_timeouts
 from gristmill.producer.steward.rq_queue import rq_queue_of
 from gristmill.producer.steward.settings import StewardSettings
+from gristmill.shared.errors import SettingsError
 
 
 def test_a_socket(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ async def test_sentinels(tmp_path: Path) -> None:
 
 
 def test_a_cluster_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="RQ_REDIS_URL"):
+    with pytest.raises(SettingsError, match="RQ_REDIS_URL"):
         StewardSettings(redis_url=SecretStr("redis+cluster://a:1,b:2"))
 
 
