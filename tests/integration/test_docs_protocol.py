@@ -47,6 +47,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
+def result_examples() -> list[str]:
+    """Return each result of the JSON block; a result takes several lines there."""
+    (examples,) = blocks("json")
+    return re.split(r"\n(?=\{)", examples)
+
+
 INBOX, POLL, SUBMIT = blocks("sh")
 
 
@@ -103,8 +109,7 @@ async def test_submit_example_runs_and_may_be_sent_again(queue: Queue, any_redis
 
 
 def test_result_examples_show_every_status() -> None:
-    (examples,) = blocks("json")
-    results = [Result.parse(line.encode()) for line in examples.splitlines()]
+    results = [Result.parse(example.encode()) for example in result_examples()]
     assert {r.status for r in results} == {"succeeded", "failed", "cancelled", "expired"}
     assert [bool(result.failure) for result in results] == [False, True, True, True, True]
 
@@ -113,8 +118,7 @@ async def test_results_have_the_fields_of_the_examples(queue: Queue) -> None:
     items = await claimed_by(queue, "w", 2)
     await succeed(queue, "w", items[:1])
     await queue.cancel([items[1].id])
-    (examples,) = blocks("json")
-    first, *_, cancelled, _ = [orjson.loads(line) for line in examples.splitlines()]
+    first, *_, cancelled, _ = map(orjson.loads, result_examples())
     for item, example in zip(items, (first, cancelled), strict=True):
         stored = orjson.loads(await queue.redis.get(queue.keys.result(item.id)) or b"")
         assert list(stored) == list(example)
