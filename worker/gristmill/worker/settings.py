@@ -13,7 +13,7 @@ from gristmill.shared.settings import QueueSettings, alias
 SPARE = 1.1
 """Requests in flight for each sequence of the engine. The surplus waits in the engine, so a
 finished request is replaced in the same step. Without it, an engine runs 7 % fewer requests than it
-could (H200)."""
+could (measured on an H200)."""
 
 _SHARE = re.compile(rf"{QUEUE_NAME.pattern}(:[1-9][0-9]{{0,3}})?")
 
@@ -23,9 +23,7 @@ class WorkerSettings(QueueSettings):
 
     queue: Annotated[
         str,
-        Field(
-            description="name of the queue; a worker may serve several by weight: interactive:3,bulk:1"
-        ),
+        Field(description="name of the queue, or several names with weights: interactive:3,bulk:1"),
     ] = "default"
     vllm_url: Annotated[
         str | None,
@@ -37,13 +35,14 @@ class WorkerSettings(QueueSettings):
     vllm_api_key: Annotated[
         SecretStr | None,
         Field(
-            validation_alias=alias("VLLM_API_KEY"), description="sent to VLLM_URL as a bearer token"
+            validation_alias=alias("VLLM_API_KEY"),
+            description="API key, sent to VLLM_URL as a bearer token",
         ),
     ] = None
     batch_policy: Annotated[
         Literal["continuous", "sequential", "static", "dynamic", "bucketed"],
         Field(
-            description="continuous feeds the engine as slots free; the others wait for a whole batch"
+            description="continuous starts each request once the engine has room; the others run whole batches"
         ),
     ] = "continuous"
     batch_size: Annotated[
@@ -52,7 +51,7 @@ class WorkerSettings(QueueSettings):
             ge=1,
             le=4096,
             validation_alias=alias("BATCH_SIZE"),
-            description="requests in one batch; at most in one claim",
+            description="requests in one batch; with continuous, most requests in one claim",
         ),
     ] = 64
     batch_timeout_ms: Annotated[
@@ -61,7 +60,7 @@ class WorkerSettings(QueueSettings):
             ge=0,
             le=600_000,
             validation_alias=alias("BATCH_TIMEOUT_MS"),
-            description="longest wait to fill a batch, from its first request; 0 takes what is there",
+            description="most milliseconds to fill a batch, from its first request; 0 starts at once",
         ),
     ] = 0
     max_in_flight: Annotated[
@@ -70,13 +69,13 @@ class WorkerSettings(QueueSettings):
             ge=1,
             le=65_536,
             validation_alias=alias("MAX_IN_FLIGHT"),
-            description="requests in the engine at most; 1.1 times its max_num_seqs unless set",
+            description="most requests in the engine; 1.1 times its max_num_seqs unless set",
         ),
     ] = None
     scheduling: Annotated[
         Scheduling | None,
         Field(
-            description="order in which claims take what waits, for the whole queue; unset leaves it, fair at first"
+            description="order in which all claims from the queue take waiting requests; unset keeps its order, at first fair"
         ),
     ] = None
     ageing_s: Annotated[
@@ -84,12 +83,12 @@ class WorkerSettings(QueueSettings):
         Field(
             ge=0,
             le=86_400,
-            description="with GRISTMILL_SCHEDULING: a lane that others overtake for as long gets a turn; 0 for never",
+            description="seconds without service after which a lane gets a turn; 0 for never; needs GRISTMILL_SCHEDULING",
         ),
     ] = 10.0
-    max_claim_tokens: Annotated[int, Field(ge=1, description="estimated tokens of one claim")] = (
-        2**40
-    )
+    max_claim_tokens: Annotated[
+        int, Field(ge=1, description="most estimated tokens in one claim")
+    ] = 2**40
     beat_s: Annotated[
         float | None,
         Field(
@@ -97,20 +96,21 @@ class WorkerSettings(QueueSettings):
         ),
     ] = None
     drain_timeout_s: Annotated[
-        float, Field(ge=0, le=86_400, description="time to finish after SIGTERM")
+        float, Field(ge=0, le=86_400, description="seconds to finish requests after SIGTERM")
     ] = 60.0
     start_timeout_s: Annotated[
-        float, Field(gt=0, description="longest start of the engine, and longest rebuild")
+        float, Field(gt=0, description="most seconds for a start or a restart of the engine")
     ] = 1800.0
     stall_timeout_s: Annotated[
         float,
         Field(
             ge=1,
-            description="without a turn of the loop, or a token of an engine that holds requests, it is dead",
+            description="most seconds between two turns of the event loop, and between two tokens of an engine with requests",
         ),
     ] = 120.0
     max_request_s: Annotated[
-        float, Field(gt=0, description="longest run of one request; then it ends with what it has")
+        float,
+        Field(gt=0, description="most seconds for one request; then it ends with the text it has"),
     ] = 3600.0
     max_repeated_tokens: Annotated[
         int,
@@ -122,19 +122,21 @@ class WorkerSettings(QueueSettings):
             ge=1024,
             le=256 * 2**20,
             validation_alias=alias("MAX_RESULT_BYTES"),
-            description="bytes of one answer",
+            description="most bytes of one answer",
         ),
     ] = 32 * 2**20
     backoff_base_s: Annotated[
-        float, Field(gt=0, description="first bound of the wait before a retry")
+        float,
+        Field(gt=0, description="most seconds before the first retry; doubles with each attempt"),
     ] = 1.0
-    backoff_max_s: Annotated[float, Field(gt=0, description="largest bound of it")] = 60.0
-    health_host: Annotated[str, Field(description="where the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
+    backoff_max_s: Annotated[float, Field(gt=0, description="most seconds before any retry")] = 60.0
+    health_host: Annotated[str, Field(description="address on which the probes listen")] = "0.0.0.0"  # noqa: S104  # a pod's
     health_port: Annotated[
         int, Field(ge=0, le=65_535, description="port of the probes; 0 picks a free port")
     ] = 8080
     log_level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="of the JSON log")
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"],
+        Field(description="lowest level of the JSON log"),
     ] = "INFO"
 
     @model_validator(mode="after")
@@ -153,7 +155,7 @@ class WorkerSettings(QueueSettings):
         if not all(map(_SHARE.fullmatch, shares)) or len(self.queues) < len(shares):
             message = (
                 f"GRISTMILL_QUEUE={self.queue} is no list of queues; write one name of at most 64 letters, digits, '.', '_'"
-                " or '-', or several, each once, with whole weights from 1: interactive:3,bulk:1"
+                " or '-', or several different names with weights from 1 to 9999: interactive:3,bulk:1"
             )
             raise ValueError(message)
         return self
