@@ -1,4 +1,4 @@
-"""Commands that take vLLM's flags: what is said when these stand where the command's own belong."""
+"""Test the errors of commands that take vLLM's flags, such as a flag before `--`."""
 
 from pathlib import Path
 

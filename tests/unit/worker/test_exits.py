@@ -1,4 +1,4 @@
-"""An exit code of the engine in words."""
+"""Test the texts for exit codes of the engine's processes."""
 
 import logging
 import signal
