@@ -2,7 +2,7 @@
 
 `queue_source.py` runs one `AckWriter` for each queue. Each finished request puts its settlement
 into an asyncio queue. One call writes the settlements of 5 ms, at most 64. While Redis is away, the
-settlements wait here, so no worker computes a finished request again.
+settlements wait here, so their requests need not run again.
 """
 
 import asyncio

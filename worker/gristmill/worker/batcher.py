@@ -173,7 +173,7 @@ class Batcher:
     async def _wait_for_work(
         self, claims: Mapping[Source, ClaimResult], opened_at: float | None
     ) -> None:
-        """Wait for a doorbell, the next delayed request, the batch's timeout or the end of a request.
+        """Wait for a doorbell, a delayed request, the batch's timeout or a change of the load.
 
         If a claim took inbox elements, return at once, because they may be requests by now.
         """

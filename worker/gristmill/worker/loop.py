@@ -55,7 +55,7 @@ class Worker:
         """Claim and run until the drain starts, then stop cleanly; restart an engine that dies.
 
         Returns:
-            The engine's last death if the worker gave up; None after a drain.
+            The engine's last death if the worker gave the engine up; None after a drain.
         """
         drain, death = self._context.drain, None
         try:

@@ -18,7 +18,7 @@ REQUEST_OVERHEAD_BYTES = 250
 140 to 350)."""
 
 REQUESTS_SHARE = 0.25
-"""Share of the used memory at which this queue's own requests, not results, fill Redis."""
+"""Share of the used memory from which this queue's requests, not its results, are the cause."""
 
 
 def should_pause_claims(stats: Stats) -> bool:

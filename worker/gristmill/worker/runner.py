@@ -40,7 +40,7 @@ class Runner:
 
     Args:
         context: The objects that the worker's parts share.
-        died: Called when the engine dies under a request or is found dead.
+        died: Called when a request fails because the engine is dead.
     """
 
     def __init__(self, context: WorkerContext, died: Callable[[EngineDied], None]) -> None:

@@ -60,7 +60,7 @@ class WorkerSettings(QueueSettings):
             ge=0,
             le=600_000,
             validation_alias=alias("BATCH_TIMEOUT_MS"),
-            description="most milliseconds to fill a batch, from its first request; 0 starts at once",
+            description="most milliseconds to fill a batch, from its first request; 0 takes what waits now",
         ),
     ] = 0
     max_in_flight: Annotated[

@@ -1,6 +1,6 @@
 """Decide ack or nack for a request once the engine has answered or failed.
 
-The runner calls this module, and no other module decides this.
+Only this module decides it; the runner calls it.
 """
 
 import random

@@ -49,8 +49,8 @@ async def work(
         liveness: Record that this function writes and the probes read.
 
     Returns:
-        The engine's last death if the worker gave up; None after a drain. Either way the worker has
-        released its requests, unless Redis was away at the end.
+        The engine's last death if the worker gave the engine up; None after a drain. The worker
+        has then released its requests, unless Redis was away at the end.
     """
     policy = BatchPolicy(
         settings.batch_policy,

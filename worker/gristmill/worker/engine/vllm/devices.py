@@ -1,7 +1,7 @@
 """Find the devices of this machine without initialising CUDA in this process.
 
 vLLM's platform asks NVML. A call of torch.cuda would take several hundred MB for a context in this
-process, and vLLM would then spawn its processes instead of forking them. `import vllm` comes first,
+process. vLLM would then spawn its processes instead of forking them. `import vllm` comes first,
 because it makes torch's device count fork-safe (vllm/env_override.py).
 """
 
