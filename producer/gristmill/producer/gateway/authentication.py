@@ -11,6 +11,7 @@ CACHE_TTL_S = 5.0
 """Longest time until the gateway notices a changed tenant or a revoked key."""
 
 MAX_CACHED_KEYS = 10_000
+"""Most keys in the cache; when it is full, all are dropped."""
 
 ANONYMOUS = Tenant(
     name="default", max_depth=2**53, max_bytes=2**53, max_batches=2**31, requests_per_minute=1_000_000

@@ -101,7 +101,7 @@ async def calling_tenant(
     """
     tenant = await gateway.authenticator.tenant_of(credentials.credentials if credentials else "")
     if tenant is ANONYMOUS and _is_from_another_site(request):
-        message = "a web page of another site may not call a gateway that asks for no key"
+        message = "a web page of another site needs an API key (gristmill tenant create NAME)"
         raise ApiError(403, message, code="cross_site")
     request.state.call.tenant = tenant.name
     await gateway.tenant_limits.count_call(tenant)
@@ -109,7 +109,7 @@ async def calling_tenant(
 
 
 def _is_from_another_site(request: Request) -> bool:
-    """Tell whether a browser calls for a page of another site; it can reach loopback, but names the page."""
+    """Return True if a browser calls for a page of another site. It can reach loopback, but it names the site."""
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 

@@ -37,7 +37,7 @@ class NewBatch(BaseModel):
     input_file_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     endpoint: str
     completion_window: Annotated[
-        str, Field(description="a whole number and s, m, h or d", examples=["24h", "30m", "7d"])
+        str, Field(description="whole number and unit: s, m, h or d", examples=["24h", "30m", "7d"])
     ] = "24h"
     metadata: Annotated[dict[MetadataName, MetadataValue] | None, Field(max_length=16)] = None
     output_expires_after: ExpiresAfter | None = None

@@ -21,7 +21,7 @@ CHUNK_BYTES = 2**20
 """Bytes of one write; a thread for each packet would cost more than the write itself."""
 
 FORM_BYTES = 2**16
-"""Largest form without its file."""
+"""Most bytes of a form without its file."""
 
 
 class FilePage(BaseModel):

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 BACKLOG = 2048
 MAX_HEAD_BYTES = 64 * 1024
-"""Largest head of a call; h11 closes the connection of a longer one."""
+"""Most bytes of a call's request line and headers; h11 closes the connection of a longer one."""
 
 READY_TIMEOUT_S = 2.0
 
@@ -84,7 +84,7 @@ async def readyz(gateway: CurrentGateway) -> Response:
 
 @probes.get("/metrics")
 async def metrics() -> Response:
-    """Return the gateway's series."""
+    """Return the gateway's metrics."""
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -129,7 +129,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     """Return uvicorn's configuration for an application. Its own log is off; the middleware logs each call."""
     return uvicorn.Config(
         app,
-        http="h11",  # httptools bounds no header
+        http="h11",  # httptools does not limit headers
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         log_level="critical",
