@@ -20,16 +20,16 @@ from gristmill.producer.steward.time_slice import TimeSlice
 log = structlog.get_logger()
 
 BELL_S = 1.0
-"""Longest wait for the bell, the list that wakes a dispatcher; then it looks anyway."""
+"""Longest wait for the doorbell, the list that wakes a dispatcher; after it the dispatcher looks anyway."""
 
 ANNOUNCE_LOOK_S = 60.0
 """Seconds between two looks at a batch whose webhook is not delivered; RQ repeats the webhook in between."""
 
 WEBHOOK_WAIT_S = 1.0
-"""Delay of a webhook while another waits in RQ: slow receivers must not hold up the batches of other tenants."""
+"""Delay of a webhook while another waits in RQ, so that slow receivers do not delay the batches of other tenants."""
 
 MAX_WAITING = 32
-"""Most jobs that wait in RQ. The dispatcher looks at no further batches, so a thousand cost as little as 32."""
+"""Number of waiting jobs from which the dispatcher reads no due batches, so a thousand cost as little as 32."""
 
 
 class Dispatcher:

@@ -39,12 +39,12 @@ EXIT_S = 3.0
 """Longest wait for the dispatcher when the process ends."""
 
 LEAVE_S = STOP_GRACE_S + 5.0
-"""Time from the signal until the process ends by force. Several of RQ's calls may hang, one after the other;
-a process that ends in the middle of them loses nothing."""
+"""Time from the signal until the process ends by force. Several of RQ's calls may hang, one after the other. A
+process that ends in the middle of them loses nothing."""
 
 
 class Steward:
-    """One steward.
+    """One steward process.
 
     Args:
         settings: The steward's settings.
@@ -95,7 +95,7 @@ class Steward:
             time.sleep(RESTART_S)
         time.sleep(LEAVE_S)
         log.warning("steward.left", reason="Redis did not answer in time; nothing is lost")
-        time.sleep(RESTART_S)  # the log is written by a thread
+        time.sleep(RESTART_S)  # a thread writes the log
         os._exit(0)
 
     def _until_redis_answers(self) -> None:

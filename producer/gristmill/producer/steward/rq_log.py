@@ -1,4 +1,4 @@
-"""Log events for what RQ's own loggers say."""
+"""Turn the messages of RQ's own loggers into log events."""
 
 import logging
 

@@ -83,7 +83,7 @@ class StewardWorker(SimpleWorker):
             self._time_slice.end()
 
     def teardown(self) -> None:
-        """Leave RQ's lists, once, if Redis answers."""
+        """Remove the worker from RQ's lists if Redis answers. A second call does nothing."""
         if self._has_left:
             return
         self._has_left = True

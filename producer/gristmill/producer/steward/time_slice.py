@@ -6,10 +6,10 @@ SLICE_S = 10.0
 """Longest time slice while other jobs wait."""
 
 IDLE_S = 1.0
-"""Longest time slice of an idle batch while other jobs wait: most of the time, a batch waits for its answers."""
+"""Longest idle time in a time slice while other jobs wait: most of the time, a batch waits for its answers."""
 
 MAX_RUN_S = 300.0
-"""Longest time slice while the RQ queue is empty. The next slice then shows RQ that the steward lives."""
+"""Longest time slice while no other job waits. The next slice then shows RQ that the steward lives."""
 
 STOP_GRACE_S = 5.0
 """Time from SIGTERM until the running job is cancelled."""

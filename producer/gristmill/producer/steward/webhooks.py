@@ -20,7 +20,7 @@ from gristmill.shared.addresses import is_public
 from gristmill.shared.errors import GristmillError
 
 GONE = 410
-"""Status with which a receiver refuses all further events (Standard Webhooks)."""
+"""HTTP status with which a receiver refuses all further events (Standard Webhooks)."""
 
 
 class NotDelivered(GristmillError):
@@ -40,9 +40,9 @@ class Event:
     """The end of a batch.
 
     Attributes:
-        id: Equal for every delivery of the same end, so that the receiver can skip repeats.
+        id: Id of the event; equal in every delivery of the same end, so that the receiver can skip repeats.
         type: `batch.` and the status.
-        created_at: Time of the end, seconds since 1970.
+        created_at: Time of the end, in seconds since 1970.
         batch: Id of the batch.
     """
 
@@ -125,8 +125,8 @@ class Webhooks:
 def public_socket(found: tuple[Any, ...]) -> socket.socket:
     """Make a socket for an address, if it is public; aiohttp calls this as its `socket_factory`.
 
-    The check sees the address that is connected to. A name that changes its address (DNS rebinding) does not
-    avoid it, nor does an address in the URL.
+    This checks the very address that aiohttp connects to. So neither a name that changes its address (DNS rebinding)
+    nor an address in the URL avoids the check.
 
     Raises:
         PrivateAddress: The address is not public.
@@ -145,7 +145,7 @@ def _checked(url: str) -> URL:
     except ValueError:
         raise NotWanted("the webhook's URL cannot be read") from None
     if target.scheme not in ("http", "https") or not target.host:
-        raise NotWanted("the webhook's URL is not one of http or https")
+        raise NotWanted("the webhook's URL needs http or https, and a host")
     return target
 
 
@@ -154,7 +154,7 @@ def _signed(event: Event, secret: str) -> dict[str, str]:
         return event.headers(secret)
     except Exception:  # noqa: BLE001  # of several libraries; their messages may quote the secret
         raise NotWanted(
-            "the webhook's secret is not one of Standard Webhooks (whsec_...)"
+            "the webhook's secret is not a Standard Webhooks secret (whsec_...)"
         ) from None
 
 
