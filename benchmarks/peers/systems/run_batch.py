@@ -1,4 +1,4 @@
-"""`vllm run-batch`: its own parser, engine client and runner, with a clock between the two."""
+"""Run a batch with the parser, engine client and runner of `vllm run-batch`; a clock starts before the runner."""
 
 import asyncio
 import json
