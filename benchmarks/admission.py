@@ -2,10 +2,10 @@
 
     PYTHONPATH=tests python benchmarks/admission.py
 
-The claims come from a real queue, and the worker's own code decides how much to claim. The engine is the stub
-engine's batch. Each step gives one token to each running sequence, and all steps cost the same. Tokens that are
-computed again after a preemption cost no step, so the number of steps favours preemptions. The results do not
-depend on the machine.
+The claims come from a real queue, and the worker's own code decides how much to claim. The engine
+is the stub engine's batch. Each step gives one token to each running sequence, and all steps cost
+the same. Tokens that are computed again after a preemption cost no step, so the number of steps
+favours preemptions. The results do not depend on the machine.
 """
 
 import asyncio

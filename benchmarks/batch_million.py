@@ -1,11 +1,13 @@
-"""Run a batch of a million lines through OpenAI's client; measure time and memory, and check one row per line.
+"""Run a batch of a million lines through OpenAI's client.
+
+Measure time and memory, and check one row per line.
 
     python benchmarks/batch_million.py                    (a million lines)
     python benchmarks/batch_million.py --kills 5          (five times, kill -9 of one process of each kind)
 
-Separate processes run a Valkey with an append-only file, a gateway, stewards, and workers with the stub engine. This
-process uploads the file, watches the batch and counts its rows through OpenAI's client. The peak memory of a kind is
-that of its largest process.
+Separate processes run a Valkey with an append-only file, a gateway, stewards, and workers with the
+stub engine. This process uploads the file, watches the batch and counts its rows through OpenAI's
+client. The peak memory of a kind is that of its largest process.
 """
 
 import argparse
@@ -128,7 +130,10 @@ async def until_ready(client: AsyncOpenAI) -> None:
 
 
 async def watch(client: AsyncOpenAI, batch: Batch, fleet: Fleet, kills: list[float]) -> Batch:
-    """Wait until the batch has ended, and kill processes at these shares of its progress; return the batch."""
+    """Wait until the batch has ended, and kill processes at these shares of its progress.
+
+    Return the batch.
+    """
     chance = random.Random(1)
     while batch.status in RUNNING:
         counts = batch.request_counts

@@ -5,11 +5,12 @@
 Each round runs one input file in both ways, every second round in the reverse order:
 
 - vLLM's own `run_batch` reads the whole file and sends all lines to the engine at once.
-- A steward in a separate process validates and feeds a batch, the worker's loop claims its requests from Redis, and
-  the steward assembles the output file.
+- A steward in a separate process validates and feeds a batch, the worker's loop claims its requests
+  from Redis, and the steward assembles the output file.
 
-Both use the same engine, settings and OpenAI layer. Temperature is 0 and lengths are fixed. So both do the same work,
-and the answers can be compared row by row. Without flags the demo's SmolLM2 runs on the CPU.
+Both use the same engine, settings and OpenAI layer. Temperature is 0 and lengths are fixed. So both
+do the same work, and the answers can be compared row by row. Without flags the demo's SmolLM2 runs
+on the CPU.
 """
 
 import argparse
@@ -70,7 +71,10 @@ def lognormal(chance: random.Random, mu: float, sigma: float, low: int, high: in
 
 
 def write_input(path: Path, seed: int, number: int, scale: float, model: str) -> int:
-    """Write a file of chats with lognormal lengths of prompts and answers; return its output tokens."""
+    """Write a file of chats with lognormal lengths of prompts and answers.
+
+    Return its output tokens.
+    """
     chance = random.Random(seed)
     num_tokens = 0
     with path.open("wb") as stream:

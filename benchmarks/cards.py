@@ -2,9 +2,10 @@
 
     python benchmarks/cards.py --cards 0,1 --requests 4096 -- --model PATH ...     (vLLM's own flags)
 
-All workers start and drain one load together. Then one worker stops, and the others drain the next load, until one
-worker is left. Each load has the same number of requests per worker, so the ratios to one worker come from one run.
-`--cards -` starts a worker without a card. On a CPU, `--cards -,-` only shows that the script works.
+All workers start and drain one load together. Then one worker stops, and the others drain the next
+load, until one worker is left. Each load has the same number of requests per worker, so the ratios
+to one worker come from one run. `--cards -` starts a worker without a card. On a CPU, `--cards -,-`
+only shows that the script works.
 """
 
 import argparse

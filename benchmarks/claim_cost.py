@@ -2,9 +2,10 @@
 
     python benchmarks/claim_cost.py --tenants 1000 --rounds 5
 
-A thousand tenants have twenty requests each, and in a second table one each. Claims of 64 take all of them. Redis's
-time is that of its scripts (`INFO commandstats`), which other load on the machine changes little. The whole call is
-the time that a worker waits. The policies take turns on one server.
+A thousand tenants have twenty requests each, and in a second table one each. Claims of 64 take all
+of them. Redis's time is that of its scripts (`INFO commandstats`), which other load on the machine
+changes little. The whole call is the time that a worker waits. The policies take turns on one
+server.
 """
 
 import argparse
@@ -54,7 +55,10 @@ async def script_us(queue: Queue) -> float:
 async def claim_us(
     queue: Queue, scheduling: Scheduling, requests: list[Request]
 ) -> tuple[float, float]:
-    """Claim all requests; return microseconds per request, of Redis's scripts and of the whole calls."""
+    """Claim all requests.
+
+    Return microseconds per request, of Redis's scripts and of the whole calls.
+    """
     await queue.redis.flushdb()
     await queue.register(WORKER, {"device": "none"}, SchedulingPolicy(scheduling))
     for start in range(0, len(requests), SUBMIT):

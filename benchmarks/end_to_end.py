@@ -2,12 +2,13 @@
 
     python benchmarks/end_to_end.py [--requests 20000] [--repeat 3]
 
-There are one server, one worker process and one client process (this one). The worker has the stub engine and writes
-its log.
+There are one server, one worker process and one client process (this one). The worker has the stub
+engine and writes its log.
 
 - `drain` starts the worker on a full queue and counts from the first result that it sees.
 - `end to end` submits and waits for results at the same time.
-- `idle` sends one request at a time. `submit to claim` is the queue's wait, `submit to result` the whole call.
+- `idle` sends one request at a time. `submit to claim` is the queue's wait, `submit to result` the
+  whole call.
 """
 
 import argparse

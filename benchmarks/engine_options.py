@@ -5,9 +5,10 @@ r"""Measure what vLLM's own options change: one engine start per option, the sam
     python benchmarks/engine_options.py --load repeat --option default= \
         --option 'ngram 8=--speculative-config.method ngram --speculative-config.num_speculative_tokens 8' -- --model PATH
 
-The words after `--` are vLLM's flags for every row. An option is a name and the additional flags of its row. Each
-row runs in a separate process. The first row runs again at the end; the distance of its ratio from 1 is the error
-of the other ratios. Prompts are token ids and answers have a fixed length, so all rows do the same work. The loads:
+The words after `--` are vLLM's flags for every row. An option is a name and the additional flags of
+its row. Each row runs in a separate process. The first row runs again at the end; the distance of
+its ratio from 1 is the error of the other ratios. Prompts are token ids and answers have a fixed
+length, so all rows do the same work. The loads:
 
 - `mixed`: one prompt in four is long.
 - `prefix`: 8 groups, each with a long common prefix.
@@ -133,7 +134,8 @@ def measured_apart(options: argparse.Namespace, flags: str) -> Measured | None:
     """Measure in a separate process, so that no row depends on an earlier one.
 
     Returns:
-        The row; None if the engine did not start with these flags or failed. Its stderr has the reason.
+        The row; None if the engine did not start with these flags or failed. Its stderr has the
+        reason.
     """
     command = [sys.executable, __file__, "--only", "--load", options.load]
     command += ["--requests", str(options.requests), "--rounds", str(options.rounds)]

@@ -2,14 +2,16 @@
 
     python benchmarks/engine_share.py -- --model PATH --max-num-seqs 128 ...     (vLLM's own flags)
 
-One engine in one process serves both sides with the same settings. Each round runs the load in both ways, every
-second round in the reverse order:
+One engine in one process serves both sides with the same settings. Each round runs the load in both
+ways, every second round in the reverse order:
 
 - Bare `AsyncLLM.generate` gets all requests at once.
-- The worker's own loop claims the requests from Redis, vLLM's OpenAI layer answers them, and the loop settles them.
+- The worker's own loop claims the requests from Redis, vLLM's OpenAI layer answers them, and the
+  loop settles them.
 
-Prompts are token ids and outputs have a fixed length, so both sides do the same work. Turn prefix caching off, or
-the second run of a load profits from the first. Without flags the demo's SmolLM2 runs on the CPU, with it off.
+Prompts are token ids and outputs have a fixed length, so both sides do the same work. Turn prefix
+caching off, or the second run of a load profits from the first. Without flags the demo's SmolLM2
+runs on the CPU, with it off.
 """
 
 import argparse
@@ -65,8 +67,8 @@ async def queued(
     """Run a load through Redis and the worker.
 
     Returns:
-        Seconds from the start of the worker to the last record, and the mean number of running sequences
-        over the steps until the queue was empty.
+        Seconds from the start of the worker to the last record, and the mean number of running
+        sequences over the steps until the queue was empty.
     """
     name = f"bench-{ULID()}"
     redis = connect(url)

@@ -2,8 +2,8 @@
 
     python benchmarks/queue_ops.py [--requests 100000] [--repeat 3] [--server redis-server]
 
-One client sends 1 KB requests of 8 tenants and 3 priorities in one batch to one server. A submit has 500 requests, a
-claim 64, an ack 64. The table has medians; docs/performance.md shows it.
+One client sends 1 KB requests of 8 tenants and 3 priorities in one batch to one server. A submit
+has 500 requests, a claim 64, an ack 64. The table has medians; docs/performance.md shows it.
 """
 
 import argparse

@@ -4,10 +4,10 @@
 
 A primary, a replica and three sentinels run on this machine (down-after 1 s).
 
-- Loss: four tasks submit 1 KB requests at full speed until the primary dies. The script then looks for each
-  acknowledged id on the new primary. `kill -9` of the process keeps the bytes that it had written to its sockets. To
-  lose these too, as with the host, replication runs through a relay. The relay delays each byte by some milliseconds
-  and dies with the primary.
+- Loss: four tasks submit 1 KB requests at full speed until the primary dies. The script then looks
+  for each acknowledged id on the new primary. `kill -9` of the process keeps the bytes that it had
+  written to its sockets. To lose these too, as with the host, replication runs through a relay. The
+  relay delays each byte by some milliseconds and dies with the primary.
 - Cost: the same submits run with each protection in turns, on one set of servers with one sentinel.
 
 docs/operations.md shows the tables.

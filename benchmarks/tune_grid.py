@@ -4,13 +4,14 @@
 
 The script has three stages:
 
-- `grid` starts an engine for each pair and measures it full. After an interruption it measures only missing points.
+- `grid` starts an engine for each pair and measures it full. After an interruption it measures only
+  missing points.
 - `tune` searches from the values of the flags, within `--budget`.
-- `compare` measures the grid's best and tune's choice again, in turns on new engines. The best of many noisy points
-  is partly luck.
+- `compare` measures the grid's best and tune's choice again, in turns on new engines. The best of
+  many noisy points is partly luck.
 
-`--stages` runs some of them alone; the script then reads the results of the others from `--out`. So a machine that
-you have for ten minutes at a time is enough.
+`--stages` runs some of them alone; the script then reads the results of the others from `--out`. So
+a machine that you have for ten minutes at a time is enough.
 """
 
 import argparse

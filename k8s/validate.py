@@ -1,7 +1,8 @@
 """Check every manifest against Kubernetes' own schemas, strictly: an unknown field is an error.
 
-`make check` runs it. Plain manifests need only this Python. If `kubectl` or `kustomize` is on the PATH, the script
-also renders the kustomizations and checks their output; neither tool contacts a cluster.
+`make check` runs it. Plain manifests need only this Python. If `kubectl` or `kustomize` is on the
+PATH, the script also renders the kustomizations and checks their output; neither tool contacts a
+cluster.
 """
 
 import shutil
@@ -25,7 +26,10 @@ def kustomizations() -> list[Path]:
 
 
 def plain_manifests() -> list[Path]:
-    """Return the files with complete objects. Files of an overlay are patches, so they are left out."""
+    """Return the files with complete objects.
+
+    Files of an overlay are patches, so they are left out.
+    """
     overlays = HERE / "overlays"
     found = (path for path in HERE.rglob("*.yaml") if path.name != "kustomization.yaml")
     return sorted(path for path in found if not path.is_relative_to(overlays))
@@ -68,7 +72,10 @@ def faults(item: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Check all manifests and kustomizations; if there are errors, print them and exit with status 1."""
+    """Check all manifests and kustomizations.
+
+    If there are errors, print them and exit with status 1.
+    """
     sources = {path.relative_to(HERE.parent): path.read_text() for path in plain_manifests()}
     for folder in kustomizations():
         name = folder.relative_to(HERE.parent)

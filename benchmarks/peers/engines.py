@@ -2,10 +2,11 @@
 
     python benchmarks/peers/engines.py [--requests 96] [--rounds 3] [--scale 0.25] [-- vLLM's own flags]
 
-Each system is a script in `systems/` and runs in a separate process. All have the same model, flags, input file and
-threads, temperature 0 and fixed lengths. The systems take turns, each round in another order, without a warm-up.
-`start` is the time until the engine waits for requests. The run lasts from then until the last answer arrives. Ray
-has a separate environment, which also sees the installed vLLM. Without flags the demo's SmolLM2 runs on the CPU.
+Each system is a script in `systems/` and runs in a separate process. All have the same model,
+flags, input file and threads, temperature 0 and fixed lengths. The systems take turns, each round
+in another order, without a warm-up. `start` is the time until the engine waits for requests. The
+run lasts from then until the last answer arrives. Ray has a separate environment, which also sees
+the installed vLLM. Without flags the demo's SmolLM2 runs on the CPU.
 """
 
 import argparse
@@ -91,7 +92,8 @@ def run(
     """Run one system on one input file.
 
     Raises:
-        SystemFailed: It did not end within 20 minutes, wrote no report, or an answer has a wrong length.
+        SystemFailed: It did not end within 20 minutes, wrote no report, or an answer has a wrong
+            length.
     """
     report = source.with_name(f"{system.script}.json")
     report.unlink(missing_ok=True)

@@ -2,17 +2,19 @@
 
     python benchmarks/peers/queues.py [--tasks 5000] [--rounds 3] [--only WORD ...]
 
-Each row has one producer process and one worker process. All rows use one Valkey, which is emptied before each. Each
-peer has a separate environment (`venvs.py`) with its newest release. The rows take turns, each round in another
-order.
+Each row has one producer process and one worker process. All rows use one Valkey, which is emptied
+before each. Each peer has a separate environment (`venvs.py`) with its newest release. The rows
+take turns, each round in another order.
 
 - `enqueue` runs without a worker.
-- `drain` starts the worker on the full queue and counts from the first done task to the last, for at most 20 s.
-- `idle` is one task at a time, from before its enqueue until the producer has the result. The producer waits as the
-  peer's own client does; a client that polls does so every 5 ms.
-- `ended within` shows what a worker's death costs. 8 tasks start and cannot end yet. The script kills the worker and
-  its children with `kill -9`, lets tasks end at once from then on, and starts a new worker. It counts the tasks that
-  end within `--kill-wait-s`. All rows do this once, at the same time, each on its own server.
+- `drain` starts the worker on the full queue and counts from the first done task to the last, for
+  at most 20 s.
+- `idle` is one task at a time, from before its enqueue until the producer has the result. The
+  producer waits as the peer's own client does; a client that polls does so every 5 ms.
+- `ended within` shows what a worker's death costs. 8 tasks start and cannot end yet. The script
+  kills the worker and its children with `kill -9`, lets tasks end at once from then on, and starts
+  a new worker. It counts the tasks that end within `--kill-wait-s`. All rows do this once, at the
+  same time, each on its own server.
 """
 
 import argparse
@@ -91,7 +93,10 @@ def rounds(benches: Sequence[Bench], number: int, num_rounds: int) -> dict[str, 
 
 
 def deaths(rows: Sequence[tuple[Row, Path]], wait_s: float, folder: Path) -> dict[str, str]:
-    """Return the result of `killed` for each row. All rows run at the same time, because they mostly wait."""
+    """Return the result of `killed` for each row.
+
+    All rows run at the same time, because they mostly wait.
+    """
 
     def one(item: tuple[Row, Path]) -> str:
         with running_server() as url:
@@ -134,7 +139,10 @@ def table(found: dict[str, list[Timing] | str], died: dict[str, str], wait_s: fl
 
 
 def installed(rows: Sequence[Row]) -> tuple[list[tuple[Row, Path]], dict[str, list[Timing] | str]]:
-    """Install the rows; return each with its interpreter, and for the others the reason of the failure."""
+    """Install the rows.
+
+    Return each with its interpreter, and for the others the reason of the failure.
+    """
     ready: list[tuple[Row, Path]] = []
     missing: dict[str, list[Timing] | str] = {}
     for row in rows:

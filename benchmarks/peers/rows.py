@@ -9,7 +9,8 @@ from redis import Redis
 from gristmill.shared.keys import Keys
 
 CONCURRENCY = 100
-"""Tasks that a worker with one event loop runs at once; workers with threads or processes set their own number."""
+"""Tasks that a worker with one event loop runs at once; workers with threads or processes set their
+own number."""
 
 
 Databases = Mapping[int, Redis]
@@ -24,7 +25,8 @@ class Row:
         name: Name in the table.
         module: Module in `tasks/`.
         worker: Command of the worker; its first word is in the `bin` folder of the environment.
-        num_done: Returns how many of the given number of submitted tasks are done, from Redis alone.
+        num_done: Returns how many of the given number of submitted tasks are done, from Redis
+            alone.
         packages: Packages that pip installs; empty for Gristmill, which runs from this environment.
         environment: Additional variables of worker and producer.
     """

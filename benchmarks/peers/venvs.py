@@ -1,7 +1,7 @@
 """A separate environment for each peer, in the user's cache. It is made once; `rm -r` removes it.
 
-Peers require clients that exclude each other: arq needs a redis-py that Gristmill does not accept. And no peer may
-change the packages of Gristmill itself.
+Peers require clients that exclude each other: arq needs a redis-py that Gristmill does not accept.
+And no peer may change the packages of Gristmill itself.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""The measurements of all runs, and the file that keeps them. `figures.py` computes all figures from them."""
+"""The measurements of all runs, and the file that keeps them.
+
+`figures.py` computes all figures from them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -27,7 +27,8 @@ class EngineSampler:
     """Samples an engine for the length of a block.
 
     Args:
-        engine: Engine to sample; an engine that counts no steps, such as a server, gives no samples.
+        engine: Engine to sample; an engine that counts no steps, such as a server, gives no
+            samples.
         started_at: Start of the run in monotonic seconds.
         gpu: Returns the busy share of the GPU; None if it cannot be measured.
 

@@ -1,4 +1,7 @@
-"""Compute the figures of the tables from the measurements. Pure arithmetic; docs/bench.md explains each."""
+"""Compute the figures of the tables from the measurements.
+
+Pure arithmetic; docs/bench.md explains each.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,14 +54,16 @@ class SetupFigures:
         steps: Engine steps of one run; other load on the machine does not change them.
         kv_cache_peak: Highest share of the KV cache in use.
         hit_rate: Share of the looked-up prompt tokens that were in the prefix cache.
-        preemptions: Times that the engine pushed a running request back because the KV cache was full.
+        preemptions: Times that the engine pushed a running request back because the KV cache was
+            full.
         gpu: Mean busy share of the GPU.
         wait_s: Seconds from the submit to the arrival at the engine.
         ttft_s: Seconds from the arrival at the engine to the first token.
         tpot_s: Mean seconds per token after the first, for each request.
         engine_s: Seconds from the arrival at the engine to its answer.
         e2e_s: Seconds from the submit to the engine's answer.
-        fairness: Jain's index of the tokens served to each tenant while all tenants had requests waiting.
+        fairness: Jain's index of the tokens served to each tenant while all tenants had requests
+            waiting.
     """
 
     setup: Setup
@@ -149,7 +154,10 @@ def e2e_s(request: RequestTiming) -> float:
 
 
 def tpot_s(request: RequestTiming) -> float | None:
-    """Return the mean seconds per token after the first; None without a second token or a known TTFT."""
+    """Return the mean seconds per token after the first.
+
+    None without a second token or a known TTFT.
+    """
     if request.ttft_s is None or request.output_tokens < 2:
         return None
     return (engine_s(request) - request.ttft_s) / (request.output_tokens - 1)
@@ -164,7 +172,8 @@ def jain(shares: Sequence[float]) -> float | None:
 def served_while_backlogged(requests: Sequence[RequestTiming]) -> dict[str, int]:
     """Return each tenant's tokens up to the moment when one tenant has no more waiting requests.
 
-    Prompt and output tokens of a request count when it reaches the engine, because scheduling decides that moment.
+    Prompt and output tokens of a request count when it reaches the engine, because scheduling
+    decides that moment.
     """
     waiting = Counter(request.tenant for request in requests)
     served: Counter[str] = Counter()
@@ -180,7 +189,10 @@ def served_while_backlogged(requests: Sequence[RequestTiming]) -> dict[str, int]
 
 
 def _fairness(runs: Sequence[SetupRun]) -> float | None:
-    """Return the mean of the runs' indices; None for one tenant, without a queue, or with a rate."""
+    """Return the mean of the runs' indices.
+
+    None for one tenant, without a queue, or with a rate.
+    """
     indices = []
     for run in runs:
         shares = served_while_backlogged(run.requests)

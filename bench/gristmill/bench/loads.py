@@ -1,7 +1,8 @@
 """The requests that a measurement runs: a named load with a fixed seed, or the lines of a file.
 
-The prompts of a named load are token ids that are small enough for any vocabulary. Each answer has a fixed length
-(temperature 0, `ignore_eos`). So every policy does the same work, and the number of tokens is known.
+The prompts of a named load are token ids that are small enough for any vocabulary. Each answer has
+a fixed length (temperature 0, `ignore_eos`). So every policy does the same work, and the number of
+tokens is known.
 """
 
 import random
@@ -17,7 +18,8 @@ from gristmill.shared.request import COMPLETIONS, Priority, Request
 from gristmill.shared.request_json import request_from_json
 
 FIRST_TOKEN, LAST_TOKEN = 100, 299
-"""Range of the prompts' token ids. In any vocabulary they are words or pieces of words, not special tokens."""
+"""Range of the prompts' token ids. In any vocabulary they are words or pieces of words, not special
+tokens."""
 
 MIN_TOKENS = 4
 """Shortest prompt and answer in tokens, at any scale."""
@@ -30,7 +32,8 @@ MAX_BODY_BYTES = 32 * 2**20
 """Most bytes of a request in a file; the queue's default."""
 
 FLOOD, NUM_QUIET = "flood", 7
-"""`tenants`: the tenant that sends half of all requests first, and the number of tenants that send the rest."""
+"""`tenants`: the tenant that sends half of all requests first, and the number of tenants that send
+the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,10 @@ def _uniform(chance: random.Random) -> Lengths:
 
 
 def _bimodal(chance: random.Random) -> Lengths:
-    """Return four short requests for each long one. Policies with a barrier and `fcfs` suffer most from this mix."""
+    """Return four short requests for each long one.
+
+    Policies with a barrier and `fcfs` suffer most from this mix.
+    """
     if chance.random() < 0.8:
         return chance.randint(32, 96), chance.randint(8, 32)
     return chance.randint(768, 1024), chance.randint(384, 512)
@@ -109,7 +115,8 @@ SHAPES: Mapping[str, Callable[[random.Random], Lengths]] = {
     "shared-prefix": _suffix,
     "tenants": _lognormal,
 }
-"""Function of each named load that returns the lengths of one request at scale 1, without the prefix."""
+"""Function of each named load that returns the lengths of one request at scale 1, without the
+prefix."""
 
 
 def named(name: str, number: int, seed: int = 0, scale: float = 1.0) -> list[LoadRequest]:
@@ -139,7 +146,10 @@ def named(name: str, number: int, seed: int = 0, scale: float = 1.0) -> list[Loa
 
 
 def file_of(name: str) -> Path | None:
-    """Return the file with this name, or None. A named load takes precedence over a file of the same name."""
+    """Return the file with this name, or None.
+
+    A named load takes precedence over a file of the same name.
+    """
     return Path(name) if name not in SHAPES and Path(name).is_file() else None
 
 
@@ -147,11 +157,13 @@ def from_file(path: Path, limit: int | None = None) -> list[LoadRequest]:
     """Return the requests of a JSONL file, in any form that `gristmill submit` takes.
 
     Args:
-        path: Path of the file. The models in it are ignored; the engine's own model runs all requests.
+        path: Path of the file. The models in it are ignored; the engine's own model runs all
+            requests.
         limit: Largest number of requests; None for all.
 
     Raises:
-        InvalidRequest: A line is not a request, or the file is empty; the message names the file and the line.
+        InvalidRequest: A line is not a request, or the file is empty; the message names the file
+            and the line.
     """
     load: list[LoadRequest] = []
     with path.open("rb") as lines:

@@ -16,7 +16,8 @@ MAX_POINTS = 200
 """Most points of one line. More samples are averaged, because the SVG would grow to megabytes."""
 
 LONG_RUN = 1.25
-"""Right end of a time axis, as a multiple of the median run. One slow run would otherwise squeeze all others."""
+"""Right end of a time axis, as a multiple of the median run. One slow run would otherwise squeeze
+all others."""
 
 DOTS_PER_INCH = 90
 

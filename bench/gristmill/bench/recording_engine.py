@@ -1,7 +1,7 @@
 """An engine that records when each request of a run reaches and leaves it.
 
-It stands between the worker and the true engine. It separates the time in queue and worker from the time in the
-engine.
+It stands between the worker and the true engine. It separates the time in queue and worker from the
+time in the engine.
 """
 
 import time
@@ -39,7 +39,8 @@ class RecordingEngine:
     def expect(self, bodies: Sequence[bytes]) -> None:
         """Begin a run: forget the last one and record the requests with these bodies.
 
-        Several requests may have the same body. They are recorded in the order in which they arrive.
+        Several requests may have the same body. They are recorded in the order in which they
+        arrive.
         """
         self.posted, self.num_ended = [None] * len(bodies), 0
         self._places = {}

@@ -36,7 +36,9 @@ class Plan:
 
 
 async def run_rounds(context: RunContext, plan: Plan, keep: Callable[[SetupRun], None]) -> None:
-    """Run every setup in every round. Every second round runs in reverse order, to even out drift of the machine.
+    """Run every setup in every round.
+
+    Every second round runs in reverse order, to even out drift of the machine.
 
     Args:
         context: Engine and Redis of all runs.

@@ -91,7 +91,8 @@ def run_bench(options: BenchOptions, engine: Engine | None = None) -> BenchRepor
         The report.
 
     Raises:
-        GristmillError: A setting is wrong, or the engine or Redis did not start; the message says what to do.
+        GristmillError: A setting is wrong, or the engine or Redis did not start; the message says
+            what to do.
     """
     plan = options.plan()
     settings = read_settings(WorkerSettings, vllm_url=options.vllm_url)

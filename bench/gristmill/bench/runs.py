@@ -180,7 +180,10 @@ async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
 async def _worker(
     settings: WorkerSettings, context: RunContext
 ) -> AsyncIterator[tuple[Working, Liveness]]:
-    """Run a worker on the started engine for a block. At the end, the worker releases its requests at once."""
+    """Run a worker on the started engine for a block.
+
+    At the end, the worker releases its requests at once.
+    """
     drain = Drain(0)
     liveness = Liveness(settings.stall_timeout_s, settings.lease_s, settings.stall_timeout_s)
     supervisor = Supervisor(context.engine, settings, drain, liveness)

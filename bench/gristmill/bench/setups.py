@@ -49,9 +49,9 @@ def setups(policies: list[str], schedulings: list[str], sizes: list[int]) -> lis
 def worker_fields(setup: Setup, max_num_seqs: int, batch_timeout_ms: float) -> dict[str, Any]:
     """Return the worker's settings for a setup; None stands for the worker's default.
 
-    The size is the batch size of a policy whose batch runs to its end. For `continuous` it limits the requests
-    in flight, so that all policies have equal concurrency. If it is at least `max_num_seqs`, the worker keeps
-    its default limit, which is a little above `max_num_seqs`.
+    The size is the batch size of a policy whose batch runs to its end. For `continuous` it limits
+    the requests in flight, so that all policies have equal concurrency. If it is at least
+    `max_num_seqs`, the worker keeps its default limit, which is a little above `max_num_seqs`.
     """
     size = setup.size or max_num_seqs
     fields: dict[str, Any] = {

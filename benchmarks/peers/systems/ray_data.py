@@ -1,7 +1,7 @@
 """Run a batch with Ray Data LLM: a dataset through its vLLM processor, as Ray's guide shows it.
 
-The engine lives only for one pass over the data. So the run is measured inside that pass, from the first request
-that the engine gets until the last row arrives.
+The engine lives only for one pass over the data. So the run is measured inside that pass, from the
+first request that the engine gets until the last row arrives.
 """
 
 import os
@@ -16,7 +16,8 @@ from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 NUM_CPUS = 16
-"""CPUs that Ray may assume, on any machine. With fewer, some stages could not start while others wait for them."""
+"""CPUs that Ray may assume, on any machine. With fewer, some stages could not start while others
+wait for them."""
 
 
 def asked(row: dict[str, Any]) -> dict[str, Any]:

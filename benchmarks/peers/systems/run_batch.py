@@ -1,4 +1,7 @@
-"""Run a batch with the parser, engine client and runner of `vllm run-batch`; a clock starts before the runner."""
+"""Run a batch with the parser, engine client and runner of `vllm run-batch`.
+
+A clock starts before the runner.
+"""
 
 import asyncio
 import json

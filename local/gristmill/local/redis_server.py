@@ -1,6 +1,7 @@
 """Run an embedded Valkey or Redis on a free port; it ends with the process that started it.
 
-The demo, the bench and the tests use it. In production `REDIS_URL` names a server that outlives its clients.
+The demo, the bench and the tests use it. In production `REDIS_URL` names a server that outlives its
+clients.
 """
 
 import importlib.util
@@ -53,7 +54,8 @@ def running_server(
         port: Port to listen on; a free port by default.
 
     Raises:
-        GristmillError: The server did not answer within 10 s; the message has the end of its output.
+        GristmillError: The server did not answer within 10 s; the message has the end of its
+            output.
     """
     port = port or free_port()
     with TemporaryDirectory(prefix="gristmill-redis-") as folder:

@@ -35,7 +35,10 @@ class Candidate:
 
     @property
     def filled(self) -> int:
-        """Largest `max_num_seqs` that this number in flight fills. An engine of that size runs nearly alike."""
+        """Largest `max_num_seqs` that this number in flight fills.
+
+        An engine of that size runs nearly alike.
+        """
         return max(1, min(int(self.in_flight / SPARE), self.setting.max_num_seqs))
 
     def __str__(self) -> str:

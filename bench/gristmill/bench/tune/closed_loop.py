@@ -1,10 +1,11 @@
 """Measure one point: a closed loop with a fixed number of requests in flight on a started engine.
 
-A fixed set of requests would mostly measure its ramp-up and its tail. So the loop repeats the sample without
-end, and only a window counts in which the engine is full. The window opens when as many requests have ended as
-are in flight. It closes when twice as many more have ended, and at least `MIN_REQUESTS` in `MIN_WINDOW_S`. It
-opens and closes earlier if the point's time runs out. The engine counts tokens at every step, so the window may
-close in the middle of a request. The loop then aborts the requests in flight.
+A fixed set of requests would mostly measure its ramp-up and its tail. So the loop repeats the
+sample without end, and only a window counts in which the engine is full. The window opens when as
+many requests have ended as are in flight. It closes when twice as many more have ended, and at
+least `MIN_REQUESTS` in `MIN_WINDOW_S`. It opens and closes earlier if the point's time runs out.
+The engine counts tokens at every step, so the window may close in the middle of a request. The loop
+then aborts the requests in flight.
 """
 
 import asyncio

@@ -76,13 +76,13 @@ def tune(
 ) -> None:
     """Find max_num_seqs, max_num_batched_tokens and MAX_IN_FLIGHT for your model, card and load.
 
-    The words after `--` are vLLM's own flags, as `gristmill worker` takes them. The search begins with
-    their values.
+    The words after `--` are vLLM's own flags, as `gristmill worker` takes them. The search begins
+    with their values.
 
     gristmill tune --sample my.jsonl --budget 20m -- --model Qwen/Qwen3-8B
 
-    Exit codes: 0 settings are written; 1 no point keeps the bound; 2 wrong option or line of the sample;
-    4 the engine does not start with your flags.
+    Exit codes: 0 settings are written; 1 no point keeps the bound; 2 wrong option or line of the
+    sample; 4 the engine does not start with your flags.
     """
     from gristmill.bench.tune.goal import Goal
     from gristmill.bench.tune.load_sample import LoadSample

@@ -1,15 +1,15 @@
 """The process of one engine: `python -m gristmill.bench.tune.engine_child`, started by `engine_process.py`.
 
-It reads JSON lines on stdin. The first says which engine to start, each later one which point to measure. It
-answers each with one line on stdout:
+It reads JSON lines on stdin. The first says which engine to start, each later one which point to
+measure. It answers each with one line on stdout:
 
 - `{"started": ...}`: the engine's `EngineInfo`;
 - `{"point": ...}`: the measured point;
 - `{"failed": reason}`: the engine did not start, or it died;
 - `{"refused": reason}`: the sample cannot be used, so every point would fail.
 
-The process ends after a failure or a refusal, and when stdin ends, as it does when the parent dies. Its engine ends
-with it. Only answers go to stdout; everything that libraries print goes to stderr.
+The process ends after a failure or a refusal, and when stdin ends, as it does when the parent dies.
+Its engine ends with it. Only answers go to stdout; everything that libraries print goes to stderr.
 """
 
 import asyncio

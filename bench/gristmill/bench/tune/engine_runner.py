@@ -98,7 +98,10 @@ class EngineRunner:
         return info
 
     async def measure(self, candidate: Candidate) -> MeasuredPoint:
-        """Measure a point, on a new engine if the setting differs. A failure gives a point with the reason."""
+        """Measure a point, on a new engine if the setting differs.
+
+        A failure gives a point with the reason.
+        """
         if self._setting != candidate.setting:
             try:
                 await self.start(candidate.setting, self.budget.left_s(time.monotonic()))

@@ -31,7 +31,10 @@ class Goal:
         return point.tokens_per_s if self.allows(point) else 0.0
 
     def best(self, points: list[MeasuredPoint]) -> MeasuredPoint | None:
-        """Return the best point. Among points within `TIE` of it, prefer fewer in flight, then more measurements."""
+        """Return the best point.
+
+        Among points within `TIE` of it, prefer fewer in flight, then more measurements.
+        """
         highest = max(map(self.value, points), default=0.0)
         ties = [point for point in points if highest and self.value(point) >= TIE * highest]
         return min(ties, key=lambda each: (each.candidate.in_flight, -each.runs), default=None)

@@ -1,4 +1,7 @@
-"""The load of `--sample`. The command and the engine's process both make it from this description."""
+"""The load of `--sample`.
+
+The command and the engine's process both make it from this description.
+"""
 
 from dataclasses import dataclass
 

@@ -6,7 +6,8 @@ from typing import Any, Self
 from gristmill.bench.tune.candidates import Candidate, Setting
 
 FULL_STEP = 0.9
-"""Mean share of `max_num_batched_tokens` in a step from which there is no room for another prompt."""
+"""Mean share of `max_num_batched_tokens` in a step from which there is no room for another
+prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,16 @@ class MeasuredPoint:
         p95_s: 95th percentile of the same seconds.
         running: Mean number of running requests.
         kv_cache_peak: Largest used share of the KV cache, 0 to 1.
-        preemptions: Times that the engine pushed a running request back because the KV cache was full.
+        preemptions: Times that the engine pushed a running request back because the KV cache was
+            full.
         tokens_per_step: Mean tokens of one engine step, prompts and outputs.
         num_requests: Requests that ended in the window.
         num_failed: Requests of these that failed.
         seconds: Length of the window, after the ramp-up.
-        is_settled: False if, before the window, fewer requests ended than half the number in flight. The
-            engine then mostly prefills, and the figures say little.
-        runs: Number of measurements. Figures are means, counts are sums, the KV peak is the highest.
+        is_settled: False if, before the window, fewer requests ended than half the number in
+            flight. The engine then mostly prefills, and the figures say little.
+        runs: Number of measurements. Figures are means, counts are sums, the KV peak is the
+            highest.
     """
 
     candidate: Candidate

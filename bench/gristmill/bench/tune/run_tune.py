@@ -22,7 +22,8 @@ from gristmill.shared.cli import made_folder, say
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 
 FIRST_START_TIMEOUT_S = 1800.0
-"""Seconds for the first start, which may load and compile. A start longer than the budget is an error."""
+"""Seconds for the first start, which may load and compile. A start longer than the budget is an
+error."""
 
 IS_DONE, TIME_IS_UP = "the search is done", "the time is up"
 
@@ -55,7 +56,8 @@ def run_tune(options: TuneOptions) -> int:
         0; or 1 if no point may be chosen, which leaves no settings.
 
     Raises:
-        GristmillError: The sample, the flags or the budget cannot be used; the message says what to do.
+        GristmillError: The sample, the flags or the budget cannot be used; the message says what to
+            do.
     """
     load = options.sample.requests()  # raises for a wrong line before an engine starts
     say(f"  {len(load):,} requests, {options.budget_s:,.0f} s")

@@ -1,14 +1,19 @@
-"""Choose the next candidate to measure: a walk that skips hopeless settings, not a grid. Pure: no engine, no clock.
+"""Choose the next candidate to measure: a walk that skips hopeless settings, not a grid.
 
-`Search.asks` is a generator. It yields a `Candidate`, and the caller sends the `MeasuredPoint` back. The caller is
-`run_tune.py`, or a test with a computed surface. It stops when the time is up; `Search.best` is then the result.
+Pure: no engine, no clock.
 
-An engine start is slow, but another number in flight on the same engine needs no start. An engine of 256 sequences
-with 32 in flight runs much like an engine of 32 sequences. So the search measures each engine with fewer in flight.
-These points show where more sequences cannot help, and which smaller number is worth a start.
+`Search.asks` is a generator. It yields a `Candidate`, and the caller sends the `MeasuredPoint`
+back. The caller is `run_tune.py`, or a test with a computed surface. It stops when the time is up;
+`Search.best` is then the result.
 
-The best of many noisy points is partly luck. So at the end of a walk the search measures the best point again. Then
-it repeats the walk, which measures no known point again. It ends when the best point was measured twice.
+An engine start is slow, but another number in flight on the same engine needs no start. An engine
+of 256 sequences with 32 in flight runs much like an engine of 32 sequences. So the search measures
+each engine with fewer in flight. These points show where more sequences cannot help, and which
+smaller number is worth a start.
+
+The best of many noisy points is partly luck. So at the end of a walk the search measures the best
+point again. Then it repeats the walk, which measures no known point again. It ends when the best
+point was measured twice.
 """
 
 from collections.abc import Generator
@@ -19,15 +24,18 @@ from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.measured_point import MeasuredPoint
 
 GAIN = 1.03
-"""Ratio of two values below which a step counts as no gain: it is noise of short runs, or a plateau."""
+"""Ratio of two values below which a step counts as no gain: it is noise of short runs, or a
+plateau."""
 
 NEAR = 0.97
-"""Share of the best value from which a point counts as equal. Below it the search leaves a direction at once."""
+"""Share of the best value from which a point counts as equal. Below it the search leaves a
+direction at once."""
 
 WORSE = 0.93
-"""Share of the best value below which a point is worse in spite of noise. The search tries fewer in flight until a
-point falls below it, which needs no start. It starts an engine with the fewest sequences above it, because a smaller
-engine may be faster than a larger one with as many in flight."""
+"""Share of the best value below which a point is worse in spite of noise. The search tries fewer in
+flight until a point falls below it, which needs no start. It starts an engine with the fewest
+sequences above it, because a smaller engine may be faster than a larger one with as many in
+flight."""
 
 IN_FLIGHT_STEP = 1.1
 """Precision, as a ratio, of the largest number in flight that keeps the bound."""
@@ -36,17 +44,19 @@ ENOUGH_RUNS = 2
 """Measurements that the best point needs."""
 
 NEAR_STEP = 0.25
-"""Largest step up from a number in flight that keeps the bound, as a share of it, if a similar engine gave the
-first number."""
+"""Largest step up from a number in flight that keeps the bound, as a share of it, if a similar
+engine gave the first number."""
 
 MAX_NUM_SEQS = 16_384
 """Largest `max_num_seqs` that the search tries."""
 
 TOKENS_STEP = 4.0
-"""Factor of one step of `max_num_batched_tokens`. Throughput changes slowly with it; noise would hide a step of 2."""
+"""Factor of one step of `max_num_batched_tokens`. Throughput changes slowly with it; noise would
+hide a step of 2."""
 
 SPARE_STEP = 4
-"""Ratio of `max_num_batched_tokens` to the mean tokens of a step above which larger steps gain nothing."""
+"""Ratio of `max_num_batched_tokens` to the mean tokens of a step above which larger steps gain
+nothing."""
 
 Asks = Generator[Candidate, MeasuredPoint, MeasuredPoint | None]
 Walk = Generator[Candidate, MeasuredPoint, MeasuredPoint]
@@ -66,8 +76,8 @@ class Search:
         Args:
             start: First setting: that of the user's flags and the engine's defaults.
             goal: Figure to maximize and its bound.
-            min_num_batched_tokens: Smallest `max_num_batched_tokens` with which an engine starts; this is
-                `max_model_len` without chunked prefill.
+            min_num_batched_tokens: Smallest `max_num_batched_tokens` with which an engine starts;
+                this is `max_model_len` without chunked prefill.
         """
         self._start, self._goal = start, goal
         self._min_tokens = min_num_batched_tokens
@@ -105,7 +115,10 @@ class Search:
         return best
 
     def _first(self) -> Asks:
-        """Return the best point of the first engine. While an engine fails, halve its `max_num_seqs`."""
+        """Return the best point of the first engine.
+
+        While an engine fails, halve its `max_num_seqs`.
+        """
         setting = self._start
         best = yield from self._engine(setting)
         while best is None and setting.max_num_seqs > 1 and self.points[-1].failure:
@@ -121,12 +134,15 @@ class Search:
         return None if point.failure else point
 
     def _engine(self, setting: Setting, at_least: float = 0.0, in_flight: int = 0) -> Asks:
-        """Return the best point of one engine; None if it failed or no number in flight keeps the bound.
+        """Return the best point of one engine.
+
+        None if it failed or no number in flight keeps the bound.
 
         Args:
             setting: Setting of the engine.
             at_least: Value below which a point ends the search on this engine.
-            in_flight: Best number in flight on a similar engine; 0 fills the engine first and then tries fewer.
+            in_flight: Best number in flight on a similar engine; 0 fills the engine first and then
+                tries fewer.
         """
         if self._goal.max_p95_s is not None:
             most = yield from self._within_bound(setting, in_flight)
@@ -147,7 +163,10 @@ class Search:
         return best
 
     def _within_bound(self, setting: Setting, near: int) -> Asks:
-        """Return the point with the most in flight that keeps the bound. The p95 grows with them, so bisect."""
+        """Return the point with the most in flight that keeps the bound.
+
+        The p95 grows with them, so bisect.
+        """
         best: MeasuredPoint | None = None
         low, high, in_flight = 0, setting.full + 1, near or setting.full
         while high - low > 1 and (not low or high > IN_FLIGHT_STEP * low):
@@ -220,7 +239,10 @@ class Search:
         return None
 
     def _tokens(self, best: MeasuredPoint) -> Walk:
-        """Walk along `max_num_batched_tokens` from the best: up while it gains, else down; then try half a step."""
+        """Walk along `max_num_batched_tokens` from the best: up while it gains, else down.
+
+        Then try half a step.
+        """
         start = best.candidate.setting
         for step in (TOKENS_STEP, 1 / TOKENS_STEP):
             is_gain = True

@@ -30,7 +30,8 @@ from gristmill.shared.errors import (
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 5
-"""Seconds in Retry-After when the queue is full, a limit is reached, or Redis or the storage does not answer."""
+"""Seconds in Retry-After when the queue is full, a limit is reached, or Redis or the storage does
+not answer."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
 _PARAMS = {"model_not_found": "model", "endpoint_not_served": "endpoint"}

@@ -119,7 +119,10 @@ class CallMiddleware:
 
 
 def _body_refusal(scope: Scope) -> ApiError | None:
-    """Return an error for a body that is too large or has no length. FastAPI reads such bodies whole."""
+    """Return an error for a body that is too large or has no length.
+
+    FastAPI reads such bodies whole.
+    """
     request = Request(scope)
     length = request.headers.get("content-length")
     if scope["path"] in STREAMED:

@@ -70,7 +70,8 @@ async def read_body(request: Request, memory: BodyMemory, max_request_bytes: int
         max_request_bytes: Largest request that the queue takes.
 
     Raises:
-        ApiError: 408 after `MAX_BODY_S`; 413 for a body over its limit; 503 if other bodies fill the memory.
+        ApiError: 408 after `MAX_BODY_S`; 413 for a body over its limit; 503 if other bodies fill
+            the memory.
     """
     try:
         with memory.share() as take:
@@ -179,4 +180,5 @@ BODY_SCHEMA: Mapping[str, object] = {
         }
     },
 }  # fmt: skip
-"""The body's schema for the OpenAPI page. FastAPI does not know it, because `read_body` reads the call."""
+"""The body's schema for the OpenAPI page. FastAPI does not know it, because `read_body` reads the
+call."""

@@ -60,7 +60,10 @@ class BatchPage(BaseModel):
 async def create(
     new: NewBatch, request: Request, gateway: CurrentGateway, tenant: CallingTenant
 ) -> object:
-    """Run every line of a file as one request. The gateway does not retry: a repeat would make a second batch."""
+    """Run every line of a file as one request.
+
+    The gateway does not retry: a repeat would make a second batch.
+    """
     expires = new.output_expires_after
     spec = BatchSpec(
         **new.model_dump(exclude={"output_expires_after"}),
@@ -113,7 +116,9 @@ async def retry(
 async def results(
     batch_id: str, gateway: CurrentGateway, tenant: CallingTenant, follow: bool = False
 ) -> StreamingResponse:
-    """Stream the rows written so far, as in the output file; with `follow`, until the batch has ended.
+    """Stream the rows written so far, as in the output file.
+
+    With `follow`, until the batch has ended.
 
     A gateway that stops in the middle breaks the connection, so a cut stream never looks complete.
     """

@@ -1,7 +1,8 @@
 """Routes of `/v1/requests`: submit one request, return its status and result, cancel it.
 
-A request's id is `<tenant>.<rest>`. The rest is the caller's Idempotency-Key, the id in the body, or a new ULID. A
-caller that asks for the id of another tenant gets a 404, without a look at the queue.
+A request's id is `<tenant>.<rest>`. The rest is the caller's Idempotency-Key, the id in the body,
+or a new ULID. A caller that asks for the id of another tenant gets a 404, without a look at the
+queue.
 """
 
 import asyncio
@@ -126,7 +127,10 @@ async def cancel(request_id: str, gateway: CurrentGateway, tenant: CallingTenant
 
 
 async def _submit(gateway: Gateway, queued: QueuedRequest) -> None:
-    """Submit a request, for `REDIS_RETRY_S` at most; `Client` alone would wait for Redis without a limit."""
+    """Submit a request, for `REDIS_RETRY_S` at most.
+
+    `Client` alone would wait for Redis without a limit.
+    """
     try:
         async with asyncio.timeout(REDIS_RETRY_S):
             await gateway.client.submit(queued, wait_if_full=False)

@@ -45,7 +45,10 @@ probes = APIRouter(tags=["probes"], default_response_class=PlainTextResponse)
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """Return the ASGI application of a gateway: its routers, errors and middleware. It does not close the gateway."""
+    """Return the ASGI application of a gateway: its routers, errors and middleware.
+
+    It does not close the gateway.
+    """
     app = FastAPI(
         title="Gristmill",
         version=version("gristmill"),
@@ -106,8 +109,8 @@ def run_gateway(settings: GatewaySettings) -> int:
 async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
     """Answer calls on a socket until SIGTERM or SIGINT.
 
-    After the signal the gateway takes no new call. Calls that wait for a result return the request's status.
-    All others have `drain_timeout_s` to finish.
+    After the signal the gateway takes no new call. Calls that wait for a result return the
+    request's status. All others have `drain_timeout_s` to finish.
 
     Args:
         settings: The gateway's settings.
@@ -126,7 +129,10 @@ async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """Return uvicorn's configuration for an application. Its own log is off; the middleware logs each call."""
+    """Return uvicorn's configuration for an application.
+
+    Its own log is off; the middleware logs each call.
+    """
     return uvicorn.Config(
         app,
         http="h11",  # httptools does not limit headers

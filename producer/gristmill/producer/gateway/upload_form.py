@@ -1,6 +1,7 @@
 """The form of an upload (multipart/form-data), parsed while it arrives.
 
-The file goes straight to the storage. The gateway never has the whole file in memory or in a temporary file.
+The file goes straight to the storage. The gateway never has the whole file in memory or in a
+temporary file.
 """
 
 from collections.abc import Callable, Mapping
@@ -166,4 +167,5 @@ FORM_SCHEMA: Mapping[str, object] = {
         }
     },
 }  # fmt: skip
-"""The form's schema for the OpenAPI page. FastAPI does not know it, because `UploadForm` parses the body."""
+"""The form's schema for the OpenAPI page. FastAPI does not know it, because `UploadForm` parses the
+body."""

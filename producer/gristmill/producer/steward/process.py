@@ -39,8 +39,8 @@ EXIT_S = 3.0
 """Longest wait for the dispatcher when the process ends."""
 
 LEAVE_S = STOP_GRACE_S + 5.0
-"""Time from the signal until the process ends by force. Several of RQ's calls may hang, one after the other. A
-process that ends in the middle of them loses nothing."""
+"""Time from the signal until the process ends by force. Several of RQ's calls may hang, one after
+the other. A process that ends in the middle of them loses nothing."""
 
 
 class Steward:

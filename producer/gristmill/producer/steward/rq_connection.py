@@ -49,7 +49,8 @@ def _socket_options(timeout_s: float) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(5.0, timeout_s),
-        # redis-py's handshake for maintenance events catches every exception, even the one that ends the worker
+        # redis-py's handshake for maintenance events catches every exception, even the one that
+        # ends the worker
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
 

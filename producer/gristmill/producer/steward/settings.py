@@ -1,4 +1,7 @@
-"""The settings of a steward, in addition to those of files and batches. Only the entry point reads them."""
+"""The settings of a steward, in addition to those of files and batches.
+
+Only the entry point reads them.
+"""
 
 from typing import Annotated, Literal, Self
 

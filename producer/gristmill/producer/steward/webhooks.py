@@ -1,7 +1,7 @@
 """Webhooks: an event for the tenant's server when a batch has ended.
 
-The event has OpenAI's form (https://platform.openai.com/docs/api-reference/webhook-events). Its signature follows
-Standard Webhooks (https://www.standardwebhooks.com).
+The event has OpenAI's form (https://platform.openai.com/docs/api-reference/webhook-events). Its
+signature follows Standard Webhooks (https://www.standardwebhooks.com).
 """
 
 import ipaddress
@@ -40,7 +40,8 @@ class Event:
     """The end of a batch.
 
     Attributes:
-        id: Id of the event; equal in every delivery of the same end, so that the receiver can skip repeats.
+        id: Id of the event; equal in every delivery of the same end, so that the receiver can skip
+            repeats.
         type: `batch.` and the status.
         created_at: Time of the end, in seconds since 1970.
         batch: Id of the batch.
@@ -95,7 +96,8 @@ class Webhooks:
         """Deliver an event. The body of the answer is not read.
 
         Raises:
-            NotDelivered: No answer, no 2xx, or no public address. The message names only the URL's host.
+            NotDelivered: No answer, no 2xx, or no public address. The message names only the URL's
+                host.
             NotWanted: The receiver answered 410, or the URL or the secret is invalid.
         """
         target, headers = _checked(url), _signed(event, secret)
@@ -125,8 +127,8 @@ class Webhooks:
 def public_socket(found: tuple[Any, ...]) -> socket.socket:
     """Make a socket for an address, if it is public; aiohttp calls this as its `socket_factory`.
 
-    This checks the very address that aiohttp connects to. So neither a name that changes its address (DNS rebinding)
-    nor an address in the URL avoids the check.
+    This checks the very address that aiohttp connects to. So neither a name that changes its
+    address (DNS rebinding) nor an address in the URL avoids the check.
 
     Raises:
         PrivateAddress: The address is not public.
