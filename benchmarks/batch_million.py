@@ -1,9 +1,7 @@
-"""Run a batch of a million lines through OpenAI's client.
-
-Measure time and memory, and check one row per line.
+"""Run a batch of a million lines through OpenAI's client; measure it and check its rows.
 
     python benchmarks/batch_million.py                    (a million lines)
-    python benchmarks/batch_million.py --kills 5          (five times, kill -9 of one process of each kind)
+    python benchmarks/batch_million.py --kills 5          (kill -9 one process of each kind, 5 times)
 
 Separate processes run a Valkey with an append-only file, a gateway, stewards, and workers with the
 stub engine. This process uploads the file, watches the batch and counts its rows through OpenAI's
@@ -130,10 +128,7 @@ async def until_ready(client: AsyncOpenAI) -> None:
 
 
 async def watch(client: AsyncOpenAI, batch: Batch, fleet: Fleet, kills: list[float]) -> Batch:
-    """Wait until the batch has ended, and kill processes at these shares of its progress.
-
-    Return the batch.
-    """
+    """Wait until the batch ends, and return it; kill processes at these shares of its progress."""
     chance = random.Random(1)
     while batch.status in RUNNING:
         counts = batch.request_counts

@@ -1,4 +1,4 @@
-"""Compare a Gristmill batch with `vllm run-batch` on one engine: tokens per second, and the answers.
+"""Compare a Gristmill batch with `vllm run-batch` on one engine: tokens per second, answers.
 
     python benchmarks/batch_share.py -- --model PATH --max-num-seqs 128 ...     (vLLM's own flags)
 
@@ -71,10 +71,7 @@ def lognormal(chance: random.Random, mu: float, sigma: float, low: int, high: in
 
 
 def write_input(path: Path, seed: int, number: int, scale: float, model: str) -> int:
-    """Write a file of chats with lognormal lengths of prompts and answers.
-
-    Return its output tokens.
-    """
+    """Write a file of chats with lognormal lengths, and return its number of output tokens."""
     chance = random.Random(seed)
     num_tokens = 0
     with path.open("wb") as stream:

@@ -1,4 +1,4 @@
-"""Measure workers on one queue, one card each: tokens per second of all, and how far apart they end.
+"""Measure workers on one queue, one card each: tokens per second, and how far apart they end.
 
     python benchmarks/cards.py --cards 0,1 --requests 4096 -- --model PATH ...     (vLLM's own flags)
 
@@ -76,7 +76,7 @@ async def drain(client: Client, load: list[LoadRequest]) -> tuple[float, list[Re
 
 
 def by_worker(results: list[Result]) -> tuple[Mapping[str, int], float]:
-    """Return the output tokens of each worker, and the seconds between the first and the last worker's end."""
+    """Return each worker's output tokens, and the seconds between the first and the last end."""
     tokens: Counter[str] = Counter()
     ends: dict[str, int] = {}
     for result in results:

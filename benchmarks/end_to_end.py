@@ -1,4 +1,4 @@
-"""Measure requests per second from submit to result with an engine that answers at once, and idle latency.
+"""Measure requests per second and idle latency with an engine that answers at once.
 
     python benchmarks/end_to_end.py [--requests 20000] [--repeat 3]
 

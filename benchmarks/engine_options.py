@@ -1,4 +1,4 @@
-r"""Measure what vLLM's own options change: one engine start per option, the same load, ratios to the first.
+r"""Measure what vLLM's own options change, on the same load, as ratios to the first option.
 
     python benchmarks/engine_options.py                                     (the demo's SmolLM2 on the CPU)
     python benchmarks/engine_options.py --load prefix -- --model PATH --max-num-seqs 1024 ...

@@ -1,4 +1,4 @@
-"""Measure output tokens per second through Redis and the worker, relative to the same engine without them.
+"""Measure tokens per second through Redis and worker, relative to the engine without them.
 
     python benchmarks/engine_share.py -- --model PATH --max-num-seqs 128 ...     (vLLM's own flags)
 

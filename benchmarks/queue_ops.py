@@ -1,4 +1,4 @@
-"""Measure queue operations per second and Redis bytes per request, with tenants, priorities and a batch.
+"""Measure queue operations per second and Redis bytes per request, with all features on.
 
     python benchmarks/queue_ops.py [--requests 100000] [--repeat 3] [--server redis-server]
 

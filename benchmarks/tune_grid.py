@@ -94,7 +94,7 @@ async def grid(
 async def compare(
     args: argparse.Namespace, runner: EngineRunner, rivals: list[Candidate]
 ) -> list[MeasuredPoint]:
-    """Measure the rivals in turns, each time on a new engine, every second round in reverse order."""
+    """Measure the rivals in turns, each on a new engine, every second round in reverse order."""
     points = []
     for i in range(args.rounds):
         for candidate in rivals if i % 2 == 0 else reversed(rivals):

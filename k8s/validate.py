@@ -72,10 +72,7 @@ def faults(item: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Check all manifests and kustomizations.
-
-    If there are errors, print them and exit with status 1.
-    """
+    """Check all manifests and kustomizations; exit with status 1 and the errors if any."""
     sources = {path.relative_to(HERE.parent): path.read_text() for path in plain_manifests()}
     for folder in kustomizations():
         name = folder.relative_to(HERE.parent)

@@ -1,4 +1,4 @@
-"""Run one row: call its producer, run its worker, and read its progress from Redis and from marks."""
+"""Run one row: call its producer, run its worker, read its progress from Redis and marks."""
 
 import json
 import os
@@ -122,7 +122,7 @@ class Bench:
             kill(process)
 
     def until(self, number: int, limit_s: float | None = None) -> int:
-        """Wait until `number` tasks are done or `limit_s` is over, and return the number of done tasks.
+        """Wait until `number` tasks are done or `limit_s` is over; return the number of done tasks.
 
         Raises:
             PeerFailed: There is no limit, and a minute was not enough.

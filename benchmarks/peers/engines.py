@@ -1,4 +1,4 @@
-"""Run the same chats through Gristmill, through other ways to run a batch on vLLM, and through transformers.
+"""Run the same chats through Gristmill, through other batch runners on vLLM, and transformers.
 
     python benchmarks/peers/engines.py [--requests 96] [--rounds 3] [--scale 0.25] [-- vLLM's own flags]
 
@@ -42,7 +42,7 @@ RAY_PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One way to run a batch: a script of `systems/`, and the packages that it needs besides vLLM."""
+    """One way to run a batch: a script of `systems/`, and its packages in addition to vLLM."""
 
     name: str
     script: str
@@ -77,7 +77,7 @@ class SystemFailed(Exception):
 
 
 def cpu_environment() -> dict[str, str]:
-    """Return the variables that the worker sets for an engine on a CPU: all cores, no second process."""
+    """Return the worker's variables for an engine on a CPU: all cores, no second process."""
     return {
         "OMP_NUM_THREADS": str(os.cpu_count()),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -62,7 +62,7 @@ def timing(bench: Bench, number: int) -> Timing:
 
 
 def killed(bench: Bench, wait_s: float) -> str:
-    """Return, as text, how many tasks ended although their worker was killed, and when the last ended."""
+    """Kill a worker; return, as text, how many of its tasks ended and when the last ended."""
     with bench.worker():
         bench.call("slow", NUM_SLOW)
         bench.until_marked("start", 1)
@@ -139,10 +139,7 @@ def table(found: dict[str, list[Timing] | str], died: dict[str, str], wait_s: fl
 
 
 def installed(rows: Sequence[Row]) -> tuple[list[tuple[Row, Path]], dict[str, list[Timing] | str]]:
-    """Install the rows.
-
-    Return each with its interpreter, and for the others the reason of the failure.
-    """
+    """Install the rows; return the interpreter of each, or the reason of a failure."""
     ready: list[tuple[Row, Path]] = []
     missing: dict[str, list[Timing] | str] = {}
     for row in rows:

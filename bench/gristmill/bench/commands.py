@@ -93,7 +93,7 @@ def _parts(text: str | None) -> list[str]:
     "sizes",
     metavar="NUMBERS",
     callback=_sizes,
-    help=f"Requests in the engine at a time; several sizes, {CSV}, give a curve.  [default: its max_num_seqs]",
+    help=f"Requests in the engine at a time; several sizes, {CSV}, give a curve.  [default: the engine's max_num_seqs]",
 )
 @click.option(
     "--batch-timeout-ms",
@@ -132,7 +132,7 @@ def _parts(text: str | None) -> list[str]:
     "--redis-url",
     metavar="URL",
     envvar=["GRISTMILL_REDIS_URL", "REDIS_URL"],
-    help="Redis for the runs' queues, which are deleted.  [env: REDIS_URL; default: an embedded server]",
+    help="Redis for the runs' queues, which are deleted afterwards.  [env: REDIS_URL; default: an embedded server]",
 )
 @click.option(
     "--vllm-url",
@@ -171,7 +171,7 @@ def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
 
 
 def _command(context: click.Context) -> str:
-    """Return the command line that repeats this bench, without URLs and keys, which may be secret."""
+    """Return the command line that repeats this bench, without URLs and keys (maybe secret)."""
     from gristmill.worker.engine.vllm.arguments import without_secrets
 
     words = ["gristmill", "bench"]

@@ -1,7 +1,4 @@
-"""Compute the figures of the tables from the measurements.
-
-Pure arithmetic; docs/bench.md explains each.
-"""
+"""Compute the figures of the tables from the measurements; docs/bench.md explains each."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -156,7 +153,7 @@ def e2e_s(request: RequestTiming) -> float:
 def tpot_s(request: RequestTiming) -> float | None:
     """Return the mean seconds per token after the first.
 
-    None without a second token or a known TTFT.
+    Return None without a second token or a known TTFT.
     """
     if request.ttft_s is None or request.output_tokens < 2:
         return None
@@ -164,7 +161,7 @@ def tpot_s(request: RequestTiming) -> float | None:
 
 
 def jain(shares: Sequence[float]) -> float | None:
-    """Return Jain's index: 1 if all shares are equal, 1/n if one has everything, None if all are 0."""
+    """Return Jain's index: 1 for equal shares, 1/n if one has everything, None if all are 0."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else None
 
@@ -191,7 +188,7 @@ def served_while_backlogged(requests: Sequence[RequestTiming]) -> dict[str, int]
 def _fairness(runs: Sequence[SetupRun]) -> float | None:
     """Return the mean of the runs' indices.
 
-    None for one tenant, without a queue, or with a rate.
+    Return None for one tenant, without a queue, or with a rate.
     """
     indices = []
     for run in runs:

@@ -9,7 +9,7 @@ from typing import Any
 def gpu_meter(num_devices: int) -> Callable[[], float] | None:
     """Return a function that returns the busy share of the visible GPUs' time, 0 to 1.
 
-    None if NVML fails.
+    Return None if NVML fails.
 
     Args:
         num_devices: Number of visible devices that the engine uses.

@@ -181,7 +181,7 @@ def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _curve(axis: Any, found: Iterable[SetupFigures]) -> None:
-    """Draw throughput over the time in the engine: a line for each policy, with a point for each size."""
+    """Draw throughput over the time in the engine: a line per policy, a point per size."""
     lines: dict[str, list[SetupFigures]] = {}
     for row in sorted(found, key=_size):
         lines.setdefault(f"{row.setup.policy} {row.setup.scheduling}".strip(), []).append(row)

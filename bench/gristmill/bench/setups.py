@@ -1,4 +1,4 @@
-"""The setups to compare: batch policy, scheduling order and size, and the worker's settings for them."""
+"""The setups to compare: batch policy, scheduling order and size, with the worker's settings."""
 
 from dataclasses import dataclass
 from typing import Any, get_args

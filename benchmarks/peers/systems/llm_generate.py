@@ -1,4 +1,4 @@
-"""Run a batch with vLLM's offline class: one `LLM.generate` of all prompts, which are tokenized first."""
+"""Run a batch with vLLM's offline class: tokenize all prompts, then call `LLM.generate` once."""
 
 import vllm
 from peers.systems.report import Report, arguments, rows

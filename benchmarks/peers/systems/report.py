@@ -1,4 +1,4 @@
-"""The input and the report of every system: it reads rows in vLLM's batch format, and writes seconds and answers."""
+"""Read the rows that every system gets, and write its report of seconds and answers."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def openai_answers(bodies: Mapping[str, Mapping[str, Any]]) -> Answers:
 
 
 class Report:
-    """Measures the start, from the process's start to `is_ready`, and the run from `is_ready` to `write`."""
+    """Measures the start, until `is_ready`, and the run, from `is_ready` to `write`."""
 
     def __init__(self) -> None:
         self.ready_s = 0.0

@@ -1,7 +1,4 @@
-"""Run a batch with the parser, engine client and runner of `vllm run-batch`.
-
-A clock starts before the runner.
-"""
+"""Run a batch with parser, engine client and runner of `vllm run-batch`; time the runner."""
 
 import asyncio
 import json

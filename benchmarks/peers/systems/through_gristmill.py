@@ -1,4 +1,4 @@
-"""Run a batch with Gristmill: a Redis server, a worker process with the engine, and this process as the client."""
+"""Run a batch with Gristmill: a Redis server, a worker process, and this process as the client."""
 
 import asyncio
 import subprocess

@@ -91,7 +91,10 @@ def _load_and_save(source: Path, target: Path) -> None:
 
 
 def _dequantized() -> dict[str, Any]:
-    """Return the option that makes newer transformers unpack GGUF weights, which cannot be saved packed."""
+    """Return the option that makes newer transformers unpack GGUF weights.
+
+    They cannot save packed weights.
+    """
     try:
         from transformers import GgufConfig
     except ImportError:

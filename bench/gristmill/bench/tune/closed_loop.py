@@ -64,7 +64,7 @@ class _ClosedLoop:
                 await asyncio.sleep(LOOK_S)  # the engine may refuse all requests at once
 
     def check(self) -> None:
-        """Raise `InvalidRequest` if at least `enough_refused` requests ended and the engine refused all."""
+        """Raise `InvalidRequest` if `enough_refused` requests ended and the engine refused all."""
         if len(self.ended) >= self.enough_refused and all(code >= 400 for _, code in self.ended):
             raise InvalidRequest(f"the engine refuses this sample: {self.first_error}")
 

@@ -1,7 +1,7 @@
-"""The process of one engine: `python -m gristmill.bench.tune.engine_child`, started by `engine_process.py`.
+"""The process of one engine: `python -m gristmill.bench.tune.engine_child`.
 
-It reads JSON lines on stdin. The first says which engine to start, each later one which point to
-measure. It answers each with one line on stdout:
+`engine_process.py` starts it. It reads JSON lines on stdin. The first says which engine to start,
+each later one which point to measure. It answers each with one line on stdout:
 
 - `{"started": ...}`: the engine's `EngineInfo`;
 - `{"point": ...}`: the measured point;

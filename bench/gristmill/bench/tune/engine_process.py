@@ -121,7 +121,7 @@ class EngineProcess:
 
 
 async def _spawned(log: BinaryIO) -> asyncio.subprocess.Process:
-    """Start the process in a new session, so that only the end of its stdin ends it, not Ctrl-C itself."""
+    """Start the process in a new session: the end of its stdin ends it, but Ctrl-C does not."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gristmill.bench.tune.engine_child"),
         stdin=asyncio.subprocess.PIPE,

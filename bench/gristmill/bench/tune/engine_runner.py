@@ -64,7 +64,7 @@ class EngineRunner:
         await self.close()
 
     def has_time(self, setting: Setting) -> bool:
-        """Return whether the budget allows another point, including the start of another engine if it needs one."""
+        """Return whether the budget allows another point, with an engine start if it needs one."""
         return self.budget.has_time(time.monotonic(), is_start=self._setting != setting)
 
     async def start(self, setting: Setting | None, timeout_s: float) -> dict[str, Any]:

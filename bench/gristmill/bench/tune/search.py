@@ -136,7 +136,7 @@ class Search:
     def _engine(self, setting: Setting, at_least: float = 0.0, in_flight: int = 0) -> Asks:
         """Return the best point of one engine.
 
-        None if it failed or no number in flight keeps the bound.
+        Return None if it failed or no number in flight keeps the bound.
 
         Args:
             setting: Setting of the engine.
@@ -151,7 +151,7 @@ class Search:
         return most if in_flight else (yield from self._fewer(most, at_least))
 
     def _fewer(self, most: MeasuredPoint | None, at_least: float) -> Asks:
-        """Halve the filled sequences until a point is worse, and return the best of these points."""
+        """Halve the filled sequences until a point is worse; return the best of these points."""
         best = most
         while best and most and self._value(most) >= max(at_least, WORSE * self._value(best)):
             best = max(best, most, key=self._value)
@@ -185,7 +185,7 @@ class Search:
         return best
 
     def _sequences(self, best: MeasuredPoint) -> Walk:
-        """Walk along `max_num_seqs`: up while it gains, or down to the fewest that may be as fast."""
+        """Walk along `max_num_seqs`: up while it gains, or down to the fewest as fast."""
         setting = best.candidate.setting
         reason = self._no_more_sequences(best)
         if reason is None:
@@ -198,7 +198,7 @@ class Search:
         return self._better(best, (yield from self._engine(less, NEAR * self._value(best))))
 
     def _enough(self, best: MeasuredPoint, share: float) -> int:
-        """Return the fewest filled sequences that reached this share of the best value on the same engine."""
+        """Return the fewest filled sequences that reached this share of the engine's best value."""
         least, on_it = share * self._value(best), self._points_of(best.candidate.setting)
         return min(each.candidate.filled for each in on_it if self._value(each) >= least)
 
@@ -307,7 +307,10 @@ class Search:
 
 
 def _scaled(setting: Setting, sequences: float = 1, tokens: float = 1) -> Setting:
-    """Return a setting scaled by these factors. vLLM refuses fewer tokens per step than sequences."""
+    """Return a setting scaled by these factors.
+
+    More sequences may raise the tokens too: vLLM refuses fewer tokens per step than sequences.
+    """
     max_num_seqs = max(1, int(setting.max_num_seqs * sequences))
     max_num_batched_tokens = int(setting.max_num_batched_tokens * tokens)
     if sequences > 1:

@@ -1,4 +1,4 @@
-"""The report of a search: the curve for people, the settings for a worker, every point for programs."""
+"""The report of a search: the curve for people, settings for a worker, points for programs."""
 
 import shlex
 import sys
@@ -94,7 +94,7 @@ def save(report: TuneReport, folder: Path) -> None:
 
 
 def settings(best: MeasuredPoint) -> str:
-    """Return the settings as an env file, for a shell or `--env-file`, without quotes and blanks."""
+    """Return the settings as an env file without quotes, for a shell or `--env-file`."""
     setting = best.candidate.setting
     return (
         f"MAX_IN_FLIGHT={best.candidate.in_flight}\n"
@@ -195,7 +195,7 @@ def _note(point: MeasuredPoint, report: TuneReport) -> str:
 
 
 def _gain(report: TuneReport) -> str:
-    """Return, as text, the gain of the best point over a full engine with the user's flags alone."""
+    """Return, as text, the gain of the best point over the user's flags alone."""
     first = report.search.points[0]
     if report.best is None or first is report.best or not report.goal.value(first):
         return ""

@@ -1,6 +1,7 @@
-"""Errors of HTTP calls, in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors of HTTP calls, in the form of OpenAI's API.
 
-This module alone decides which error has which HTTP status.
+The form is `{"error": {"message", "type", "param", "code"}}`. This module alone decides which error
+has which HTTP status.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The middleware around every HTTP call: id, log line, metrics, limit of the body, unexpected errors.
+"""The middleware around every HTTP call: id, log line, metrics, body limit, unexpected errors.
 
 It never logs bodies, keys or query strings.
 """

@@ -1,4 +1,7 @@
-"""Routes of `/v1/batches`: OpenAI's Batch API (https://platform.openai.com/docs/api-reference/batch), retry and results."""
+"""Routes of `/v1/batches`: OpenAI's Batch API, and also retry and results.
+
+The API: https://platform.openai.com/docs/api-reference/batch
+"""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
@@ -118,7 +121,7 @@ async def results(
 ) -> StreamingResponse:
     """Stream the rows written so far, as in the output file.
 
-    With `follow`, until the batch has ended.
+    With `follow`, stream until the batch has ended.
 
     A gateway that stops in the middle breaks the connection, so a cut stream never looks complete.
     """

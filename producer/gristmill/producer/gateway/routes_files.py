@@ -1,4 +1,7 @@
-"""Routes of `/v1/files`: OpenAI's Files API (https://platform.openai.com/docs/api-reference/files)."""
+"""Routes of `/v1/files`: OpenAI's Files API.
+
+The API: https://platform.openai.com/docs/api-reference/files
+"""
 
 import asyncio
 from typing import Annotated, Literal

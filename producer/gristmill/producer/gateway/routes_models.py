@@ -1,4 +1,4 @@
-"""Routes of `/v1/models`, and a 404 with a remedy for the engine's own paths such as `/v1/chat/completions`."""
+"""Routes of `/v1/models`, and a 404 with a remedy for the engine's own paths."""
 
 import time
 from typing import Literal
@@ -66,9 +66,10 @@ async def _served(queue: Queue) -> list[Model]:
 
 
 async def unsupported(request: Request) -> None:
-    """Refuse a call of an engine's path, which OpenAI's client uses by default, and name the route to use.
+    """Refuse a call of an engine's path, such as `/v1/chat/completions`, and name the route to use.
 
-    A gateway queues requests. It has no connection to an engine.
+    OpenAI's client calls these paths by default. A gateway queues requests; it has no connection
+    to an engine.
     """
     path = request.url.path
     raise ApiError(

@@ -1,4 +1,4 @@
-"""A gateway process from start to exit: the application with all its routers, the probes, the socket, signals."""
+"""A gateway process from start to exit: application with routers, probes, socket, signals."""
 
 import asyncio
 import contextlib
@@ -161,7 +161,10 @@ class GatewayServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle the signals while serving. uvicorn's own method raises them again, which kills the process."""
+        """Handle the signals while serving.
+
+        uvicorn's own method raises them again at the end, which kills the process.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)

@@ -74,7 +74,7 @@ class MovingWindows(Storage, MovingWindowSupport):
         await self._redis.delete(self._key(key))
 
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Raise NotImplementedError: only other strategies of `limits` use this and the methods below."""
+        """Raise; only other strategies of `limits` use this and the four methods below."""
         raise NotImplementedError
 
     async def get(self, key: str) -> int:

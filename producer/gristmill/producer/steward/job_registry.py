@@ -1,4 +1,4 @@
-"""The registry of allowed jobs: an RQ job names one function of it and gives that function one string.
+"""The registry of allowed jobs. An RQ job names one of its functions and one string argument.
 
 RQ itself resolves a job's function, callbacks and webhooks from the job's hash in Redis. A client
 that can write to Redis could then run any code. Here the steward imports and calls nothing that a

@@ -1,4 +1,7 @@
-"""A steward process from start to exit: the dispatcher's thread, RQ's worker in the main thread, signals, probes."""
+"""A steward process from start to exit: dispatcher, RQ's worker, signals, probes.
+
+The dispatcher has its own thread; RQ's worker runs in the main thread.
+"""
 
 import asyncio
 import os
