@@ -27,6 +27,9 @@ from queues import contents
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.lifecycle import advance
+from gristmill.producer.batches.lifecycle.execution import Execution
+from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
+from gristmill.producer.batches.lifecycle.validation import Validation
 from gristmill.producer.batches.upload import Upload
 from gristmill.shared.errors import InvalidRequest, LimitReached, NotFound
 from gristmill.shared.queue import Queue
@@ -248,6 +251,27 @@ async def test_cancel_before_the_validation(batches: Batches) -> None:
     await batches.cancel(TENANT, batch.id)
     ended = await run(batches, batch)
     assert (ended.status, ended.request_counts.total) == ("cancelled", 0)
+
+
+@pytest.mark.parametrize("status", ["validating", "in_progress"])
+async def test_a_cancel_that_a_slice_meets_while_it_runs_leaves_its_time(
+    batches: Batches, queue: Queue, status: str
+) -> None:
+    batch = await create(batches, [chat("a"), chat("b")])
+    if status == "in_progress":
+        await run(batches, batch, until=lambda record: record.status == "in_progress")
+    leased = await LeasedBatch.take(batches.store, batch.id)
+    assert leased
+    await batches.cancel(TENANT, batch.id)
+    path = (await batches.files.get(TENANT, batch.input_file_id)).path
+    if status == "in_progress":
+        await Execution(batches.store, leased, path).run(lambda _: True)
+    else:
+        await Validation(batches.store, leased).run(path)
+    await leased.release()
+    ended = await run(batches, batch)
+    assert ended.status == "cancelled"
+    assert ended.cancelling_at
 
 
 async def test_an_ended_batch_cannot_be_cancelled(batches: Batches) -> None:

@@ -47,6 +47,7 @@ class Validation:
         """
         validator = await self._validator()
         if not await self._read(validator, input_path):
+            await self._leased.reload()  # the record then has `cancelling_at`
             await end_without_rows(self._leased)
         elif failure := self._failure(validator):
             await end_without_rows(self._leased, failure)
