@@ -15,6 +15,7 @@ from command_line import CommandLine, SettlingWorker, ended, interrupt
 from servers import ask
 
 from gristmill.local.processes import free_port
+from gristmill.local.redis_server import running_server
 from gristmill.shared.cli import gristmill
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import parse
@@ -200,6 +201,26 @@ def test_an_unreachable_redis_ends_with_3_and_without_its_password(
     assert f"redis://127.0.0.1:{port}/0" in done.err
     assert "REDIS_URL" in done.err
     assert "s3cret" not in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [*ON_THE_QUEUE, "batch list", "tenant list", "steward", "worker --vllm-url http://a:1"],
+)
+def test_a_database_that_redis_lacks_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setenv("GRISTMILL_STORAGE_URL", str(tmp_path / "storage"))
+    with running_server() as url:
+        shell = CommandLine(url.removesuffix("/0") + "/99", "q", tmp_path)
+        done = shell.run(
+            *shlex.split(command), stdin=b'{"prompt": "a"}\n', GRISTMILL_HEALTH_PORT="0"
+        )
+    assert done.code == 2, done.err
+    assert "/99 has no database of this number" in done.err or "worker" in command
+    assert "DB index is out of range" in done.err
+    assert "Traceback" not in done.err
     assert len(done.err.splitlines()) == 1
 
 

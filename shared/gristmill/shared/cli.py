@@ -115,9 +115,17 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(f"gristmill: {missing_module(error)}", err=True)
         return OTHER_ERROR
     except GristmillError as error:
-        click.echo(f"gristmill: {error}", err=True)
-        return exit_code(error)
+        return _show(error)
+    except Exception as error:
+        if type(error).__module__ != "redis.exceptions":  # checked without importing redis-py
+            raise
+        return _show(_in_words(error, "Redis"))
     return code if isinstance(code, int) else 0
+
+
+def _show(error: GristmillError) -> int:
+    click.echo(f"gristmill: {error}", err=True)
+    return exit_code(error)
 
 
 def exit_code(error: GristmillError) -> int:
@@ -152,27 +160,47 @@ def redis_errors(url: str) -> Iterator[None]:
 
     Raises:
         RedisUnreachable: No connection, no answer, or a wrong password.
+        SettingsError: The server has no database of the URL's number.
         GristmillError: Redis answered with an error.
     """
-    from redis import exceptions
+    from redis.exceptions import RedisError
 
     from gristmill.shared.redis_url import redacted
 
     try:
         yield
-    except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
-        raise RedisUnreachable(
-            f"Redis at {redacted(url)} refused user or password ({error}); put them into REDIS_URL"
+    except RedisError as error:
+        raise _in_words(error, f"Redis at {redacted(url)}") from None
+
+
+def _in_words(error: Exception, redis: str) -> GristmillError:
+    """Return what an error of redis-py means for people.
+
+    Args:
+        error: The error.
+        redis: Name of the server in the message.
+    """
+    from redis import exceptions
+
+    from gristmill.shared.redis_retry import is_missing_database
+
+    reason = str(error).strip().rstrip(".") or type(error).__name__
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        return RedisUnreachable(
+            f"{redis} refused user or password ({reason}); put them into REDIS_URL"
             " (or --redis-url): redis://user:password@host:port/0"
-        ) from None
-    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-        raise RedisUnreachable(
-            f"Redis at {redacted(url)} does not answer ({str(error).rstrip('.') or type(error).__name__});"
-            " check that it runs, that this machine may reach it, and REDIS_URL (or --redis-url) with"
-            " its user and password"
-        ) from None
-    except exceptions.RedisError as error:
-        raise GristmillError(f"Redis at {redacted(url)} refused a command: {error}") from None
+        )
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
+        return RedisUnreachable(
+            f"{redis} does not answer ({reason}); check that it runs, that this machine may reach it,"
+            " and REDIS_URL (or --redis-url) with its user and password"
+        )
+    if is_missing_database(error):
+        return SettingsError(
+            f"{redis} has no database of this number ({reason}); a server has databases 0 to 15 unless"
+            " its setting `databases` says otherwise; name one of them in REDIS_URL (or --redis-url)"
+        )
+    return GristmillError(f"{redis} refused a command: {reason}")
 
 
 @functools.cache

@@ -58,6 +58,11 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, TRANSIENT) and not isinstance(error, _FINAL)
 
 
+def is_missing_database(error: Exception) -> bool:
+    """Return whether the server has no database of the number that the URL names."""
+    return isinstance(error, ResponseError) and "DB index" in str(error)
+
+
 async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
     """Repeat an operation until Redis answers; a refused password is not repeated.
 

@@ -28,7 +28,7 @@ from gristmill.producer.steward.time_slice import STOP_GRACE_S, Stopped
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.probes import ProbeServer
-from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits
+from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_missing_database
 
 log = structlog.get_logger()
 
@@ -70,7 +70,7 @@ class Steward:
 
         Raises:
             SettingsError: Redis does not allow RQ's commands, or the port of the probes is taken.
-            redis.exceptions.RedisError: Redis refuses the user or the password.
+            redis.exceptions.RedisError: Redis refuses the user or the password, or lacks the URL's database.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -109,6 +109,8 @@ class Steward:
             except (AuthenticationError, AuthorizationError):
                 raise
             except (RedisError, OSError) as error:
+                if is_missing_database(error):
+                    raise
                 self._wait(error)
             else:
                 return
