@@ -63,7 +63,9 @@ class BatchRecords:
         info = await self._redis.hgetall(self._keys.batch_record(batch))
         state = BatchState.parse(info) if b"record" in info else None
         if state is None or tenant not in (None, state.record.tenant):
-            raise NotFound(f"no batch {batch!r}: none was created under this id, or its TTL has ended")
+            raise NotFound(
+                f"no batch {batch!r}: none was created under this id, or its TTL has ended"
+            )
         return state
 
     async def record_and_slices(self, batch: str) -> tuple[BatchRecord | None, int]:
@@ -85,7 +87,7 @@ class BatchRecords:
 
     async def newest(self, limit: int) -> list[BatchRecord]:
         """Return the newest batches of all tenants, newest first; scans the keys of this Redis."""
-        pattern = f"{self._keys.prefix}batches:*"
+        pattern = self._keys.batches("*")
         keys = {key async for key in self._redis.scan_iter(match=pattern, count=SCANNED_A_CALL)}
         tenants = [self._keys.parse(key)[1] for key in keys]
         pages = [await self.page(tenant, after=None, limit=limit) for tenant in tenants]
