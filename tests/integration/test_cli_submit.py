@@ -85,8 +85,8 @@ async def test_options_are_defaults_that_a_line_overrides(shell: CommandLine, qu
     shell.write(
         "in.jsonl",
         [
-            {"text": "a"},
-            {"body": {"text": "b"}, "priority": "high", "tenant": "mine", "id": "own"},
+            {"prompt": "a"},
+            {"body": {"prompt": "b"}, "priority": "high", "tenant": "mine", "id": "own"},
         ],
     )
     done = shell.run(

@@ -52,6 +52,11 @@ MAX_CUSTOM_ID = 512
 NOT_JSON = "invalid_json_line"
 """OpenAI's code for a line that is not a JSON object."""
 
+_HOW_TO_NAME = (
+    'write {"prompt": "..."} or {"messages": [...]}, or name the endpoint:'
+    ' {"endpoint": "/v1/...", "body": {...}}'
+)
+
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
 _JSON_TYPES |= {float: "a number", bool: "a boolean", type(None): "null"}
 _NOT_A_NUMBER = re.compile(r"-?(NaN|Infinity)")
@@ -164,7 +169,9 @@ def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[
     if default_endpoint is not None:
         envelope.setdefault("endpoint", default_endpoint)
     if "endpoint" not in envelope:
-        envelope["endpoint"] = _endpoint_of_plain(envelope["body"])
+        envelope["endpoint"] = _endpoint_of(
+            envelope["body"], "its body has", "add 'endpoint' beside 'body'"
+        )
     return envelope
 
 
@@ -176,7 +183,10 @@ def _plain(element: dict[str, Any], default_endpoint: str | None) -> dict[str, A
             f' {{"body": {{...}}, "{found[0]}": ...}}'
         )
     body = {name: value for name, value in element.items() if name != "id"}
-    fields = {"body": body, "endpoint": default_endpoint or _endpoint_of_plain(body)}
+    fields = {
+        "body": body,
+        "endpoint": default_endpoint or _endpoint_of(body, "it has", _HOW_TO_NAME),
+    }
     if (request_id := element.get("id")) is not None:
         if not isinstance(request_id, str):
             raise InvalidRequest(f"'id' is {_JSON_TYPES[type(request_id)]}; use {_JSON_TYPES[str]}")
@@ -213,9 +223,14 @@ def _take_openai_fields(envelope: dict[str, Any]) -> None:
         envelope["metadata"] = envelope.get("metadata", {}) | {"custom_id": custom_id}
 
 
-def _endpoint_of_plain(body: Mapping[str, Any]) -> str:
+def _endpoint_of(body: Mapping[str, Any], what: str, remedy: str) -> str:
+    """Return the endpoint that the one known field of a body tells.
+
+    Raises:
+        InvalidRequest: The body has none of these fields, or several; `what` and `remedy` are words of the message.
+    """
     found = [name for name in PLAIN if name in body]
     if len(found) == 1:
         return PLAIN[found[0]]
-    seen = f"it has {' and '.join(found)}" if found else "it has no prompt, messages or input"
-    raise InvalidRequest(f"{seen}, so its endpoint is not known; add 'endpoint' beside 'body'")
+    seen = " and ".join(found) or "no prompt, messages or input"
+    raise InvalidRequest(f"{what} {seen}, so its endpoint is not known; {remedy}")

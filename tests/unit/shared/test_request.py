@@ -15,6 +15,7 @@ from gristmill.shared.request import (
     COMPLETIONS,
     DEFAULT_MAX_TOKENS,
     ENDPOINTS,
+    INPUTS,
     Request,
     encode_body,
     new_id,
@@ -188,18 +189,28 @@ def test_model_and_estimates_are_read_from_the_body() -> None:
     ],
 )
 def test_limit_of_output_is_estimated(body: dict[str, Any], expected: int) -> None:
-    assert Request.from_body(body).max_tokens == expected
+    assert Request.from_body({"messages": []} | body).max_tokens == expected
 
 
 def test_given_fields_win_over_what_the_body_says() -> None:
-    request = Request.from_body({"model": "m"}, model="other", endpoint=COMPLETIONS)
+    request = Request.from_body({"prompt": "", "model": "m"}, model="other", endpoint=COMPLETIONS)
     assert (request.model, request.endpoint) == ("other", COMPLETIONS)
 
 
 def test_streaming_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="remove stream"):
         Request.from_body({"stream": True})
-    assert Request.from_body({"stream": False}).body == b'{"stream":false}'
+    assert Request.from_body({"input": "", "stream": False}).body == b'{"input":"","stream":false}'
+
+
+@pytest.mark.parametrize("body", [{}, {"max_tokens": 4}, {"messages": None}, {"text": "a"}])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_body_without_input_is_refused(body: dict[str, Any], endpoint: str) -> None:
+    names = " or ".join(INPUTS[endpoint])
+    with pytest.raises(InvalidRequest, match=f"the body has no {names}, which {endpoint} reads"):
+        Request.from_body(body, endpoint=endpoint)
+    for name in INPUTS[endpoint]:
+        assert Request.from_body(body | {name: "a"}, endpoint=endpoint).endpoint == endpoint
 
 
 def test_requests_with_one_system_message_share_a_prefix() -> None:

@@ -96,7 +96,17 @@ def test_a_default_endpoint_makes_any_object_a_body() -> None:
         (b"\xef\xbb\xbf{}", "BOM"),
         (b"[" * 5_000, "it is not JSON"),
         ({"model": "m"}, "it has no prompt, messages or input"),
+        (
+            {"text": "a"},
+            'it has no prompt, messages or input, so its endpoint is not known; write {"prompt"',
+        ),
         ({"prompt": "a", "input": "b"}, "it has prompt and input"),
+        (
+            {"body": {"text": "a"}},
+            "its body has no prompt, messages or input, so its endpoint is not known; add",
+        ),
+        ({"body": {"max_tokens": 4}, "url": CHAT}, f"the body has no messages, which {CHAT} reads"),
+        ({"body": {}, "endpoint": "/v1/score"}, "the body has no text_1 or data_1 or queries"),
         ({"body": None}, "'body' is null"),
         ({"body": "a"}, "'body' is a string; use an object"),
         ({"body": {"prompt": "a"}, "priorty": "high"}, "unknown field 'priorty' beside 'body'"),
