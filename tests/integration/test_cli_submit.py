@@ -153,6 +153,29 @@ async def test_lenient_makes_one_error_row_of_one_bad_line(
     assert "line 7: " in error["message"]
 
 
+@pytest.mark.parametrize("command", ["submit", "submit --lenient", "batch create"])
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        (b"PAR1\x15\x04\x15", "a Parquet file; convert it, with pandas"),
+        (b"\x1f\x8b\x08", "compressed with gzip; decompress it first: gunzip FILE"),
+        (b"id,text\n1,hello\n", "a CSV file; convert it, with pandas"),
+        (b'[\n{"prompt": "a"}\n]\n', "one JSON array; write each element on a line of its own"),
+    ],
+)
+async def test_a_file_of_another_format_is_named(
+    shell: CommandLine, queue: Queue, command: str, start: bytes, found: str
+) -> None:
+    (shell.folder / "in.jsonl").write_bytes(start)
+    storage = str(shell.folder / "storage")
+    done = shell.run(*command.split(), "in.jsonl", GRISTMILL_STORAGE_URL=storage)
+    assert (done.code, done.out) == (2, "")
+    assert f" is {found}" in done.err
+    assert "line 1" not in done.err
+    assert "submitted" not in (await queue.stats()).counters
+    assert not [path for path in shell.folder.rglob("storage/**/*") if path.is_file()]
+
+
 def test_bom_crlf_and_blank_last_lines_are_no_error(shell: CommandLine) -> None:
     shell.write("in.jsonl", [b'\xef\xbb\xbf{"prompt": "a"}\r', b'{"prompt": "b"}\r', b"\r", b""])
     done = shell.run("submit", "in.jsonl", "--json")

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest, SettingsError
+from gristmill.shared.file_format import check_stream
 from gristmill.shared.request import COMPLETIONS, Priority, Request
 from gristmill.shared.request_json import request_from_json
 
@@ -167,6 +168,7 @@ def from_file(path: Path, limit: int | None = None) -> list[LoadRequest]:
     """
     load: list[LoadRequest] = []
     with path.open("rb") as lines:
+        check_stream(lines, str(path))
         for number, line in enumerate(lines, 1):
             if limit is not None and len(load) >= limit:
                 break

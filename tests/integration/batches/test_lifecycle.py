@@ -253,6 +253,20 @@ async def test_cancel_before_the_validation(batches: Batches) -> None:
     assert (ended.status, ended.request_counts.total) == ("cancelled", 0)
 
 
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+async def test_a_file_of_another_format_fails_with_one_error_that_names_it(
+    batches: Batches, mode: str
+) -> None:
+    file = await upload(batches, b"PAR1\x15\x04\n\x00\n")
+    spec = BatchSpec(input_file_id=file.id, endpoint=CHAT, mode=mode)  # type: ignore[arg-type]
+    ended = await run(batches, await batches.create(TENANT, spec))
+    assert ended.status == "failed"
+    assert ended.errors
+    (error,) = ended.errors.data
+    assert (error.code, error.line) == ("invalid_json_line", 1)
+    assert error.message.startswith("the file is a Parquet file; convert it")
+
+
 @pytest.mark.parametrize("status", ["validating", "in_progress"])
 async def test_a_cancel_that_a_slice_meets_while_it_runs_leaves_its_time(
     batches: Batches, queue: Queue, status: str

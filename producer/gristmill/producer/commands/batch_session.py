@@ -23,6 +23,7 @@ from gristmill.producer.commands.batch_watch import BatchWatch
 from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
+from gristmill.shared.file_format import check_start
 from gristmill.shared.queue import Queue
 from gristmill.shared.request_json import request_from_json
 
@@ -221,7 +222,9 @@ def _copy(source: str, upload: Upload) -> bytes:
     with opened as stream:
         first = b""
         while chunk := stream.read(COPY_BYTES):
-            first = first or chunk
+            if not first:
+                first = chunk
+                check_start(first, repr(source))
             upload.write(chunk)
     return first.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf").rstrip(b"\r")
 
