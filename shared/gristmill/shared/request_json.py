@@ -52,6 +52,9 @@ MAX_CUSTOM_ID = 512
 NOT_JSON = "invalid_json_line"
 """OpenAI's code for a line that is not a JSON object."""
 
+_TOO_LONG = (
+    "shorten it, or ask the operator to raise GRISTMILL_MAX_REQUEST_BYTES for producers and workers"
+)
 _HOW_TO_NAME = (
     'write {"prompt": "..."} or {"messages": [...]}, or name the endpoint:'
     ' {"endpoint": "/v1/...", "body": {...}}'
@@ -110,8 +113,7 @@ def request_from_json(
     request = Request.from_body(body, **(dict(defaults or {}) | envelope))
     if len(request.body) > max_request_bytes:
         raise InvalidRequest(
-            f"its body has {len(request.body):,} bytes; the limit is {max_request_bytes:,}"
-            " (GRISTMILL_MAX_REQUEST_BYTES); shorten it, or raise the limit here and on the workers"
+            f"its body has {len(request.body):,} bytes; the limit is {max_request_bytes:,}; {_TOO_LONG}"
         )
     return request
 
@@ -125,8 +127,7 @@ def _name_line(envelope: dict[str, Any], line_id: str) -> None:
 def _object_of(raw: bytes, max_bytes: int) -> dict[str, Any]:
     if len(raw) > max_bytes:
         raise InvalidRequest(
-            f"it has more than {max_bytes:,} bytes, so its body is over"
-            " GRISTMILL_MAX_REQUEST_BYTES; shorten it, or raise the limit here and on the workers"
+            f"it has more than {max_bytes:,} bytes, so its body is over the limit; {_TOO_LONG}"
         )
     if not raw.strip():
         raise InvalidRequest("it is empty; a request is a JSON object on one line", NOT_JSON)

@@ -210,6 +210,7 @@ async def test_a_file_with_too_many_lines_fails(queue: Queue, tmp_path: Path) ->
     ended = await run(batches, await create(batches, [chat(f"c{i}") for i in range(11)]))
     assert ended.errors
     assert (ended.errors.data[0].code, ended.errors.data[0].line) == ("too_many_requests", 11)
+    assert "ask the operator to raise GRISTMILL_MAX_BATCH_REQUESTS" in ended.errors.data[0].message
 
 
 async def test_errors_beyond_a_hundred_are_counted(batches: Batches) -> None:

@@ -91,8 +91,11 @@ class ApiError(Exception):
 
 
 def too_large(what: str, limit: int, setting: str) -> ApiError:
-    """Return the error for a body over its limit."""
-    return ApiError(413, f"{what} has more than {limit:,} bytes, the limit ({setting}); split it")
+    """Return the error for a body over its limit; `setting` is the operator's, not the caller's."""
+    return ApiError(
+        413,
+        f"{what} has more than {limit:,} bytes, the limit; split it, or ask the operator to raise {setting}",
+    )
 
 
 _STATUS: Sequence[tuple[type[Exception], int, str]] = (

@@ -88,8 +88,7 @@ async def _read(request: Request, take: Callable[[int], None], max_bytes: int) -
         take(len(chunk))
         body += chunk
         if len(body) > max_bytes:
-            what = "GRISTMILL_MAX_REQUEST_BYTES plus JSON's overhead"
-            raise too_large("the body", max_bytes, what)
+            raise too_large("the body", max_bytes, "GRISTMILL_MAX_REQUEST_BYTES")
     return bytes(body)
 
 

@@ -107,8 +107,8 @@ class Validation:
             return BatchErrors(data=(BatchError(code="empty_file", message=message),))
         if validator.num_lines > max_requests:
             message = (
-                f"the file has more than {max_requests:,} lines, the limit of one batch"
-                " (GRISTMILL_MAX_BATCH_REQUESTS); split it"
+                f"the file has more than {max_requests:,} lines, the limit of one batch; split it, or"
+                " ask the operator to raise GRISTMILL_MAX_BATCH_REQUESTS"
             )
             too_many = BatchError(code="too_many_requests", message=message, line=max_requests + 1)
             return BatchErrors(data=(too_many, *self._errors))
