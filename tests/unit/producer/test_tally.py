@@ -6,9 +6,9 @@ from gristmill.shared.results import Result
 STATES = Counter({"running": 2, "queued": 3, "delayed": 1})
 
 
-def finished(tokens: int, status: str = "succeeded") -> Result:
+def finished(tokens: int, status: str = "succeeded", at_ms: int = 0) -> Result:
     usage = {"usage": {"completion_tokens": tokens, "prompt_tokens": 1}}
-    return Result("a", status, "", 1, 0, 0, 200, usage, None, None, "")  # type: ignore[arg-type]
+    return Result("a", status, "", 1, 0, at_ms, 200, usage, None, None, "")  # type: ignore[arg-type]
 
 
 def test_nothing_is_promised_before_anything_finished() -> None:
@@ -59,3 +59,31 @@ def test_a_body_without_usage_counts_no_tokens() -> None:
     for body in (None, {}, {"usage": None}):
         tally.add(Result("a", "succeeded", "", 1, 0, 0, 200, body, None, None, ""))
     assert (tally.num_finished, tally.output_tokens) == (3, 0)
+
+
+def test_what_had_finished_before_this_process_is_part_of_no_rate() -> None:
+    """A resumed run had told 24,749 tok/s: it had collected results that were there."""
+    tally = Tally(20, 100.0)
+    tally.begin_ms = 5_000
+    for at_ms in (4_000, 4_999):
+        tally.add(finished(1_000, at_ms=at_ms))
+    tally.sample(100.5)
+    assert tally.rates() == (0.0, 0.0)
+    assert tally.summary(100.5) == (
+        "2 had finished before, 0 finished in 0.5 s, 0 of 20 failed; 0 output tokens"
+    )
+    tally.add(finished(30, at_ms=5_000))
+    tally.sample(102.0)
+    assert tally.rates() == (0.5, 15.0)
+    assert tally.remaining_s() == 34.0
+    assert tally.output_tokens == 2_030
+    assert tally.summary(102.0) == (
+        "2 had finished before, 1 finished in 2.0 s, 0 of 20 failed; 30 output tokens, 15 tok/s"
+    )
+
+
+def test_tokens_of_earlier_answers_are_part_of_no_rate() -> None:
+    tally = Tally(20, 100.0, num_finished=10, output_tokens=5_000)
+    tally.num_finished, tally.output_tokens = 12, 5_060
+    tally.sample(102.0)
+    assert tally.rates() == (1.0, 30.0)

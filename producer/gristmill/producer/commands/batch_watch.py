@@ -33,6 +33,7 @@ class BatchWatch:
         tally = Tally(
             record.request_counts.total, time.monotonic(),
             num_finished=record.request_counts.finished, num_failed=_num_failed(record),
+            output_tokens=record.usage.output_tokens,
         )  # fmt: skip
         told, shown_s, num_failed_before = "", 0.0, tally.num_failed
         with display(tally.total) as shown:

@@ -62,6 +62,7 @@ class Collection:
         Raises:
             IdConflict: The run's name was used for another input.
         """
+        self._tally.begin_ms = (await retrying(self._client.queue.stats)).now_ms
         with display(self._tally.total) as shown:
             async with self._watched(shown):
                 async for result in self._client.as_completed(self._requests(), window=window):

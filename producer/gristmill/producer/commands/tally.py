@@ -8,6 +8,9 @@ from gristmill.shared.results import Result
 RATE_WINDOW_S = 30.0
 """Time over which rates are measured: long enough to be steady, short enough to follow a change."""
 
+MIN_RATE_S = 1.0
+"""Shortest run of which a rate is told; a shorter one ends requests that others had begun."""
+
 
 class Tally:
     """Counts what finished; time is an argument.
@@ -17,18 +20,26 @@ class Tally:
         now_s: Monotonic time.
         num_finished: Finished before this process began; not part of any rate.
         num_failed: How many of those failed.
+        output_tokens: Output tokens of those.
+
+    Attributes:
+        begin_ms: Redis time at which this process began to wait; a result that is older is part of no rate.
+        num_found: Results that were older.
     """
 
     def __init__(
-        self, total: int, now_s: float, *, num_finished: int = 0, num_failed: int = 0
-    ) -> None:
+        self, total: int, now_s: float, *, num_finished: int = 0, num_failed: int = 0, output_tokens: int = 0,
+    ) -> None:  # fmt: skip
         self.total = total
         self.num_finished = num_finished
         self.num_failed = num_failed
         self.num_bad = 0
+        self.num_found = 0
         self.num_earlier = num_finished
-        self.output_tokens = 0
+        self.begin_ms = 0
+        self.output_tokens = output_tokens
         self.prompt_tokens = 0
+        self._found_tokens = output_tokens
         self._samples = deque([(now_s, num_finished, 0)])
         self._start_s = now_s
 
@@ -39,6 +50,9 @@ class Tally:
         prompt_tokens, output_tokens = result.tokens
         self.prompt_tokens += prompt_tokens
         self.output_tokens += output_tokens
+        if 0 < result.finished_ms < self.begin_ms:
+            self.num_found += 1
+            self._found_tokens += output_tokens
 
     def add_bad_line(self) -> None:
         """Count a line that became an error row; no worker saw it, so it is part of no rate."""
@@ -48,9 +62,19 @@ class Tally:
 
     def sample(self, now_s: float) -> None:
         """Remember where the run stands; rates span the samples of the last `RATE_WINDOW_S`."""
-        self._samples.append((now_s, self.num_finished - self.num_bad, self.output_tokens))
+        self._samples.append((now_s, self._num_seen, self.seen_tokens))
         while self._samples[1][0] < now_s - RATE_WINDOW_S:
             self._samples.popleft()
+
+    @property
+    def _num_seen(self) -> int:
+        """Lines that ended otherwise than found or bad; rates are differences of it."""
+        return self.num_finished - self.num_bad - self.num_found
+
+    @property
+    def seen_tokens(self) -> int:
+        """Output tokens of the requests that this process saw finish."""
+        return self.output_tokens - self._found_tokens
 
     def rates(self) -> tuple[float, float]:
         """Return requests/s and output tokens/s; zeros before the second sample."""
@@ -88,3 +112,14 @@ class Tally:
         if (remaining_s := self.remaining_s()) is not None:
             parts.append(f"{timedelta(seconds=round(remaining_s))} left")
         return ", ".join(parts)
+
+    def summary(self, now_s: float) -> str:
+        """Return one line about what this process has done."""
+        elapsed_s = self.elapsed_s(now_s)
+        num_here = self.num_finished - self.num_earlier - self.num_found
+        words = f"{self.num_found:,} had finished before, " if self.num_found else ""
+        words += f"{num_here:,} finished in {elapsed_s:,.1f} s, {self.num_failed:,} of {self.total:,} failed"
+        words += f"; {self.seen_tokens:,} output tokens"
+        if elapsed_s < MIN_RATE_S or not self.seen_tokens:
+            return words
+        return f"{words}, {self.seen_tokens / elapsed_s:,.0f} tok/s"
