@@ -302,7 +302,7 @@ async def test_who_waits_is_told_when_no_worker_is_left(shell: CommandLine, queu
     told = []
     async for line in process.stderr:
         told.append(line.decode())
-        if "running" in told[-1]:
+        if "in flight" in told[-1]:
             break
     start = "start one: gristmill worker --queue"
     assert [line for line in told if start in line] == [

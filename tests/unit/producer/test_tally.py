@@ -15,7 +15,7 @@ def test_nothing_is_promised_before_anything_finished() -> None:
     tally = Tally(10, 100.0)
     tally.sample(101.0)
     assert tally.remaining_s() is None
-    assert tally.line(STATES) == "0/10 finished (0 failed), 2 running, 4 waiting"
+    assert tally.line(STATES) == "0/10 finished (0 failed), 2 in flight, 4 waiting"
 
 
 def test_rates_and_time_left_come_from_what_finished() -> None:
@@ -25,7 +25,7 @@ def test_rates_and_time_left_come_from_what_finished() -> None:
     tally.sample(104.0)
     assert tally.rates() == (0.5, 25.0)
     assert tally.line(STATES) == (
-        "2/10 finished (1 failed), 2 running, 4 waiting, 25 tok/s, 0:00:16 left"
+        "2/10 finished (1 failed), 2 in flight, 4 waiting, 25 tok/s, 0:00:16 left"
     )
 
 
@@ -87,3 +87,32 @@ def test_tokens_of_earlier_answers_are_part_of_no_rate() -> None:
     tally.num_finished, tally.output_tokens = 12, 5_060
     tally.sample(102.0)
     assert tally.rates() == (1.0, 30.0)
+
+
+def test_a_stall_does_not_make_the_time_left_longer() -> None:
+    tally = Tally(100, 0.0)
+    for second in range(1, 41):
+        tally.add(finished(1))
+        tally.sample(float(second))
+    before = tally.remaining_s()
+    assert before == 60.0
+    tally.sample(40 + RATE_WINDOW_S)
+    assert tally.remaining_s() == before
+    tally.sample(41 + RATE_WINDOW_S)
+    assert tally.remaining_s() is None
+
+
+def test_without_a_worker_nothing_is_promised_and_rates_begin_anew_with_one() -> None:
+    tally = Tally(10, 0.0)
+    tally.add(finished(10))
+    tally.sample(1.0)
+    tally.sample(2.0, is_served=False)
+    states = Counter({"orphaned": 3, "queued": 6})
+    assert tally.line(states) == (
+        "1/10 finished (0 failed), 0 in flight, 3 held by a dead worker, 6 waiting, no worker is alive"
+    )
+    tally.sample(100.0)
+    assert tally.remaining_s() is None
+    tally.add(finished(10))
+    tally.sample(102.0)
+    assert tally.rates() == (0.5, 5.0)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
 
@@ -11,9 +11,8 @@ from gristmill.producer.batches.rows import BadLine, bad_line_row, result_row
 from gristmill.producer.batches.submit_run import InputFile
 from gristmill.producer.client import Client
 from gristmill.producer.commands.display import Display, display
-from gristmill.producer.commands.session import absence
+from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
 from gristmill.producer.commands.tally import Tally
-from gristmill.shared.cli import say
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
 from gristmill.shared.tasks import end
@@ -89,23 +88,32 @@ class Collection:
             await end(watcher)
 
     async def _watch(self, shown: Display) -> None:
-        queue, told = self._client.queue, None
+        queue, next_show_s = self._client.queue, 0.0
+        hold_ups = HoldUps(queue.keys.queue)
         while True:
             start_s = time.monotonic()
-            states = await self._states()
-            problem = absence(queue.keys.queue, (await retrying(queue.stats)).workers)
-            if problem and not told:
-                say(problem)
-            told = problem
-            now_s = time.monotonic()
-            self._tally.sample(now_s)
-            shown.show(self._tally.num_finished, self._tally.line(states))
-            await asyncio.sleep(max(shown.interval_s, (now_s - start_s) / MAX_SHARE_OF_STATUS))
+            stats = await retrying(queue.stats)
+            hold_ups.tell(stats)
+            self._tally.sample(time.monotonic(), is_served=hold_ups.is_served)
+            if start_s >= next_show_s:
+                next_show_s = start_s + shown.interval_s
+                states = await self._states(stats.workers)
+                shown.show(self._tally.num_finished, self._tally.line(states))
+            cost_s = time.monotonic() - start_s
+            pause_s = min(shown.interval_s, LOOK_S)
+            await asyncio.sleep(max(pause_s, cost_s / MAX_SHARE_OF_STATUS))
 
-    async def _states(self) -> Counter[str]:
-        """Count where the requests of this run are; the rest of the queue is not looked at."""
+    async def _states(self, workers: Mapping[str, int]) -> Counter[str]:
+        """Count where the requests of this run are; the rest of the queue is not looked at.
+
+        Args:
+            workers: Worker -> milliseconds left of its lease. What a worker without a lease holds is `orphaned`.
+        """
         states = await self._client.status(list(self._unfinished))
-        return Counter(state for state, _ in states)
+        return Counter(
+            "orphaned" if state == "running" and workers.get(worker, 1) <= 0 else state
+            for state, worker in states
+        )
 
 
 async def submit_only(client: Client, batch_input: InputFile, total: int) -> int:

@@ -15,6 +15,9 @@ MIN_RATE_S = 1.0
 class Tally:
     """Counts what finished; time is an argument.
 
+    Rates span the time up to the last request that this process saw finish. So a stall does not turn into
+    an ever longer time left; after `RATE_WINDOW_S` without an end there is no rate.
+
     Args:
         total: Requests of the whole run.
         now_s: Monotonic time.
@@ -41,7 +44,8 @@ class Tally:
         self.prompt_tokens = 0
         self._found_tokens = output_tokens
         self._samples = deque([(now_s, num_finished, 0)])
-        self._start_s = now_s
+        self._start_s = self._now_s = now_s
+        self._is_served = True
 
     def add(self, result: Result) -> None:
         """Count a result that this process received."""
@@ -60,11 +64,21 @@ class Tally:
         self.num_failed += 1
         self.num_bad += 1
 
-    def sample(self, now_s: float) -> None:
-        """Remember where the run stands; rates span the samples of the last `RATE_WINDOW_S`."""
-        self._samples.append((now_s, self._num_seen, self.seen_tokens))
-        while self._samples[1][0] < now_s - RATE_WINDOW_S:
+    def sample(self, now_s: float, *, is_served: bool = True) -> None:
+        """Remember where the run stands.
+
+        Args:
+            now_s: Monotonic time.
+            is_served: Whether a worker is alive; rates begin anew when one is back.
+        """
+        sample = (now_s, self._num_seen, self.seen_tokens)
+        if is_served and not self._is_served:
+            self._samples = deque([sample])
+        elif sample[1] != self._samples[-1][1]:
+            self._samples.append(sample)
+        while len(self._samples) > 2 and self._samples[1][0] < now_s - RATE_WINDOW_S:
             self._samples.popleft()
+        self._now_s, self._is_served = now_s, is_served
 
     @property
     def _num_seen(self) -> int:
@@ -77,13 +91,13 @@ class Tally:
         return self.output_tokens - self._found_tokens
 
     def rates(self) -> tuple[float, float]:
-        """Return requests/s and output tokens/s; zeros before the second sample."""
+        """Return requests/s and output tokens/s; zeros while nothing finishes."""
         (start_s, finished, tokens), (end_s, last_finished, last_tokens) = (
             self._samples[0],
             self._samples[-1],
         )
         span_s = end_s - start_s
-        if span_s <= 0:
+        if span_s <= 0 or not self._is_served or self._now_s - end_s > RATE_WINDOW_S:
             return 0.0, 0.0
         return (last_finished - finished) / span_s, (last_tokens - tokens) / span_s
 
@@ -97,21 +111,30 @@ class Tally:
         return now_s - self._start_s
 
     def line(self, states: Counter[str] | None = None) -> str:
-        """Return one line: how far, what runs, how fast, how long.
+        """Return one line: how far, what is in flight, how fast, how long.
 
         Args:
             states: Of the unfinished requests that were submitted, requests of nobody else; None if
-                they are not known.
+                they are not known. `orphaned` are those of workers whose lease has ended.
         """
         parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
         if states is not None:
-            parts.append(f"{states['running']:,} running")
+            parts.append(f"{states['running']:,} in flight")
+            if states["orphaned"]:
+                parts.append(f"{states['orphaned']:,} held by a dead worker")
             parts.append(f"{states['queued'] + states['delayed']:,} waiting")
         if tokens_rate := self.rates()[1]:
             parts.append(f"{tokens_rate:,.0f} tok/s")
-        if (remaining_s := self.remaining_s()) is not None:
-            parts.append(f"{timedelta(seconds=round(remaining_s))} left")
-        return ", ".join(parts)
+        return ", ".join([*parts, outlook] if (outlook := self._outlook()) else parts)
+
+    def _outlook(self) -> str:
+        """Return how long the rest will take, why nothing moves, or "" if neither is known."""
+        if self.num_finished >= self.total:
+            return ""
+        if not self._is_served:
+            return "no worker is alive"
+        remaining_s = self.remaining_s()
+        return "" if remaining_s is None else f"{timedelta(seconds=round(remaining_s))} left"
 
     def summary(self, now_s: float) -> str:
         """Return one line about what this process has done."""
