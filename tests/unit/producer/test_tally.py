@@ -15,7 +15,7 @@ def test_nothing_is_promised_before_anything_finished() -> None:
     tally = Tally(10, 100.0)
     tally.sample(101.0)
     assert tally.remaining_s() is None
-    assert tally.line(STATES) == "0/10 finished (0 failed), 2 in flight, 4 waiting"
+    assert tally.progress(STATES).line == "0/10 finished (0 failed), 2 in flight, 4 waiting"
 
 
 def test_rates_and_time_left_come_from_what_finished() -> None:
@@ -24,7 +24,7 @@ def test_rates_and_time_left_come_from_what_finished() -> None:
         tally.add(finished(50, status))
     tally.sample(104.0)
     assert tally.rates() == (0.5, 25.0)
-    assert tally.line(STATES) == (
+    assert tally.progress(STATES).line == (
         "2/10 finished (1 failed), 2 in flight, 4 waiting, 25 tok/s, 0:00:16 left"
     )
 
@@ -41,7 +41,7 @@ def test_lines_that_no_worker_saw_promise_nothing() -> None:
     tally = Tally(10, 100.0)
     tally.add_bad_line()
     tally.sample(101.0)
-    assert tally.line() == "1/10 finished (1 failed)"
+    assert tally.progress().line == "1/10 finished (1 failed)"
 
 
 def test_rates_forget_what_is_longer_ago_than_the_window() -> None:
@@ -108,7 +108,7 @@ def test_without_a_worker_nothing_is_promised_and_rates_begin_anew_with_one() ->
     tally.sample(1.0)
     tally.sample(2.0, is_served=False)
     states = Counter({"orphaned": 3, "queued": 6})
-    assert tally.line(states) == (
+    assert tally.progress(states).line == (
         "1/10 finished (0 failed), 0 in flight, 3 held by a dead worker, 6 waiting, no worker is alive"
     )
     tally.sample(100.0)

@@ -37,7 +37,7 @@ class BatchWatch:
             output_tokens=record.usage.output_tokens,
         )  # fmt: skip
         told, shown_s, num_failed_before = "", 0.0, tally.num_failed
-        with display(tally.total) as shown:
+        with display() as shown:
             while not record.is_final:
                 await asyncio.sleep(min(shown.interval_s, LOOK_S))
                 record = await self._batches.batch(self._tenant, batch_id)
@@ -46,7 +46,7 @@ class BatchWatch:
                 tally.sample(time.monotonic(), is_served=self._hold_ups.is_served)
                 if record.is_final or time.monotonic() - shown_s >= shown.interval_s:
                     shown_s = time.monotonic()
-                    shown.show(tally.num_finished, f"{record.status}: {tally.line()}")
+                    shown.show(tally.progress(note=record.status))
         say(f"{record.id} {record.status} after {time.monotonic() - start_s:,.1f} s")
         return record
 

@@ -12,6 +12,7 @@ from gristmill.producer.batches.submit_run import InputFile
 from gristmill.producer.client import Client
 from gristmill.producer.commands.display import Display, display
 from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
+from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
@@ -62,13 +63,13 @@ class Collection:
             IdConflict: The run's name was used for another input.
         """
         self._tally.begin_ms = (await retrying(self._client.queue.stats)).now_ms
-        with display(self._tally.total) as shown:
+        with display() as shown:
             async with self._watched(shown):
                 async for result in self._client.as_completed(self._requests(), window=window):
                     self._unfinished.discard(result.id)
                     self._write(result_row(result))
                     self._tally.add(result)
-            shown.show(self._tally.num_finished, self._tally.line(Counter()))
+            shown.show(self._tally.progress(Counter()))
 
     def _requests(self) -> Iterator[Request]:
         for _, entry in self._input.entries(self._finished):
@@ -97,8 +98,7 @@ class Collection:
             self._tally.sample(time.monotonic(), is_served=hold_ups.is_served)
             if start_s >= next_show_s:
                 next_show_s = start_s + shown.interval_s
-                states = await self._states(stats.workers)
-                shown.show(self._tally.num_finished, self._tally.line(states))
+                shown.show(self._tally.progress(await self._states(stats.workers)))
             cost_s = time.monotonic() - start_s
             pause_s = min(shown.interval_s, LOOK_S)
             await asyncio.sleep(max(pause_s, cost_s / MAX_SHARE_OF_STATUS))
@@ -126,11 +126,12 @@ async def submit_only(client: Client, batch_input: InputFile, total: int) -> int
     """
     num_submitted = 0
     requests = (entry for _, entry in batch_input.entries() if isinstance(entry, Request))
-    with display(total) as shown:
+    with display() as shown:
         next_s = time.monotonic() + shown.interval_s
         while chunk := list(islice(requests, CHUNK)):
             num_submitted += len(await client.submit_many(chunk))
             if time.monotonic() >= next_s:
-                shown.show(num_submitted, f"{num_submitted:,}/{total:,} submitted")
+                parts = (f"{num_submitted:,}/{total:,} submitted",)
+                shown.show(RunProgress(num_submitted, total, parts))
                 next_s = time.monotonic() + shown.interval_s
     return num_submitted

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from datetime import timedelta
 
+from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.shared.results import Result
 
 RATE_WINDOW_S = 30.0
@@ -110,12 +111,13 @@ class Tally:
         """Return how long this process has been at it."""
         return now_s - self._start_s
 
-    def line(self, states: Counter[str] | None = None) -> str:
-        """Return one line: how far, what is in flight, how fast, how long.
+    def progress(self, states: Counter[str] | None = None, note: str = "") -> RunProgress:
+        """Return what people see: how far, what is in flight, how fast, how long.
 
         Args:
             states: Of the unfinished requests that were submitted, requests of nobody else; None if
                 they are not known. `orphaned` are those of workers whose lease has ended.
+            note: What else there is to say, such as the status of a batch.
         """
         parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
         if states is not None:
@@ -125,7 +127,8 @@ class Tally:
             parts.append(f"{states['queued'] + states['delayed']:,} waiting")
         if tokens_rate := self.rates()[1]:
             parts.append(f"{tokens_rate:,.0f} tok/s")
-        return ", ".join([*parts, outlook] if (outlook := self._outlook()) else parts)
+        outlook = ", ".join(filter(None, [note, self._outlook()]))
+        return RunProgress(self.num_finished, self.total, tuple(parts), outlook)
 
     def _outlook(self) -> str:
         """Return how long the rest will take, why nothing moves, or "" if neither is known."""
