@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -216,17 +217,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
 
 
-def made_folder(path: Path) -> Path:
+def made_folder(path: Path, option: str = "--out") -> Path:
     """Create the folder for a command's output if it is missing, and return it.
 
+    Args:
+        path: Path of the folder.
+        option: The option that names another one, for the message.
+
     Raises:
-        SettingsError: The folder cannot be created.
+        SettingsError: The folder cannot be created, or nothing can be written into it.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
     except OSError as error:
         raise SettingsError(
-            f"cannot write to {path}: {error.strerror}; choose another folder with --out"
+            f"cannot write to {path}: {error.strerror}; choose another folder with {option}"
         ) from None
     return path
 
