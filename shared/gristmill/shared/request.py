@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import orjson
 from ulid import ULID
 
+from gristmill.shared.body_inputs import check_input
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.prefix import prefix_of
 
@@ -39,19 +40,6 @@ ENDPOINTS = (
 
 PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EMBEDDINGS}
 """Field of a body -> the endpoint of a request that names none."""
-
-INPUTS: Mapping[str, tuple[str, ...]] = {
-    CHAT: ("messages",),
-    COMPLETIONS: ("prompt", "prompt_embeds"),
-    EMBEDDINGS: ("input", "messages"),
-    "/v1/responses": ("input", "previous_input_messages"),
-    "/v1/messages": ("messages",),
-    "/v1/score": ("text_1", "data_1", "queries"),
-    "/v1/rerank": ("query",),
-    "/pooling": ("input", "messages", "data"),
-    "/tokenize": ("prompt", "messages"),
-}
-"""Endpoint -> the fields of vLLM's request that carry the input; a body without any of them cannot run."""
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}]}'
 """Example of a body, for error messages."""
@@ -187,7 +175,7 @@ class Request:
             "max_tokens": _output_limit(body),
             "prefix": prefix_of(body),
         }
-        _check_input(body, (read | fields)["endpoint"])
+        check_input(body, (read | fields)["endpoint"])
         return cls(body=encoded, **(read | fields))
 
     def __post_init__(self) -> None:
@@ -266,14 +254,6 @@ class Request:
 
 FIELDS = tuple(known.name for known in fields(Request) if known.name not in {"body", "reply"})
 """Fields that go with a body; `reply` belongs to the client."""
-
-
-def _check_input(body: Mapping[str, Any], endpoint: object) -> None:
-    names = INPUTS.get(endpoint, ()) if isinstance(endpoint, str) else ()
-    if names and all(body.get(name) is None for name in names):
-        raise InvalidRequest(
-            f"the body has no {' or '.join(names)}, which {endpoint} reads; add it"
-        )
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.shared.body_inputs import INPUTS
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.records import Record
 from gristmill.shared.request import (
@@ -15,7 +16,6 @@ from gristmill.shared.request import (
     COMPLETIONS,
     DEFAULT_MAX_TOKENS,
     ENDPOINTS,
-    INPUTS,
     Request,
     encode_body,
     new_id,

@@ -102,7 +102,8 @@ def _check_options(options: "SubmitOptions") -> None:
 def _check_fields(options: "SubmitOptions") -> None:
     """Read a line with them: what no line may have is refused once, not with each line."""
     from gristmill.producer.batches.rows import BadLine, Line, LineReader
-    from gristmill.shared.request import COMPLETIONS, INPUTS
+    from gristmill.shared.body_inputs import INPUTS
+    from gristmill.shared.request import COMPLETIONS
 
     endpoint = COMPLETIONS if options.endpoint is None else options.endpoint
     reader = LineReader(
