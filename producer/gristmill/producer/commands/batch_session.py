@@ -133,7 +133,7 @@ class BatchSession:
         return self._run(with_owner)
 
     async def _owner(self, batches: Batches, batch_id: str) -> str:
-        """Return the tenant of a batch. Who reaches Redis may see every batch, unlike who calls the gateway.
+        """Return the tenant of a batch. An operator who reaches Redis may see the batches of all tenants.
 
         Raises:
             NotFound: There is no such batch, or `--tenant` names another tenant than its own.

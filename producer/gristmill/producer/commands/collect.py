@@ -107,7 +107,8 @@ class Collection:
         """Count where the requests of this run are; the rest of the queue is not looked at.
 
         Args:
-            workers: Worker -> milliseconds left of its lease. What a worker without a lease holds is `orphaned`.
+            workers: Worker -> milliseconds left of its lease. Requests of a worker whose lease has
+                ended count as `orphaned`.
         """
         states = await self._client.status(list(self._unfinished))
         return Counter(

@@ -11,7 +11,7 @@ LOOK_S = 1.0
 
 
 class HoldUps:
-    """Watches the workers and the suspects of one queue. Each state is told once.
+    """Watches the workers and the suspects of one queue. It says each state once.
 
     Args:
         queue: Name of the queue.
@@ -49,7 +49,8 @@ class HoldUps:
     def _silence(self, workers: Mapping[str, int]) -> str | None:
         """Return what to say if no worker has renewed its lease for half of it, or None.
 
-        A worker renews its lease within a third of it. The longest rest that was seen stands for the whole.
+        A worker renews its lease at least three times while it lasts. The longest remaining time that was seen
+        stands for the whole lease.
         """
         for worker, left_ms in workers.items():
             self._longest_ms[worker] = max(left_ms, self._longest_ms.get(worker, 0))

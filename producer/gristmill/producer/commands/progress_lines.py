@@ -67,8 +67,8 @@ class ReflowEraser(RenderHook):
     rich goes up as many rows as it drew lines, so it would leave the first row of a broken line behind.
 
     Args:
-        lines: What is drawn.
-        console: Where it is drawn; the hook comes after that of rich's `Live`.
+        lines: Lines of the display.
+        console: Console of the display; push this hook after `Live` has pushed its own.
     """
 
     def __init__(self, lines: ProgressLines, console: Console) -> None:
@@ -88,7 +88,7 @@ class ReflowEraser(RenderHook):
 
 
 def _terminal_reflows() -> bool:
-    """Return whether the terminal breaks lines anew for another width; xterm, screen and the console cut them."""
+    """Return whether the terminal rewraps lines when its width changes; xterm, screen and Linux's console cut them."""
     cuts = "XTERM_VERSION" in os.environ or "STY" in os.environ
     return not cuts and os.environ.get("TERM") != "linux"
 

@@ -1,4 +1,4 @@
-"""How far a run is, in words; `display.py` shows it."""
+"""The progress of a run in words; `display.py` shows it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is.
+    """The progress of a run at one moment.
 
     Attributes:
         num_done: Requests that are done.
         total: Requests of the run.
-        parts: What to say of it, the most important first; a narrow terminal leaves the last ones out.
-        outlook: How long it will take, or what holds it up.
+        parts: Counts in words, the most important first; a narrow terminal leaves the last ones out.
+        outlook: The time left, or the reason why nothing moves.
     """
 
     num_done: int

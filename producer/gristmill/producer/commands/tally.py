@@ -10,7 +10,7 @@ RATE_WINDOW_S = 30.0
 """Time over which rates are measured: long enough to be steady, short enough to follow a change."""
 
 MIN_RATE_S = 1.0
-"""Shortest run of which a rate is told; a shorter one ends requests that others had begun."""
+"""Shortest run whose summary has a rate; in less time a run only collects what others had begun."""
 
 
 class Tally:
@@ -70,7 +70,7 @@ class Tally:
 
         Args:
             now_s: Monotonic time.
-            is_served: Whether a worker is alive; rates begin anew when one is back.
+            is_served: True while a worker is alive; when one is back, rates start from that moment.
         """
         sample = (now_s, self._num_seen, self.seen_tokens)
         if is_served and not self._is_served:
@@ -117,7 +117,7 @@ class Tally:
         Args:
             states: Of the unfinished requests that were submitted, requests of nobody else; None if
                 they are not known. `orphaned` are those of workers whose lease has ended.
-            note: What else there is to say, such as the status of a batch.
+            note: More words for the outlook, such as the status of a batch.
         """
         parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
         if states is not None:
