@@ -1,14 +1,19 @@
 """`gristmill submit` as its users run it: a subprocess, a real server, a worker that settles."""
 
 import asyncio
+import contextlib
+import os
+import pty
+import re
 import signal
+import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
 
 import orjson
 import pytest
-from command_line import CommandLine, SettlingWorker, ended, interrupt
+from command_line import COMMAND, CommandLine, SettlingWorker, ended, interrupt
 from queues import end_lease
 
 from gristmill.shared.queue import Queue
@@ -310,6 +315,39 @@ async def test_who_waits_is_told_when_no_worker_is_left(shell: CommandLine, queu
     ]
     async with SettlingWorker(queue).running():
         assert (await ended(process)).code == 0
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+async def test_a_terminal_shows_a_bar_and_the_counts(
+    shell: CommandLine, queue: Queue, columns: int
+) -> None:
+    shell.write("in.jsonl", openai_lines(50))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    async with SettlingWorker(queue).running():
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "submit", "in.jsonl", "--wait", "-o", "out.jsonl",
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=shell.folder,
+            env={**shell.environment, "TERM": "xterm", "NO_COLOR": "1"},
+        )  # fmt: skip
+        os.close(theirs)
+        shown = await asyncio.to_thread(_all_of, ours)
+    assert await process.wait() == 0, shown
+    lines = re.sub("\x1b\\[[?0-9;]*[A-Za-z]", "", shown).replace("\r", "\n").split("\n")
+    bars = [line for line in lines if line.startswith("\u2501")]
+    counts = [line for line in lines if line.startswith("50/50 finished (0 failed), 0 in flight")]
+    assert bars[-1] == "\u2501" * 40 + " 100%"
+    assert counts
+    assert max(map(len, bars + counts)) <= columns
+
+
+def _all_of(terminal: int) -> str:
+    """Read a terminal until the process at its other side has ended."""
+    read = b""
+    with os.fdopen(terminal, "rb", buffering=0) as stream, contextlib.suppress(OSError):
+        while chunk := stream.read(65_536):
+            read += chunk
+    return read.decode()
 
 
 async def test_a_torn_last_row_is_written_again(shell: CommandLine, queue: Queue) -> None:
