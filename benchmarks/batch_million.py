@@ -1,10 +1,11 @@
-"""A batch of a million lines, from OpenAI's client to its files: time, memory, and whether each line has one row.
+"""Run a batch of a million lines through OpenAI's client; measure it and check its rows.
 
     python benchmarks/batch_million.py                    (a million lines)
-    python benchmarks/batch_million.py --kills 5          (and kill -9 of each kind of process, five times)
+    python benchmarks/batch_million.py --kills 5          (kill -9 one process of each kind, 5 times)
 
-Everything is a process of its own: a Valkey with an append-only file, a gateway, stewards, workers with the stub engine, and
-this one, which uploads, watches and counts through the official client. Peak memory is the largest of any process of a kind.
+Separate processes run a Valkey with an append-only file, a gateway, stewards, and workers with the
+stub engine. This process uploads the file, watches the batch and counts its rows through OpenAI's
+client. The peak memory of a kind is that of its largest process.
 """
 
 import argparse
@@ -38,11 +39,11 @@ WORKER = (sys.executable, str(Path(__file__).parents[1] / "tests" / "stub_worker
 
 
 class Fleet:
-    """Processes of several kinds, killed and started anew.
+    """The processes of all kinds; starts, kills and replaces them.
 
     Args:
-        folder: Where the append-only file and the storage lie.
-        numbers: How many of each kind.
+        folder: Folder of the append-only file and the storage.
+        numbers: Number of processes of each kind.
     """
 
     def __init__(self, folder: Path, numbers: dict[str, int]) -> None:
@@ -79,7 +80,7 @@ class Fleet:
         )
 
     def measure(self) -> None:
-        """Note the peak memory of each kind."""
+        """Record the peak memory of each kind."""
         for kind, processes in self._running.items():
             for process in processes:
                 with suppress(OSError, IndexError):
@@ -97,7 +98,7 @@ class Fleet:
             self.num_killed += 1
 
     def stop(self) -> None:
-        """Let all of them stop, Redis last."""
+        """Stop all processes, Redis last."""
         for processes in reversed(self._running.values()):
             for process in processes:
                 process.terminate()
@@ -127,7 +128,7 @@ async def until_ready(client: AsyncOpenAI) -> None:
 
 
 async def watch(client: AsyncOpenAI, batch: Batch, fleet: Fleet, kills: list[float]) -> Batch:
-    """Return the batch when it has ended; kill at these shares of it."""
+    """Wait until the batch ends, and return it; kill processes at these shares of its progress."""
     chance = random.Random(1)
     while batch.status in RUNNING:
         counts = batch.request_counts

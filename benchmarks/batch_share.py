@@ -1,12 +1,16 @@
-"""A batch through steward and queue against `vllm run-batch`, on one engine: tokens a second, and the answers.
+"""Compare a Gristmill batch with `vllm run-batch` on one engine: tokens per second, answers.
 
     python benchmarks/batch_share.py -- --model PATH --max-num-seqs 128 ...     (vLLM's own flags)
 
-Each round runs one input file twice, in turns first and second: once by vLLM's own `run_batch`, which reads the
-file whole and sends all of it to the engine at once, and once as a batch: created, validated and fed by a steward in
-a process of its own, claimed from Redis by the worker's loop, and assembled to an output file. Both use the same
-engine, settings and OpenAI layer. Temperature is 0 and lengths are fixed, so both do the same work and may be
-compared row by row. Without flags it runs the demo's SmolLM2 on the CPU.
+Each round runs one input file in both ways, every second round in the reverse order:
+
+- vLLM's own `run_batch` reads the whole file and sends all lines to the engine at once.
+- A steward in a separate process validates and feeds a batch, the worker's loop claims its requests
+  from Redis, and the steward assembles the output file.
+
+Both use the same engine, settings and OpenAI layer. Temperature is 0 and lengths are fixed. So both
+do the same work, and the answers can be compared row by row. Without flags the demo's SmolLM2 runs
+on the CPU.
 """
 
 import argparse
@@ -67,7 +71,7 @@ def lognormal(chance: random.Random, mu: float, sigma: float, low: int, high: in
 
 
 def write_input(path: Path, seed: int, number: int, scale: float, model: str) -> int:
-    """Write a file of chats with prompts and answers of lognormal lengths; returns its output tokens."""
+    """Write a file of chats with lognormal lengths, and return its number of output tokens."""
     chance = random.Random(seed)
     num_tokens = 0
     with path.open("wb") as stream:
@@ -86,7 +90,7 @@ def write_input(path: Path, seed: int, number: int, scale: float, model: str) ->
 
 
 async def by_vllm(engine: InProcessEngine, argv: list[str], source: Path) -> tuple[float, bytes]:
-    """Return the seconds of vLLM's `run_batch`, and its rows."""
+    """Run a file with vLLM's `run_batch`; return its seconds and its rows."""
     try:
         from vllm.entrypoints.launchers import run_batch
     except ImportError:
@@ -103,7 +107,7 @@ async def by_vllm(engine: InProcessEngine, argv: list[str], source: Path) -> tup
 
 
 async def by_batch(batches: Batches, source: Path) -> tuple[float, bytes]:
-    """Return the seconds from a batch's creation to its files, and its rows."""
+    """Run a file as a batch; return the seconds from its creation to its end, and its rows."""
     async with Upload(batches.files, "default") as upload:
         upload.write(source.read_bytes())
         file = await upload.finish(source.name)
@@ -192,7 +196,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure a batch against vllm run-batch.")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--scale", type=float, default=0.3, help="of the lengths; 1 for a GPU")
+    parser.add_argument(
+        "--scale", type=float, default=0.3, help="factor of all lengths; 1 for a GPU"
+    )
     parser.add_argument("engine_argv", nargs="*", help="vLLM's own flags, after --")
     options = parser.parse_args()
     options.engine_argv = options.engine_argv or demo_argv()

@@ -1,11 +1,11 @@
-"""Workers on one queue, one card each: tokens a second of all, and how far apart they end.
+"""Measure workers on one queue, one card each: tokens per second, and how far apart they end.
 
     python benchmarks/cards.py --cards 0,1 --requests 4096 -- --model PATH ...     (vLLM's own flags)
 
-All workers start, and one load is drained by all of them; then the last one stops, and as many requests a
-worker are drained by the rest, down to one. So the ratios to one worker come from one run, in which each had
-the same number of requests. `--cards -` is a worker without a card: on a CPU, `--cards -,-` tells whether it
-works and not how fast.
+All workers start and drain one load together. Then one worker stops, and the others drain the next
+load, until one worker is left. Each load has the same number of requests per worker, so the ratios
+to one worker come from one run. `--cards -` starts a worker without a card. On a CPU, `--cards -,-`
+only shows that the script works.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MODEL = "m"
 
 @dataclass
 class Card:
-    """A worker of its own process."""
+    """A worker process with one card."""
 
     name: str
     process: "subprocess.Popen[bytes]"
@@ -69,14 +69,14 @@ async def ready(queue: Queue, cards: list[Card]) -> None:
 
 
 async def drain(client: Client, load: list[LoadRequest]) -> tuple[float, list[Result]]:
-    """Return seconds from the submit to the last result, and all results."""
+    """Run a load; return the seconds from the submit to the last result, and all results."""
     started_s = time.perf_counter()
     results = [each async for each in client.as_completed([each.request(MODEL) for each in load])]
     return time.perf_counter() - started_s, results
 
 
 def by_worker(results: list[Result]) -> tuple[Mapping[str, int], float]:
-    """Return the output tokens of each worker, and seconds between the first one's last result and the last's."""
+    """Return each worker's output tokens, and the seconds between the first and the last end."""
     tokens: Counter[str] = Counter()
     ends: dict[str, int] = {}
     for result in results:
@@ -113,9 +113,11 @@ async def measure(options: argparse.Namespace, url: str, running: ExitStack) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--cards", type=lambda text: text.split(","), default=["0", "1"])
-    parser.add_argument("--requests", type=int, default=4096, help="for each worker")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the lengths")
-    parser.add_argument("--out", type=Path, default=Path("cards"), help="for the workers' logs")
+    parser.add_argument("--requests", type=int, default=4096, help="requests for each worker")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of all lengths")
+    parser.add_argument(
+        "--out", type=Path, default=Path("cards"), help="folder of the workers' logs"
+    )
     parser.add_argument("engine_argv", nargs="+", help="vLLM's flags, after --")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

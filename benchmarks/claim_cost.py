@@ -1,10 +1,11 @@
-"""What each scheduling policy costs a claim, in Redis's own time, against first come first served.
+"""Measure what a claim costs under each scheduling policy, compared with `fcfs`.
 
     python benchmarks/claim_cost.py --tenants 1000 --rounds 5
 
-A thousand tenants wait, with twenty requests each and then with one each; claims of 64 take all of it. Redis's time is
-what it counts for its scripts (`INFO commandstats`), so a busy machine blurs little; the whole call is what a worker
-waits for. Policies in turns on one server.
+A thousand tenants have twenty requests each, and in a second table one each. Claims of 64 take all
+of them. Redis's time is that of its scripts (`INFO commandstats`), which other load on the machine
+changes little. The whole call is the time that a worker waits. The policies take turns on one
+server.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.request import Request
 
 WORKER = "gristmill-worker-5d4f9c7b84-x7k2p-01K2ZV7Q3M8T5R9W1X4Y6B0CDE"
-"""As long as the name of a worker in a pod."""
+"""Name with the length that a worker's name has in a pod."""
 
 BODY = b'{"prompt":"' + b"x" * 1000 + b'"}'
 
@@ -54,7 +55,10 @@ async def script_us(queue: Queue) -> float:
 async def claim_us(
     queue: Queue, scheduling: Scheduling, requests: list[Request]
 ) -> tuple[float, float]:
-    """Return microseconds for each request claimed: of Redis, and of the whole calls."""
+    """Claim all requests.
+
+    Return microseconds per request, of Redis's scripts and of the whole calls.
+    """
     await queue.redis.flushdb()
     await queue.register(WORKER, {"device": "none"}, SchedulingPolicy(scheduling))
     for start in range(0, len(requests), SUBMIT):

@@ -1,10 +1,14 @@
-"""Requests a second from submit to result with an engine that answers at once, and idle latency.
+"""Measure requests per second and idle latency with an engine that answers at once.
 
     python benchmarks/end_to_end.py [--requests 20000] [--repeat 3]
 
-One server, one worker process (the stub engine, canonical log lines and all), one client process (this
-one). `drain` counts from the worker's first claim on a full queue; `end to end` submits and waits at the
-same time; `idle` is one request at a time, from before submit to the engine, and to the result in hand.
+There are one server, one worker process and one client process (this one). The worker has the stub
+engine and writes its log.
+
+- `drain` starts the worker on a full queue and counts from the first result that it sees.
+- `end to end` submits and waits for results at the same time.
+- `idle` sends one request at a time. `submit to claim` is the queue's wait, `submit to result` the
+  whole call.
 """
 
 import argparse
@@ -62,7 +66,7 @@ def requests(number: int) -> list[Request]:
 
 
 async def drained(client: Client, queue: Queue, url: str, number: int, log: Path) -> float:
-    """Return requests a second of a worker that starts on a full queue."""
+    """Return the requests per second of a worker that starts on a full queue."""
     await client.submit_many(requests(number))
     with worker(url, log):
         first = await until(queue, 1)
@@ -72,14 +76,14 @@ async def drained(client: Client, queue: Queue, url: str, number: int, log: Path
 
 
 async def until(queue: Queue, number: int) -> int:
-    """Wait until that many succeeded; returns how many."""
+    """Wait until at least this number of requests succeeded, and return their number."""
     while (done := (await queue.stats()).counters.get("succeeded", 0)) < number:
         await asyncio.sleep(0.02)
     return done
 
 
 async def end_to_end(client: Client, number: int) -> float:
-    """Return requests a second, submitted and waited for at the same time."""
+    """Return requests per second of a client that submits and waits at the same time."""
     items = requests(number)
     started_s = time.perf_counter()
     count = 0
@@ -89,7 +93,7 @@ async def end_to_end(client: Client, number: int) -> float:
 
 
 async def idle(client: Client, log: Path) -> tuple[float, float]:
-    """Return median ms from submit to engine, and to the result."""
+    """Return the median milliseconds from submit to claim, and from submit to result."""
     to_result = []
     for item in requests(NUM_IDLE):
         started_s = time.perf_counter()

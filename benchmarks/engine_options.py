@@ -1,15 +1,18 @@
-r"""What vLLM's own options change: one engine start an option, the same load, ratios to the first.
+r"""Measure what vLLM's own options change, on the same load, as ratios to the first option.
 
     python benchmarks/engine_options.py                                     (the demo's SmolLM2 on the CPU)
     python benchmarks/engine_options.py --load prefix -- --model PATH --max-num-seqs 1024 ...
     python benchmarks/engine_options.py --load repeat --option default= \
         --option 'ngram 8=--speculative-config.method ngram --speculative-config.num_speculative_tokens 8' -- --model PATH
 
-What follows `--` are vLLM's flags of every row; an option is a name and the flags that its row has beside
-them. Each row is a process of its own, and the first is run once more at the end: how far its ratio is
-from 1 is how far the others may be off. Prompts are token ids and answers have a fixed length, so all
-rows do the same work. Loads: `mixed` has one long prompt among four, `prefix` has 8 groups with a long
-beginning in common, `repeat` has prompts that repeat themselves, as extraction and code edits do.
+The words after `--` are vLLM's flags for every row. An option is a name and the additional flags of
+its row. Each row runs in a separate process. The first row runs again at the end; the distance of
+its ratio from 1 is the error of the other ratios. Prompts are token ids and answers have a fixed
+length, so all rows do the same work. The loads:
+
+- `mixed`: one prompt in four is long.
+- `prefix`: 8 groups, each with a long common prefix.
+- `repeat`: prompts that repeat themselves, like those of extraction and code edits.
 """
 
 import argparse
@@ -78,7 +81,7 @@ LOADS = {"mixed": mixed, "prefix": prefix, "repeat": repeat}
 
 
 async def one(engine: InProcessEngine, model: str, prompt: Prompt, length: int) -> dict[str, float]:
-    """Answer one request; returns its times in seconds and its tokens."""
+    """Run one request, and return its times in seconds and its tokens."""
     body = {"model": model, "prompt": prompt, "max_tokens": length, "temperature": 0}
     started_s = time.perf_counter()
     response = await engine.post(
@@ -94,7 +97,7 @@ async def one(engine: InProcessEngine, model: str, prompt: Prompt, length: int) 
 async def one_round(
     engine: InProcessEngine, model: str, options: argparse.Namespace, seed: int
 ) -> dict[str, float]:
-    """Run the load once, all of it offered at once."""
+    """Run the load once, with all requests at once."""
     chance = random.Random(seed)
     load = [LOADS[options.load](chance, options.scale) for _ in range(options.requests)]
     started_s = time.perf_counter()
@@ -117,7 +120,7 @@ async def measure(options: argparse.Namespace) -> Measured:
     try:
         model = info.models[0]
         await one(engine, model, some_ids(random.Random(0), 16), 8)
-        # Every round has prompts of its own, or the prefix cache would know all of them.
+        # Each round has other prompts. Otherwise the prefix cache would have all of them.
         rounds = [
             await one_round(engine, model, options, seed) for seed in range(1, 1 + options.rounds)
         ]
@@ -128,15 +131,16 @@ async def measure(options: argparse.Namespace) -> Measured:
 
 
 def measured_apart(options: argparse.Namespace, flags: str) -> Measured | None:
-    """Measure in a process of its own, so that no row inherits anything of the one before.
+    """Measure in a separate process, so that no row depends on an earlier one.
 
     Returns:
-        None where the engine did not start with these flags, or failed; it said why on stderr.
+        The row; None if the engine did not start with these flags or failed. Its stderr has the
+        reason.
     """
     command = [sys.executable, __file__, "--only", "--load", options.load]
     command += ["--requests", str(options.requests), "--rounds", str(options.rounds)]
     command += ["--scale", str(options.scale), "--", *options.engine_argv, *shlex.split(flags)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603  # this very script
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603  # this script
     if done.returncode:
         return None
     lines = [line for line in done.stdout.splitlines() if line.startswith(b'{"tokens_per_s"')]
@@ -178,10 +182,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--load", choices=LOADS, default="mixed")
-    parser.add_argument("--option", type=an_option, action="append", help="NAME=FLAGS, a row")
+    parser.add_argument("--option", type=an_option, action="append", help="row, as NAME=FLAGS")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the prompts' lengths")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the prompts' lengths")
     parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)
     ours, engine_argv = split(sys.argv[1:])
     options = parser.parse_args(ours, argparse.Namespace(engine_argv=engine_argv or on_the_cpu()))

@@ -1,12 +1,17 @@
-"""Output tokens a second through Redis and the worker, over the same engine fed directly.
+"""Measure tokens per second through Redis and worker, relative to the engine without them.
 
     python benchmarks/engine_share.py -- --model PATH --max-num-seqs 128 ...     (vLLM's own flags)
 
-One engine, one process, the same settings on both sides: each round runs the load twice, in turns first
-and second, once as bare `AsyncLLM.generate` of all requests at once and once claimed from Redis by the
-worker's own loop, answered by vLLM's OpenAI layer and settled. Prompts are token ids and outputs have a
-fixed length, so both sides do the same work; prefix caching is off, or the second side would gain by it.
-Without flags it runs the demo's SmolLM2 on the CPU.
+One engine in one process serves both sides with the same settings. Each round runs the load in both
+ways, every second round in the reverse order:
+
+- Bare `AsyncLLM.generate` gets all requests at once.
+- The worker's own loop claims the requests from Redis, vLLM's OpenAI layer answers them, and the
+  loop settles them.
+
+Prompts are token ids and outputs have a fixed length, so both sides do the same work. Turn prefix
+caching off, or the second run of a load profits from the first. Without flags the demo's SmolLM2
+runs on the CPU, with it off.
 """
 
 import argparse
@@ -34,7 +39,7 @@ from gristmill.worker.wiring import work
 
 
 async def bare(engine: InProcessEngine, load: Sequence[LoadRequest]) -> float:
-    """Return seconds for all requests at once, through AsyncLLM alone."""
+    """Run all requests at once through AsyncLLM alone, and return the seconds."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -62,8 +67,8 @@ async def queued(
     """Run a load through Redis and the worker.
 
     Returns:
-        Seconds from the first claim to the last record, and the mean number of running sequences over
-        the steps until the queue was empty.
+        Seconds from the start of the worker to the last record, and the mean number of running
+        sequences over the steps until the queue was empty.
     """
     name = f"bench-{ULID()}"
     redis = connect(url)
@@ -77,7 +82,7 @@ async def queued(
     liveness = Liveness(600, 60, 60)
     supervisor = Supervisor(engine, settings, drain, liveness)
     working = asyncio.create_task(work(settings, supervisor, info, drain, liveness))
-    running: dict[int, int] = {}  # by step
+    running: dict[int, int] = {}  # running sequences by step
     while (counters := (await queue.stats()).counters).get("succeeded", 0) < len(requests):
         if working.done():
             working.result()
@@ -143,11 +148,13 @@ def demo_argv() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Measure the share of the engine's speed that is left."
+        description="Measure the share of the engine's own speed that the queue reaches."
     )
     parser.add_argument("--requests", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--scale", type=float, default=0.5, help="of the lengths; 1 for a GPU")
+    parser.add_argument(
+        "--scale", type=float, default=0.5, help="factor of all lengths; 1 for a GPU"
+    )
     parser.add_argument("engine_argv", nargs="*", help="vLLM's own flags, after --")
     options = parser.parse_args()
     options.engine_argv = options.engine_argv or demo_argv()

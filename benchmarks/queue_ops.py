@@ -1,9 +1,9 @@
-"""Queue operations a second, and Redis bytes a request, with everything on.
+"""Measure queue operations per second and Redis bytes per request, with all features on.
 
     python benchmarks/queue_ops.py [--requests 100000] [--repeat 3] [--server redis-server]
 
-1 KB requests of 8 tenants over 3 priorities in one batch; submits of 500, claims of 64, acks of 64, one
-client and one server. Medians; the table is what docs/performance.md keeps.
+One client sends 1 KB requests of 8 tenants and 3 priorities in one batch to one server. A submit
+has 500 requests, a claim 64, an ack 64. The table has medians; docs/performance.md shows it.
 """
 
 import argparse
@@ -48,7 +48,7 @@ async def used_bytes(queue: Queue) -> int:
 
 
 async def submit_all(queue: Queue, number: int) -> float:
-    """Return seconds."""
+    """Submit all requests, and return the seconds."""
     chunks = [
         [a_request(i) for i in range(start, start + SUBMIT)] for start in range(0, number, SUBMIT)
     ]
@@ -59,7 +59,7 @@ async def submit_all(queue: Queue, number: int) -> float:
 
 
 async def claim_all(queue: Queue, number: int) -> tuple[float, list[Claimed]]:
-    """Return seconds, and what was claimed."""
+    """Claim all requests, and return the seconds and the claimed requests."""
     claimed: list[Claimed] = []
     started_s = time.perf_counter()
     while len(claimed) < number:
@@ -68,7 +68,7 @@ async def claim_all(queue: Queue, number: int) -> tuple[float, list[Claimed]]:
 
 
 async def ack_all(queue: Queue, claimed: Sequence[Claimed]) -> float:
-    """Return seconds."""
+    """Ack all requests, and return the seconds."""
     settlements = [
         Settlement(item.id, item.delivery, "succeeded", response_outcome(1, "worker", 200, ANSWER))
         for item in claimed
@@ -80,7 +80,7 @@ async def ack_all(queue: Queue, claimed: Sequence[Claimed]) -> float:
 
 
 async def measure(url: str, number: int, repetition: int) -> tuple[float, float, float, float]:
-    """Return submits, claims and acks a second, and bytes a queued request."""
+    """Return requests submitted, claimed and acked per second, and bytes per queued request."""
     redis = connect(url)
     queue = Queue(redis, f"bench-{repetition}", Limits(lease_ms=600_000, result_ttl_ms=3_600_000))
     await queue.register("worker", {"device": "none"})
@@ -98,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the queue's operations.")
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--server", help="binary to measure; the embedded Valkey unless given")
+    parser.add_argument("--server", help="server binary to measure; default: the embedded Valkey")
     options = parser.parse_args()
     binary = Path(shutil.which(options.server) or options.server) if options.server else None
     with running_server(binary) as url:

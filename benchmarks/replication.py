@@ -1,12 +1,16 @@
-"""What a Sentinel failover loses, and what it costs to lose less.
+"""Measure what a Sentinel failover loses, and what each protection from the loss costs.
 
     python benchmarks/replication.py [--kills 5] [--requests 50000] [--repeat 3]
 
-A primary, a replica and three sentinels on this machine (down-after 1 s). For the loss, four tasks submit 1 KB
-requests at full speed until the primary dies; then each acknowledged id is looked for on its successor. `kill -9`
-of the process leaves what it had written to its sockets; to lose the host too, replication runs through a relay
-that holds each byte for some milliseconds and dies with the primary. For the cost, the same submits run in turns
-with each protection, on one set of servers. docs/operations.md keeps the tables.
+A primary, a replica and three sentinels run on this machine (down-after 1 s).
+
+- Loss: four tasks submit 1 KB requests at full speed until the primary dies. The script then looks
+  for each acknowledged id on the new primary. `kill -9` of the process keeps the bytes that it had
+  written to its sockets. To lose these too, as with the host, replication runs through a relay. The
+  relay delays each byte by some milliseconds and dies with the primary.
+- Cost: the same submits run with each protection in turns, on one set of servers with one sentinel.
+
+docs/operations.md shows the tables.
 """
 
 import argparse
@@ -39,13 +43,13 @@ LINK_UP = ("INFO", "replication"), "master_link_status:up"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one death of the primary cost.
+    """The loss by one death of the primary.
 
     Attributes:
-        acknowledged: Requests whose submit had returned.
-        lost: Those of them that the new primary does not know.
-        rate: Requests a second before.
-        recovery_s: From the death to the first write on the new primary.
+        acknowledged: Number of requests whose submit had returned.
+        lost: Number of these that the new primary does not know.
+        rate: Acknowledged requests per second before the death.
+        recovery_s: Seconds from the death to the first write on the new primary.
     """
 
     acknowledged: int
@@ -62,7 +66,7 @@ def some_requests(name: str, first: int, number: int) -> list[Request]:
 
 
 def relay_for(stack: ExitStack, replicated: Replicated, delay_ms: int) -> "subprocess.Popen[bytes]":
-    """Let the replica follow through a relay that holds each byte for a time."""
+    """Make the replica follow through a relay that delays each byte by `delay_ms`."""
     port = free_port()
     command = [
         sys.executable,
@@ -96,7 +100,7 @@ async def submit_until_dead(queue: Queue, name: str, acknowledged: list[str]) ->
 async def lose(
     replicated: Replicated, relay: "subprocess.Popen[bytes] | None", limits: Limits
 ) -> Loss:
-    """Submit, kill, count."""
+    """Submit until the primary is killed, then count the acknowledged and lost requests."""
     queue = Queue(connect(replicated.url), "loss", limits)
     acknowledged: list[str] = []
     submitting = [
@@ -142,7 +146,7 @@ async def submits_a_second(url: str, name: str, limits: Limits, number: int, a_c
 
 
 def costs(number: int, repeat: int) -> dict[tuple[str, int], list[float]]:
-    """Return rates by protection and requests a call."""
+    """Return the submitted requests per second by protection and requests per call."""
     rates: dict[tuple[str, int], list[float]] = {}
     with running_sentinels(num_sentinels=1) as replicated:
         for turn in range(repeat):
@@ -182,7 +186,7 @@ def tabulate_losses(kills: int) -> None:
 
 
 async def relay(port: int, target: int, delay_ms: int) -> None:
-    """Hand bytes on after a time."""
+    """Forward bytes between `port` and `target`, each after `delay_ms`."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()

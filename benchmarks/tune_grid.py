@@ -1,12 +1,17 @@
-"""What `gristmill tune` finds, over the best of a full grid that is measured in the same run.
+"""Compare the choice of `gristmill tune` with the best point of a full grid on the same machine.
 
     python benchmarks/tune_grid.py --seqs 4,8,16,32,64 --tokens 512,2048 -- --model PATH ...   (vLLM's own flags)
 
-Three stages, any of which may run alone (`--stages`; what the others found is read from `--out`, so that a
-machine lent for ten minutes at a time is enough): `grid` starts an engine for each pair and measures it full;
-`tune` searches from where the flags stand, within `--budget`; `compare` measures the grid's best and what tune
-chose once more, in turns on fresh engines, because the best of many noisy points is partly luck. A grid that was
-cut off goes on where it was.
+The script has three stages:
+
+- `grid` starts an engine for each pair and measures it full. After an interruption it measures only
+  missing points.
+- `tune` searches from the values of the flags, within `--budget`.
+- `compare` measures the grid's best and tune's choice again, in turns on new engines. The best of
+  many noisy points is partly luck.
+
+`--stages` runs some of them alone; the script then reads the results of the others from `--out`. So
+a machine that you have for ten minutes at a time is enough.
 """
 
 import argparse
@@ -33,7 +38,7 @@ NO_LIMIT_S = 86_400.0
 
 
 class FixedPoints(Budget):
-    """No end, and points of a given length."""
+    """A budget that does not end, with points of a given length."""
 
     def __init__(self, point_s: float) -> None:
         super().__init__(NO_LIMIT_S, time.monotonic())
@@ -59,7 +64,7 @@ def arguments() -> argparse.Namespace:
         "--point-s", type=float, default=15, help="seconds for each point of the grid"
     )
     parser.add_argument("--budget", type=float, default=360, help="seconds for tune")
-    parser.add_argument("--rounds", type=int, default=2, help="of the comparison")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of the comparison")
     parser.add_argument("--stages", default=",".join(STAGES))
     parser.add_argument("--out", type=Path, default=Path("tune_grid"))
     parser.add_argument("argv", nargs="+", help="vLLM's flags, after --")
@@ -78,7 +83,7 @@ async def grid(
     points: list[MeasuredPoint],
     keep: Callable[[list[MeasuredPoint]], None],
 ) -> None:
-    """Measure every pair, full, that an earlier call has not; each is kept at once."""
+    """Measure a full engine of each pair that has no point yet, and save each point at once."""
     settings = [Setting(s, t) for t in args.tokens for s in args.seqs if t >= s]
     for candidate in [Candidate(each, each.full) for each in settings]:
         if all(each.candidate != candidate for each in points):
@@ -89,7 +94,7 @@ async def grid(
 async def compare(
     args: argparse.Namespace, runner: EngineRunner, rivals: list[Candidate]
 ) -> list[MeasuredPoint]:
-    """Measure in turns, each time on a fresh engine, every second round backwards."""
+    """Measure the rivals in turns, each on a new engine, every second round in reverse order."""
     points = []
     for i in range(args.rounds):
         for candidate in rivals if i % 2 == 0 else reversed(rivals):

@@ -1,7 +1,8 @@
 """Check every manifest against Kubernetes' own schemas, strictly: an unknown field is an error.
 
-`make check` runs it. Plain manifests need nothing but this Python; kustomizations are rendered, and
-their output checked, where `kubectl` or `kustomize` is on the PATH (neither contacts a cluster).
+`make check` runs it. Plain manifests need only this Python. If `kubectl` or `kustomize` is on the
+PATH, the script also renders the kustomizations and checks their output; neither tool contacts a
+cluster.
 """
 
 import shutil
@@ -16,7 +17,7 @@ import yaml  # type: ignore[import-untyped]
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
-"""The oldest Kubernetes that we promise, and the newest that the schemas know."""
+"""The oldest Kubernetes that Gristmill supports, and the newest for which there are schemas."""
 
 
 def kustomizations() -> list[Path]:
@@ -25,17 +26,20 @@ def kustomizations() -> list[Path]:
 
 
 def plain_manifests() -> list[Path]:
-    """Return the files that hold whole objects; what lies in an overlay is a patch."""
+    """Return the files with complete objects.
+
+    Files of an overlay are patches, so they are left out.
+    """
     overlays = HERE / "overlays"
     found = (path for path in HERE.rglob("*.yaml") if path.name != "kustomization.yaml")
     return sorted(path for path in found if not path.is_relative_to(overlays))
 
 
 def render(folder: Path) -> str | None:
-    """Return what a kustomization makes, or None where nothing here can render it.
+    """Return the rendered objects of a kustomization; None without kubectl and kustomize.
 
     Raises:
-        SystemExit: It does not render; the message is kustomize's.
+        SystemExit: It cannot be rendered; the message has kustomize's error.
     """
     if found := shutil.which("kubectl"):
         command = [found, "kustomize", str(folder)]
@@ -45,7 +49,7 @@ def render(folder: Path) -> str | None:
         return None
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # found above
     if done.returncode != 0:
-        sys.exit(f"{folder.relative_to(HERE.parent)} does not render: {done.stderr.strip()}")
+        sys.exit(f"{folder.relative_to(HERE.parent)} cannot be rendered: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -55,7 +59,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def faults(item: dict[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with an object, once a Kubernetes version."""
+    """Yield each error of an object, for each Kubernetes version."""
     name = f"{item['kind']}/{item['metadata']['name']}"
     for version in VERSIONS:
         try:
@@ -68,12 +72,12 @@ def faults(item: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Check everything; exit with status 1 and the faults if there are any."""
+    """Check all manifests and kustomizations; exit with status 1 and the errors if any."""
     sources = {path.relative_to(HERE.parent): path.read_text() for path in plain_manifests()}
     for folder in kustomizations():
         name = folder.relative_to(HERE.parent)
         if (rendered := render(folder)) is None:
-            sys.stdout.write(f"{name}: not rendered, there is neither kubectl nor kustomize\n")
+            sys.stdout.write(f"{name}: not checked; install kubectl or kustomize to render it\n")
         else:
             sources[name] = rendered
     found = [

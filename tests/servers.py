@@ -1,6 +1,7 @@
 """Redis as people run it: a cluster of three, a primary with replicas and sentinels. On free ports, gone after use."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from gristmill.local.processes import die_with_parent, free_port
 from gristmill.local.redis_server import running_server, server_binary
 from gristmill.shared.redis_url import parse
 
+OPERATIONS = (Path(__file__).resolve().parents[1] / "docs" / "operations.md").read_text()
 NUM_SLOTS = 16_384
 SERVICE = "mymaster"
 DOWN_AFTER_MS = 1000
@@ -45,6 +47,13 @@ def with_user(url: str, user: str, password: str) -> str:
     """Return the URL under which a user comes in."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{user}:{password}@{rest.rpartition('@')[2]}"
+
+
+def with_least_user(url: str) -> str:
+    """Return the URL of the user of docs/operations.md, made with the lines that stand there."""
+    for rights in re.findall(r"^ACL SETUSER gristmill (?!.*sentinel).*", OPERATIONS, re.MULTILINE):
+        ask_all(url, *rights.split())
+    return with_user(url, "gristmill", "password")
 
 
 def without_dangerous(url: str) -> str:

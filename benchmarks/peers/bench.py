@@ -1,4 +1,4 @@
-"""One row at work: its producer calls, its worker, and how far it is, seen from outside."""
+"""Run one row: call its producer, run its worker, read its progress from Redis and marks."""
 
 import json
 import os
@@ -21,11 +21,11 @@ POLL_S = 0.02
 
 
 class PeerFailed(Exception):
-    """It did not do what was asked; the text says what came instead."""
+    """A peer failed; the text says what happened."""
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and its children, those in process groups of their own too."""
+    """Kill a process and its children, including those in other process groups."""
     try:
         parent = psutil.Process(process.pid)
         doomed = [parent, *parent.children(recursive=True)]
@@ -41,10 +41,10 @@ class Bench:
     """Runs one row against one server.
 
     Args:
-        row: Which queue, how configured.
-        python: The interpreter of its environment.
-        url: The server, for this row alone while it works.
-        folder: For logs and marks.
+        row: Queue and configuration to run.
+        python: Interpreter of the row's environment.
+        url: URL of the server, which nothing else uses while the row runs.
+        folder: Folder for logs and marks.
     """
 
     def __init__(self, row: Row, python: Path, url: str, folder: Path) -> None:
@@ -71,11 +71,19 @@ class Bench:
         }
 
     def empty(self) -> None:
-        """Forget all that the server holds."""
+        """Delete everything on the server."""
         self._databases[0].flushall()
 
     def call(self, action: str, number: int) -> list[float]:
-        """Have the producer do something that many times; returns the seconds it measured."""
+        """Make the producer do an action `number` times, and return the seconds that it measured.
+
+        Args:
+            action: submit, answers or slow.
+            number: Number of tasks.
+
+        Raises:
+            PeerFailed: The producer failed or took more than `CALL_LIMIT_S`.
+        """
         self._number = number
         command = [str(self._python), str(TASKS / "call.py"), self.row.module, action, str(number)]
         try:
@@ -96,7 +104,7 @@ class Bench:
 
     @contextmanager
     def worker(self) -> Iterator[None]:
-        """Run the worker for the length of a block; then it is killed, with its children."""
+        """Run the worker for the length of a block, then kill it and its children."""
         command = [part.format(url=self._url, tasks=TASKS) for part in self.row.worker]
         command[0] = str(self._python.parent / command[0])
         with self._log.open("ab") as log:
@@ -114,10 +122,10 @@ class Bench:
             kill(process)
 
     def until(self, number: int, limit_s: float | None = None) -> int:
-        """Wait until that many are done, or `limit_s` is over; returns how many.
+        """Wait until `number` tasks are done or `limit_s` is over; return the number of done tasks.
 
         Raises:
-            PeerFailed: Without a limit, nothing came for a minute.
+            PeerFailed: There is no limit, and a minute was not enough.
         """
         started_s = time.monotonic()
         while (done := self.row.num_done(self._databases, self._number)) < number:
@@ -130,7 +138,13 @@ class Bench:
         return done
 
     def until_marked(self, event: str, number: int, limit_s: float | None = None) -> list[int]:
-        """Wait until that many tasks left such a mark; returns the tasks, twice if marked twice."""
+        """Wait until `number` tasks left such a mark, and return the task of each mark.
+
+        A task that left the mark twice appears twice.
+
+        Raises:
+            PeerFailed: There is no limit, and a minute was not enough.
+        """
         started_s = time.monotonic()
         while len(set(marked := self._marked(event))) < number:
             waited_s = time.monotonic() - started_s

@@ -1,11 +1,12 @@
-"""The same chats through Gristmill and through each other way to run a batch on vLLM, and without vLLM.
+"""Run the same chats through Gristmill, through other batch runners on vLLM, and transformers.
 
     python benchmarks/peers/engines.py [--requests 96] [--rounds 3] [--scale 0.25] [-- vLLM's own flags]
 
-Each system is a process of its own (systems/), with the same model, flags, input file, threads, temperature 0 and
-fixed lengths; in turns, each round in another order. Nothing is warmed up. `start` is what passes until the engine
-waits for requests; the run goes from there to the last answer in hand. Ray comes from an environment of its own
-that sees the vLLM which is here. Without flags it runs the demo's SmolLM2 on the CPU.
+Each system is a script in `systems/` and runs in a separate process. All have the same model,
+flags, input file and threads, temperature 0 and fixed lengths. The systems take turns, each round
+in another order, without a warm-up. `start` is the time until the engine waits for requests. The
+run lasts from then until the last answer arrives. Ray has a separate environment, which also sees
+the installed vLLM. Without flags the demo's SmolLM2 runs on the CPU.
 """
 
 import argparse
@@ -36,12 +37,12 @@ RUN_LIMIT_S = 1200.0
 RAY_PACKAGES = (
     "ray[data]", "jsonref", "jsonschema", "hf_transfer", "pybind11", "meson", "typer",
 )  # fmt: skip
-"""What `ray[llm]` asks for and its batch stages import, without the vLLM release that it pins."""
+"""Packages that the batch stages of `ray[llm]` import, without the vLLM release that it pins."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One way to run a batch: a script of `systems/`, and what it needs beside vLLM."""
+    """One way to run a batch: a script of `systems/`, and its packages in addition to vLLM."""
 
     name: str
     script: str
@@ -50,7 +51,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one process reported."""
+    """The report of one process: seconds, answers and versions."""
 
     start_s: float
     run_s: float
@@ -72,11 +73,11 @@ ALL = (
 
 
 class SystemFailed(Exception):
-    """It left without a report; the text is its last words."""
+    """A system took too long, wrote no report or gave wrong lengths; the text has the reason."""
 
 
 def cpu_environment() -> dict[str, str]:
-    """Return what the worker sets for an engine on a CPU, for every system: all cores, no second process."""
+    """Return the worker's variables for an engine on a CPU: all cores, no second process."""
     return {
         "OMP_NUM_THREADS": str(os.cpu_count()),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -91,7 +92,8 @@ def run(
     """Run one system on one input file.
 
     Raises:
-        SystemFailed: It did not end well in 20 minutes, or an answer has another length than asked for.
+        SystemFailed: It did not end within 20 minutes, wrote no report, or an answer has a wrong
+            length.
     """
     report = source.with_name(f"{system.script}.json")
     report.unlink(missing_ok=True)
@@ -116,9 +118,7 @@ def run(
         except subprocess.TimeoutExpired:
             raise SystemFailed(f"not done in {RUN_LIMIT_S:.0f} s") from None
         finally:
-            with suppress(
-                ProcessLookupError
-            ):  # whatever it left behind, an engine's process for one
+            with suppress(ProcessLookupError):  # processes that it left behind, such as an engine's
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if not report.exists():
@@ -212,8 +212,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure Gristmill beside other batch runners.")
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=0.25, help="of the lengths; 1 for a GPU")
-    parser.add_argument("--only", nargs="*", default=[], help="systems whose name has such a word")
+    parser.add_argument("--scale", type=float, default=0.25, help="factor of lengths; 1 for a GPU")
+    parser.add_argument("--only", nargs="*", default=[], help="words of the systems' names to run")
     parser.add_argument("engine_argv", nargs="*", help="vLLM's own flags, after --")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:

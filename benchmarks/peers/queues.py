@@ -1,14 +1,20 @@
-"""A task that does nothing, through Gristmill and through each Python queue on Redis.
+"""Run a task that does nothing through Gristmill and through each Python queue on Redis.
 
     python benchmarks/peers/queues.py [--tasks 5000] [--rounds 3] [--only WORD ...]
 
-One Valkey, emptied before each row; one producer process, one worker process; each peer in an environment of its
-own (venvs.py) with its newest release; the rows in turns, round after round, each round in another order.
-`enqueue` has no worker running. `drain` starts the worker on the full queue and counts from the first done to the
-last, or for 20 s. `idle` is one task at a time, from before its enqueue to the result in the producer's hand, by
-the peer's own way to wait (polling, where that is its way, every 5 ms). Then, once and all at the same time, what a
-worker's death costs: 8 tasks that cannot end yet, `kill -9` of the worker and its children, a new worker with which
-they end at once, and a count of those that did within `--kill-wait-s`.
+Each row has one producer process and one worker process. All rows use one Valkey, which is emptied
+before each. Each peer has a separate environment (`venvs.py`) with its newest release. The rows
+take turns, each round in another order.
+
+- `enqueue` runs without a worker.
+- `drain` starts the worker on the full queue and counts from the first done task to the last, for
+  at most 20 s.
+- `idle` is one task at a time, from before its enqueue until the producer has the result. The
+  producer waits as the peer's own client does; a client that polls does so every 5 ms.
+- `ended within` shows what a worker's death costs. 8 tasks start and cannot end yet. The script
+  kills the worker and its children with `kill -9`, lets tasks end at once from then on, and starts
+  a new worker. It counts the tasks that end within `--kill-wait-s`. All rows do this once, at the
+  same time, each on its own server.
 """
 
 import argparse
@@ -33,10 +39,10 @@ DRAIN_LIMIT_S = 20.0
 NUM_IDLE = 100
 NUM_SLOW = 8
 BEGINNING_S = 1.0
-"""From the first task's start to the kill, so that a worker that runs several at once has begun them."""
+"""Seconds from the first task's start to the kill, so that a worker can start several tasks."""
 
 Timing = tuple[float, float, float]
-"""Enqueued a second, drained a second, idle milliseconds."""
+"""Tasks enqueued per second, tasks drained per second, milliseconds of an idle task."""
 
 
 def timing(bench: Bench, number: int) -> Timing:
@@ -56,7 +62,7 @@ def timing(bench: Bench, number: int) -> Timing:
 
 
 def killed(bench: Bench, wait_s: float) -> str:
-    """Return how many tasks ended although their worker was killed, and when the last one did."""
+    """Kill a worker; return, as text, how many of its tasks ended and when the last ended."""
     with bench.worker():
         bench.call("slow", NUM_SLOW)
         bench.until_marked("start", 1)
@@ -71,7 +77,7 @@ def killed(bench: Bench, wait_s: float) -> str:
 
 
 def rounds(benches: Sequence[Bench], number: int, num_rounds: int) -> dict[str, list[Timing] | str]:
-    """Return each row's timings, or why it has none."""
+    """Return the timings of each row, or the reason of its failure."""
     found: dict[str, list[Timing] | str] = {}
     for turn in range(num_rounds):
         for bench in [*benches[turn % len(benches) :], *benches[: turn % len(benches)]]:
@@ -87,7 +93,10 @@ def rounds(benches: Sequence[Bench], number: int, num_rounds: int) -> dict[str, 
 
 
 def deaths(rows: Sequence[tuple[Row, Path]], wait_s: float, folder: Path) -> dict[str, str]:
-    """Return what each row made of a killed worker; all at once, since they mostly wait."""
+    """Return the result of `killed` for each row.
+
+    All rows run at the same time, because they mostly wait.
+    """
 
     def one(item: tuple[Row, Path]) -> str:
         with running_server() as url:
@@ -130,7 +139,7 @@ def table(found: dict[str, list[Timing] | str], died: dict[str, str], wait_s: fl
 
 
 def installed(rows: Sequence[Row]) -> tuple[list[tuple[Row, Path]], dict[str, list[Timing] | str]]:
-    """Return the rows with their interpreters, and why the others have none."""
+    """Install the rows; return the interpreter of each, or the reason of a failure."""
     ready: list[tuple[Row, Path]] = []
     missing: dict[str, list[Timing] | str] = {}
     for row in rows:
@@ -150,8 +159,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the queue beside its peers.")
     parser.add_argument("--tasks", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kill-wait-s", type=float, default=120, help="0 leaves it out")
-    parser.add_argument("--only", nargs="*", default=[], help="rows whose name has such a word")
+    parser.add_argument("--kill-wait-s", type=float, default=120, help="0 skips the kill")
+    parser.add_argument("--only", nargs="*", default=[], help="words of the rows' names to run")
     options = parser.parse_args()
     wanted = [row for row in ROWS if not options.only or any(w in row.name for w in options.only)]
     ready, missing = installed(wanted)

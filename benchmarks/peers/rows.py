@@ -1,4 +1,4 @@
-"""The queues that are compared: how each is installed, run and seen to be done."""
+"""The compared queues: how to install each, how to run it, and how to count its done tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,8 @@ from redis import Redis
 from gristmill.shared.keys import Keys
 
 CONCURRENCY = 100
-"""Tasks at once of each worker that is one event loop; threads and processes have their own."""
+"""Tasks that a worker with one event loop runs at once; workers with threads or processes set their
+own number."""
 
 
 Databases = Mapping[int, Redis]
@@ -21,12 +22,13 @@ class Row:
     """One queue in one configuration.
 
     Args:
-        name: As the table says it.
-        module: In `tasks/`.
-        worker: Its command, after the `bin` folder of its environment.
-        num_done: How many of the given number submitted are done, seen from outside.
-        packages: What pip installs; nothing for Gristmill, which runs as it is here.
-        environment: More variables of worker and producer.
+        name: Name in the table.
+        module: Module in `tasks/`.
+        worker: Command of the worker; its first word is in the `bin` folder of the environment.
+        num_done: Returns how many of the given number of submitted tasks are done, from Redis
+            alone.
+        packages: Packages that pip installs; empty for Gristmill, which runs from this environment.
+        environment: Additional variables of worker and producer.
     """
 
     name: str
@@ -67,7 +69,7 @@ _CELERY = (
 )  # fmt: skip
 _DRAMATIQ = ("dramatiq", "dramatiq_tasks", "--processes", "1", "--threads", "8")
 _SAQ_PACKAGES = ("saq[redis]", "typing-extensions")
-"""The second is what saq 0.26.4 imports and does not ask for."""
+"""saq 0.26.4 imports the second package but does not require it."""
 _SAQ = ("saq", "saq_tasks.settings", "--quiet")
 _TASKIQ = (
     "taskiq", "worker", "taskiq_tasks:broker", "--workers", "1", "--log-level", "ERROR",

@@ -1,7 +1,7 @@
-"""An environment of its own for each peer, under the user's cache; made once, gone with `rm -r`.
+"""A separate environment for each peer, in the user's cache. It is made once; `rm -r` removes it.
 
-Peers pin clients that exclude each other (arq wants a redis-py that Gristmill refuses), and none of
-them may change what Gristmill itself runs with.
+Peers require clients that exclude each other: arq needs a redis-py that Gristmill does not accept.
+And no peer may change the packages of Gristmill itself.
 """
 
 import json
@@ -15,16 +15,16 @@ INSTALL_TIMEOUT_S = 900
 
 
 class NotInstalled(Exception):
-    """The peer is not here and cannot be fetched; the text says why."""
+    """pip could not install the peer; the text has the reason."""
 
 
 def environment(name: str, packages: Sequence[str], *, with_ours: bool = False) -> Path:
-    """Return the interpreter of the peer's environment; installs what is missing.
+    """Make the peer's environment unless it exists, and return its interpreter.
 
     Args:
-        name: Of the environment's folder.
-        packages: What pip installs; the newest release that it finds.
-        with_ours: See the packages of the running interpreter too, vLLM for one.
+        name: Name of the environment's folder.
+        packages: Packages to install with pip, which takes the newest release that it finds.
+        with_ours: True if the environment also sees the packages of this interpreter, such as vLLM.
 
     Raises:
         NotInstalled: pip failed, as it does without a network.
@@ -45,7 +45,7 @@ def environment(name: str, packages: Sequence[str], *, with_ours: bool = False) 
 
 
 def versions(python: Path, packages: Sequence[str]) -> str:
-    """Return `name version` of each package, as installed for that interpreter."""
+    """Return `name version` of each package in an interpreter's environment."""
     names = [package.split("[")[0] for package in packages]
     code = "import sys, importlib.metadata as m; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
     return _run([str(python), "-c", code, *names]).strip()

@@ -1,7 +1,7 @@
-"""Real vLLM engines on the CPU, with the tiny model; nothing here is mocked.
+"""Provide real vLLM engines on the CPU with a tiny model; nothing here is a mock.
 
-One engine in this process and one server, its true HTTP twin, are shared by all tests of the
-session; a test that breaks an engine builds its own.
+All tests of the session share one engine in this process and one vLLM server with the same
+arguments. A test that breaks an engine builds a separate one.
 """
 
 import os
@@ -21,15 +21,15 @@ from gristmill.local.redis_server import running_server
 from gristmill.worker.engine import EngineInfo, InProcessEngine, RemoteEngine
 from gristmill.worker.engine.vllm.arguments import CPU_WORKER
 
-# One compute thread: two of them on two busy cores spin for each other and take ten times as long.
+# Use one compute thread. Two threads on two busy cores wait for each other and take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MODEL = "tiny"
 KV_CACHE_BYTES = 64 * 2**20
 STOP_S = 20
 
-# What vLLM, torch and their dependencies warn about on import and at work. Not ours to mend; the
-# filters of pyproject.toml stay in force for every other category and module.
+# Warnings of vLLM, torch and their dependencies, which we cannot fix. For every other category and
+# module the filters of pyproject.toml stay in force.
 VLLM_WARNINGS = (
     "default::DeprecationWarning",
     "default::FutureWarning",
@@ -39,13 +39,13 @@ VLLM_WARNINGS = (
 
 
 def pytest_configure() -> None:
-    # Raised from a finaliser at some later moment, even after the last test: after a shutdown vLLM
-    # drops a ZeroMQ context whose sockets it has closed. During the tests pyproject.toml says it.
+    # After a shutdown vLLM drops a ZeroMQ context whose sockets it has closed. A finaliser then
+    # warns, perhaps after the last test, when the filters of pyproject.toml no longer apply.
     warnings.filterwarnings("ignore", "Unclosed context", ResourceWarning)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Loosen the warning filters, and the time limit, for the tests of this folder alone."""
+    """Loosen the warning filters and the time limit for the tests of this folder only."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(180))
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """The URL of one server; the engines do not see what stands behind it."""
+    """Return the URL of one Redis server for all tests of the session."""
     with running_server() as url:
         yield url
 
@@ -67,7 +67,7 @@ def model_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def argv(model_dir: Path) -> list[str]:
-    """Arguments of vLLM that make a small engine fast to start."""
+    """Return vLLM's arguments for a small engine that starts fast."""
     return [
         *("--model", str(model_dir), "--served-model-name", MODEL),
         *("--max-num-seqs", "8", "--max-num-batched-tokens", "4096"),
@@ -99,7 +99,7 @@ def info(in_process: tuple[InProcessEngine, EngineInfo]) -> EngineInfo:
 
 @pytest.fixture(scope="session")
 def server_url(argv: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A true vLLM server over HTTP; its module is what `vllm serve` runs."""
+    """Return the URL of a vLLM server; it runs the module that `vllm serve` runs."""
     port = _free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *argv]
     command += ["--scheduling-policy", "priority", "--shutdown-timeout", "60"]  # our defaults
@@ -145,7 +145,7 @@ def engine_processes() -> Callable[[], list[psutil.Process]]:
 
 
 def _children() -> list[psutil.Process]:
-    """Children of this process, without Python's own resource tracker, which stays."""
+    """Return this process's children, without Python's resource tracker, which stays."""
     found = psutil.Process().children(recursive=True)
     return [each for each in found if not _is_tracker(each)]
 

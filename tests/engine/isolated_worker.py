@@ -1,7 +1,7 @@
-"""A worker in miniature, run by `test_engine_faults` in a process group of its own.
+"""Run a minimal worker; `test_engine_faults` starts it in a separate process group.
 
-It ignores signals as a draining worker does, says so once requests run, and prints one line with
-how each of them ended: their statuses, finish reasons and the engine's state.
+It ignores signals as a draining worker does, and prints a line once requests run. At the end it
+prints one line with their statuses, their finish reasons and the engine's state.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A base model and its LoRA adapter on one engine: names, answers, and where a request goes."""
+"""Test a base model and its LoRA adapter on one engine: names, answers and routing."""
 
 from pathlib import Path
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""Scenario 26 on a true engine whose KV cache is far too small for all that it could run."""
+"""Test scenario 26 on a real engine whose KV cache is far too small for its sequences."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ async def queue(redis_url: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def small(model_dir: Path) -> AsyncIterator[tuple[InProcessEngine, EngineInfo]]:
-    """An engine of 32 sequences and a cache of 1,024 tokens: eight of the requests below."""
+    """Start an engine of 32 sequences whose cache of 1,024 tokens holds eight of the requests."""
     engine = InProcessEngine(
         [
             *("--model", str(model_dir), "--served-model-name", "tiny", "--max-num-seqs", "32"),
@@ -67,7 +67,7 @@ def requests() -> list[Request]:
 async def preemptions(
     engine: InProcessEngine, info: EngineInfo, queue: Queue, redis_url: str
 ) -> int:
-    """Return how often the engine pushed a request back while a worker served all of them."""
+    """Serve all requests with a worker; return how often the engine preempted one."""
     before = engine.stats().preemptions
     await queue.submit(requests())
     goal = (await queue.stats()).counters.get("succeeded", 0) + NUM_REQUESTS

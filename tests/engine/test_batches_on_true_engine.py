@@ -1,4 +1,4 @@
-"""OpenAI's own client, unmodified, against gateway, steward and a worker with the true engine."""
+"""Test OpenAI's unmodified client against gateway, steward and a worker with a real engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ CHAT: Final = "/v1/chat/completions"
 
 @dataclass
 class Site:
-    """Everything that runs, and a tenant's client."""
+    """The running processes, and a tenant's client."""
 
     gateway: RunningGateway
     client: AsyncOpenAI

@@ -1,4 +1,7 @@
-"""AMX is asked for before vLLM computes; what a refusal does. A processor without AMX shows the order alone."""
+"""Test that each process asks for AMX before vLLM computes, and what a refusal does.
+
+A processor without AMX can show only the order of the calls.
+"""
 
 import asyncio
 import json
@@ -24,7 +27,7 @@ BODY = b'{"model": "tiny", "prompt": "hello", "max_tokens": 5, "ignore_eos": tru
 
 
 class Processor:
-    """What `torch.cpu` says of a processor, and the order in which it was asked."""
+    """A fake of `torch.cpu`'s answers, which records the order of the questions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, has_amx: bool, grants: bool) -> None:
         import torch
@@ -99,7 +102,7 @@ async def test_engine_in_a_sandbox_that_refuses_amx_computes_without_it(argv: li
 async def test_children_of_tensor_parallelism_compute_and_their_death_is_told(
     argv: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The children are spawned, so each has to ask for AMX itself."""
+    """vLLM spawns the children, so each must ask for AMX itself."""
     core = min(os.sched_getaffinity(0))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{core}|{core}")
     engine = InProcessEngine([*argv, "--tensor-parallel-size", "2"])

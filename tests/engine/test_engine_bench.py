@@ -1,4 +1,4 @@
-"""`gristmill bench` as people call it, on the true engine: its figures come from vLLM itself."""
+"""Test `gristmill bench` on a real engine, whose figures come from vLLM itself."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def test_bench_measures_the_true_engine(model_dir: Path, tmp_path: Path) -> None
         assert row.tpot_s.p50 is not None
         assert 0 < row.ttft_s.p50 < (row.engine_s.p50 or 0)
         assert max(sample.running for sample in run.samples) <= 8
-        # Two requests of a group: the second may find what the first left, and no run what another left.
+        # The second request of a group may hit the cache of the first, but not the cache of another run.
         assert 0 <= run.engine["prefix_cache_hits"] <= 32 * PREFIX_TOKENS
     assert report.runs[0].engine["prefix_cache_hits"] > 0
     assert (tmp_path / "bench.svg").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""The demo model is converted once, whole or not at all."""
+"""Test that the demo model is converted once, completely or not at all."""
 
 import importlib.util
 from pathlib import Path

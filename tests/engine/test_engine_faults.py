@@ -1,4 +1,4 @@
-"""What happens when the engine dies, does not start, or shares our signals."""
+"""Test what happens if the engine dies, does not start, or is in reach of our signals."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ async def check_that_a_stopped_process_is_found_dead(
 async def check_that_an_aborted_request_is_no_answer(
     engine: InProcessEngine, processes: list[psutil.Process]
 ) -> None:
-    """A SIGTERM sent straight to EngineCore drains what runs, and takes nothing more."""
+    """Check that after a SIGTERM, EngineCore ends the running requests and takes no more."""
     posted = await running(engine, 2)
     for process in processes:
         process.terminate()
@@ -106,7 +106,7 @@ async def test_signals_to_the_workers_group_leave_the_engine_alone(argv: list[st
     finally:
         worker.kill()
         await worker.wait()
-    # The worker was killed, not closed: its engine must follow by itself.
+    # A SIGKILL ended the worker without a close, so its engine must end by itself.
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, WAIT_S)
     assert alive == []
 

@@ -1,4 +1,4 @@
-"""The in-process engine answers as `vllm serve` would, and stays answerable."""
+"""Test that the in-process engine answers as `vllm serve` would, and stays responsive."""
 
 import asyncio
 import json

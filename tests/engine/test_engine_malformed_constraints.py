@@ -1,4 +1,4 @@
-"""Scenario 13: constraints that cannot be compiled, beside 32 others: only the culprit feels it."""
+"""Test scenario 13: a constraint that does not compile fails only its own request, not 32 others."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The pure parts: bodies, refusals, progress, the choice of an engine, and what importing costs."""
+"""Test the pure parts: bodies, refusals, progress, the choice of an engine, late imports."""
 
 import json
 import random
@@ -151,7 +151,7 @@ def test_url_of_another_kind_is_refused(url: str) -> None:
 
 
 async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:
-    """Starlette answers 500 and raises on."""
+    """Starlette answers 500 and then raises the error too."""
 
     async def fall(request: Request) -> HttpResponse:
         raise AttributeError("list has no attribute get")

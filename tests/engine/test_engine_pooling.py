@@ -1,4 +1,4 @@
-"""A pooling model: embeddings on the hot path, everything else through the application."""
+"""Test a pooling model: embeddings on the hot path, all else through the application."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The remote engine against a small server that can be told to fail: whose fault is what."""
+"""Test how the remote engine judges failures, with a small server that fails on demand."""
 
 import asyncio
 import json
@@ -193,7 +193,7 @@ async def test_broken_connection_is_judged_by_health(
 async def test_connections_that_break_together_accuse_nobody(
     server: Server, engine: RemoteEngine
 ) -> None:
-    """One request that makes a server drop all its connections would fail its neighbours, each time it is tried."""
+    """Otherwise one request that makes a server drop all connections would fail its neighbours."""
     server.release.clear()
     posts = [asyncio.create_task(engine.post(CHAT, BODY)) for _ in range(5)]
     while len(server.seen) < len(posts):

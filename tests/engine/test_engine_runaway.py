@@ -1,4 +1,4 @@
-"""The runaway guard on the true engine: a request that runs on and on ends with the text it has."""
+"""Test the runaway guard on a real engine: a runaway request ends with the text it has."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ async def engine_with(limits: RunLimits, argv: list[str]) -> AsyncIterator[InPro
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def strict_engine(argv: list[str]) -> AsyncIterator[InProcessEngine]:
-    """One second a request, which is what ends it first, however slow the machine."""
+    """Start an engine with a limit of one second a request, which is met first on any machine."""
     async with engine_with(RunLimits(max_request_s=1, max_repeated_tokens=0), argv) as engine:
         yield engine
 

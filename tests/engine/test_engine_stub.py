@@ -1,4 +1,4 @@
-"""The stub answers what is known beforehand, and dies when told to."""
+"""Test that the stub gives predictable answers, schedules as vLLM does, and dies on demand."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ async def test_stub_runs_no_more_than_it_has_seats_for() -> None:
 
 
 def test_full_cache_pushes_the_newest_back() -> None:
-    """Two of 4 + 6 tokens in a cache of 14: both have 7 when it is full, the first then goes on alone."""
+    """Two requests of 4 + 6 tokens fill a cache of 14 at 7 each; then only the first runs on."""
     batch = StubBatch(max_num_seqs=8, kv_cache_tokens=14)
     first, second = Sequence(4, 6), Sequence(4, 6)
     batch.add(first)

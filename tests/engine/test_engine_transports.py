@@ -1,4 +1,4 @@
-"""In process and over HTTP, the same request has the same answer, field by field."""
+"""Test that a request gets the same answer in process and over HTTP, field by field."""
 
 import json
 from typing import Any
@@ -64,7 +64,7 @@ def body_of(fields: dict[str, Any]) -> bytes:
 
 
 def settled(value: Any) -> Any:
-    """The value without what differs from call to call."""
+    """Return the value without the fields that differ from call to call."""
     if isinstance(value, dict):
         return {key: settled(each) for key, each in value.items() if key not in CHANCE}
     if isinstance(value, list):

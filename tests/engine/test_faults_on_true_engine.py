@@ -1,4 +1,4 @@
-"""The fault suite in depth: two true engines, and round after round something that kills or stops a part of them.
+"""Test rounds of faults against two real engines; each round kills or stops a part of them.
 
 `GRISTMILL_FAULT_SEED=<seed>` replays a run; `make test-faults` takes 20 rounds.
 """
@@ -79,6 +79,6 @@ async def _inflict(cell: Cell, chance: random.Random, kind: str) -> None:
 
 
 def _engines(pod: Pod) -> list[psutil.Process]:
-    """EngineCore of a worker; none while it starts."""
+    """Return the EngineCore processes of a worker; none while its engine starts."""
     children = psutil.Process(pod.process.pid).children()
     return [child for child in children if "EngineCore" in child.name() + " ".join(child.cmdline())]

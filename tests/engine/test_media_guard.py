@@ -1,4 +1,4 @@
-"""vLLM, told what we tell it, fetches from nobody but the allowed hosts; no model is needed."""
+"""Test that vLLM with our arguments fetches only from allowed hosts; this needs no model."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Scenario 22 on the true engine; `make test-faults` runs 5,000 requests."""
+"""Test scenario 22 on a real engine; `make test-faults` runs 5,000 requests."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The true engine dies, hangs and is killed by its prompts; the worker and everybody else's answers live."""
+"""Test a real engine that dies, hangs or is killed by a prompt: the worker and other requests survive."""
 
 import asyncio
 import os
@@ -58,7 +58,7 @@ def completion(prompt: str | list[int], max_tokens: int, **fields: object) -> Re
 
 
 def engine_of(worker: WorkerProcess) -> list[psutil.Process]:
-    """EngineCore, which leads a session of its own."""
+    """Return the EngineCore of a worker, which leads a separate session."""
     children = psutil.Process(worker.process.pid).children(recursive=True)
     return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
 
@@ -76,7 +76,7 @@ async def until_running(queue: Queue, number: int) -> None:
 async def test_hanging_engine_is_noticed_and_built_anew_under_the_same_lease(
     queue: Queue, client: Client, redis_url: str, tmp_path: Path, worker_argv: list[str]
 ) -> None:
-    """Scenarios 21 and 47: EngineCore is stopped, its process and vLLM's own health stay green."""
+    """Scenarios 21 and 47: SIGSTOP halts EngineCore, yet vLLM's own health check still passes."""
     requests = [completion(f"number {i}", 400) for i in range(8)]
     environment = ENVIRONMENT | {"GRISTMILL_STALL_TIMEOUT_S": "12"}
     async with worker_process(
@@ -141,7 +141,7 @@ async def test_one_culprit_among_64_costs_three_deaths_at_most_and_no_bystander(
 async def test_three_culprits_cost_no_bystander(
     queue: Queue, client: Client, redis_url: str, tmp_path: Path, worker_argv: list[str]
 ) -> None:
-    """The worker may give up and be started again, as kubelet would."""
+    """If the worker gives up, the test starts it again, as the kubelet would."""
     requests = [completion(f"number {i}", 60) for i in range(61)]
     culprits = [completion(CULPRIT, 400) for _ in range(3)]
     for place, culprit in zip((10, 30, 50), culprits, strict=True):

@@ -1,4 +1,4 @@
-"""`gristmill tune` with true engines in processes of their own."""
+"""Test `gristmill tune` with real engines, each in a separate process."""
 
 import json
 from collections.abc import Callable

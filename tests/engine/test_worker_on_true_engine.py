@@ -1,4 +1,4 @@
-"""Worker processes on the true engine and a true Redis: right answers by id, whatever dies."""
+"""Test worker processes with real engines and Redis: each id gets its answer, whatever dies."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ def worker_argv(model_dir: Path) -> list[str]:
 async def start_workers(
     stack: AsyncExitStack, number: int, redis_url: str, queue: Queue, folder: Path, argv: list[str]
 ) -> list[WorkerProcess]:
-    """Start workers side by side; each is ready, and gone when the stack closes."""
+    """Start workers in parallel and wait until they are ready; closing the stack ends them."""
     environment = {"GRISTMILL_BEAT_S": "0.5", "OMP_NUM_THREADS": "1", "MAX_IN_FLIGHT": "48"}
     starts = (
         stack.enter_async_context(
@@ -85,7 +85,7 @@ def chat(number: int, **fields: object) -> Request:
 
 
 def mixed(number: int) -> list[Request]:
-    """Return requests of every kind: one in twenty is wrong in a way that only it must feel."""
+    """Return requests of every kind; one in twenty is invalid, and only that one may fail."""
     wrong: list[dict[str, Any]] = [
         {"model": "nobody"},
         {"temperature": -1},
@@ -167,7 +167,7 @@ async def test_mixed_requests_over_two_workers_survive_a_sigterm(
 async def test_killed_worker_with_32_in_flight_loses_nothing(
     redis_url: str, queue: Queue, client: Client, worker_argv: list[str], tmp_path: Path
 ) -> None:
-    """Scenarios 1 and 9, and the engine must not outlive its worker."""
+    """Scenarios 1 and 9; the engine must also end with its worker."""
     requests = [completion(i, 400) for i in range(96)]
     async with AsyncExitStack() as stack:
         victim, heir = await start_workers(stack, 2, redis_url, queue, tmp_path, worker_argv)
@@ -196,7 +196,7 @@ async def test_killed_worker_with_32_in_flight_loses_nothing(
 async def test_prompt_of_20_mb_costs_nobody_a_lease(
     redis_url: str, queue: Queue, client: Client, worker_argv: list[str], tmp_path: Path
 ) -> None:
-    """It holds the worker's loop for seconds; beats and probes have a thread of their own."""
+    """The prompt blocks the event loop for seconds; heartbeats and probes run in other threads."""
     huge = chat(1000, messages=[{"role": "user", "content": "word " * (4 * 2**20)}])
     requests = [completion(i, 100) for i in range(32)]
     async with AsyncExitStack() as stack:
@@ -220,7 +220,7 @@ async def collect(client: Client, ids: list[str]) -> dict[str, Result]:
 async def test_killed_engine_is_rebuilt_and_costs_no_request(
     redis_url: str, queue: Queue, client: Client, worker_argv: list[str], tmp_path: Path
 ) -> None:
-    """Scenario 47, the kill."""
+    """Scenario 47, with SIGKILL."""
     requests = [completion(i, 300) for i in range(24)]
     async with AsyncExitStack() as stack:
         (worker,) = await start_workers(stack, 1, redis_url, queue, tmp_path, worker_argv)
@@ -237,7 +237,7 @@ async def test_killed_engine_is_rebuilt_and_costs_no_request(
 
 
 def kill_engine(worker: WorkerProcess) -> None:
-    """`kill -9` of EngineCore, the process that computes."""
+    """Send SIGKILL to EngineCore, the process that computes."""
     (core,) = (
         child
         for child in psutil.Process(worker.process.pid).children(recursive=True)

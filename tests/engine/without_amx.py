@@ -1,7 +1,7 @@
-"""An engine in a sandbox that refuses AMX, run by `test_engine_amx.py` in a process of its own.
+"""Run an engine in a sandbox that refuses AMX; `test_engine_amx.py` starts it as a process.
 
-A seccomp filter answers EPERM to `arch_prctl(ARCH_REQ_XCOMP_PERM)`; children inherit it. Prints one line
-of JSON: the state that `prepare_amx` returns, the HTTP status of one request, and its output tokens.
+A seccomp filter answers EPERM to `arch_prctl(ARCH_REQ_XCOMP_PERM)`; children inherit it. This prints one
+line of JSON: the state that `prepare_amx` returns, the HTTP status of one request, and its output tokens.
 """
 
 import asyncio

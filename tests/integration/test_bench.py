@@ -225,8 +225,8 @@ def test_unknown_load_is_told_before_the_engine_starts(measured: Bench, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--policies", "static,x"], "'x' is none; use continuous, "),
-        (["--scheduling", "x"], "'x' is none; use fcfs, priority, sjf, "),
+        (["--policies", "static,x"], "'x' is unknown; use continuous, "),
+        (["--scheduling", "x"], "'x' is unknown; use fcfs, priority, sjf, "),
         (["--batch-size", "8,0"], "'8,0': a size is a whole number from 1 to 4096"),
         (["--requests", "0"], "0 is not in the range x>=1"),
         (["--rate", "0"], "0 is not in the range x>0"),

@@ -15,6 +15,7 @@ from command_line import CommandLine, SettlingWorker, ended, interrupt
 from servers import ask
 
 from gristmill.local.processes import free_port
+from gristmill.local.redis_server import running_server
 from gristmill.shared.cli import gristmill
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import parse
@@ -65,14 +66,17 @@ async def test_status_tells_the_state_of_each_id(shell: CommandLine, queue: Queu
     await submit(queue, "b")
     done = shell.run("status", "a", "b", "c", "--json")
     assert (done.code, done.rows) == (
-        0,
+        1,
         [
             {"id": "a", "state": "running", "worker": "worker"},
             {"id": "b", "state": "queued", "worker": None},
             {"id": "c", "state": "unknown", "worker": None},
         ],
     )
-    assert shell.run("status", "a", "b").out == "a  running  on worker\nb  queued\n"
+    assert f"queue {shell.queue} does not know 1 of 3 ids" in done.err
+    known = shell.run("status", "a", "b")
+    assert (known.code, known.out) == (0, "a  running  on worker\nb  queued\n")
+    assert known.err == ""
 
 
 async def test_result_prints_records_and_its_code_is_the_worst(
@@ -110,7 +114,9 @@ async def test_cancel_ends_what_waits_and_says_what_it_was(
     await settle_all(queue)
     await submit(queue, "a")
     done = shell.run("cancel", "a", "done", "b")
-    assert (done.code, done.out) == (0, "a  cancelled, was queued\ndone  done\nb  unknown\n")
+    assert (done.code, done.out) == (1, "a  cancelled, was queued\ndone  done\nb  unknown\n")
+    assert f"queue {shell.queue} does not know 1 of 3 ids" in done.err
+    assert shell.run("cancel", "a").code == 0
     assert shell.run("result", "a").rows[0]["status"] == "cancelled"
 
 
@@ -148,6 +154,8 @@ async def test_purge_asks_first(shell: CommandLine, queue: Queue) -> None:
     assert (refused.code, (await queue.stats()).num_dead) == (130, 2)
     assert shell.run("dead", "purge", "doomed", "--yes").code == 0
     assert (await queue.stats()).num_dead == 1
+    again = shell.run("dead", "purge", "doomed", "--yes")
+    assert (again.code, "1 of the ids have no dead letter" in again.err) == (1, True)
     assert shell.run("dead", "purge", "--all", stdin=b"y\n").code == 0
     assert (await queue.stats()).num_dead == 0
 
@@ -168,6 +176,12 @@ async def test_weights_of_tenants_are_set_and_shown(shell: CommandLine) -> None:
     assert "same share" in shell.run("queue", "weights").err
     assert shell.run("queue", "weights", "team=a=3", "b=0.5").out == "b  0.5\nteam=a  3\n"
     assert shell.run("queue", "weights", "b=1", "--json").rows == [{"team=a": 3}]
+
+
+def test_a_queue_without_tenants_says_so(shell: CommandLine) -> None:
+    done = shell.run("tenant", "list")
+    assert (done.code, done.out) == (0, "")
+    assert f"queue {shell.queue} has no tenants; make one: gristmill tenant create" in done.err
 
 
 @pytest.mark.parametrize("given", ["a", "a=", "a=much", "=2", "a b=2", "a=0", "a=nan", "a=1001"])
@@ -200,6 +214,26 @@ def test_an_unreachable_redis_ends_with_3_and_without_its_password(
     assert f"redis://127.0.0.1:{port}/0" in done.err
     assert "REDIS_URL" in done.err
     assert "s3cret" not in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [*ON_THE_QUEUE, "batch list", "tenant list", "steward", "worker --vllm-url http://a:1"],
+)
+def test_a_database_that_redis_lacks_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setenv("GRISTMILL_STORAGE_URL", str(tmp_path / "storage"))
+    with running_server() as url:
+        shell = CommandLine(url.removesuffix("/0") + "/99", "q", tmp_path)
+        done = shell.run(
+            *shlex.split(command), stdin=b'{"prompt": "a"}\n', GRISTMILL_HEALTH_PORT="0"
+        )
+    assert done.code == 2, done.err
+    assert "/99 has no database of this number" in done.err or "worker" in command
+    assert "DB index is out of range" in done.err
+    assert "Traceback" not in done.err
     assert len(done.err.splitlines()) == 1
 
 

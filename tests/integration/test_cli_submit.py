@@ -1,14 +1,19 @@
 """`gristmill submit` as its users run it: a subprocess, a real server, a worker that settles."""
 
 import asyncio
+import contextlib
+import os
+import pty
+import re
 import signal
+import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
 
 import orjson
 import pytest
-from command_line import CommandLine, SettlingWorker, ended, interrupt
+from command_line import COMMAND, CommandLine, SettlingWorker, ended, interrupt
 from queues import end_lease
 
 from gristmill.shared.queue import Queue
@@ -85,8 +90,8 @@ async def test_options_are_defaults_that_a_line_overrides(shell: CommandLine, qu
     shell.write(
         "in.jsonl",
         [
-            {"text": "a"},
-            {"body": {"text": "b"}, "priority": "high", "tenant": "mine", "id": "own"},
+            {"prompt": "a"},
+            {"body": {"prompt": "b"}, "priority": "high", "tenant": "mine", "id": "own"},
         ],
     )
     done = shell.run(
@@ -151,6 +156,29 @@ async def test_lenient_makes_one_error_row_of_one_bad_line(
     error = failed[0]["response"]["body"]["error"]
     assert error["code"] == "invalid_request"
     assert "line 7: " in error["message"]
+
+
+@pytest.mark.parametrize("command", ["submit", "submit --lenient", "batch create"])
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        (b"PAR1\x15\x04\x15", "a Parquet file; convert it, with pandas"),
+        (b"\x1f\x8b\x08", "compressed with gzip; decompress it first: gunzip FILE"),
+        (b"id,text\n1,hello\n", "a CSV file; convert it, with pandas"),
+        (b'[\n{"prompt": "a"}\n]\n', "one JSON array; write each element on a line of its own"),
+    ],
+)
+async def test_a_file_of_another_format_is_named(
+    shell: CommandLine, queue: Queue, command: str, start: bytes, found: str
+) -> None:
+    (shell.folder / "in.jsonl").write_bytes(start)
+    storage = str(shell.folder / "storage")
+    done = shell.run(*command.split(), "in.jsonl", GRISTMILL_STORAGE_URL=storage)
+    assert (done.code, done.out) == (2, "")
+    assert f" is {found}" in done.err
+    assert "line 1" not in done.err
+    assert "submitted" not in (await queue.stats()).counters
+    assert not [path for path in shell.folder.rglob("storage/**/*") if path.is_file()]
 
 
 def test_bom_crlf_and_blank_last_lines_are_no_error(shell: CommandLine) -> None:
@@ -279,7 +307,7 @@ async def test_who_waits_is_told_when_no_worker_is_left(shell: CommandLine, queu
     told = []
     async for line in process.stderr:
         told.append(line.decode())
-        if "running" in told[-1]:
+        if "in flight" in told[-1]:
             break
     start = "start one: gristmill worker --queue"
     assert [line for line in told if start in line] == [
@@ -287,6 +315,39 @@ async def test_who_waits_is_told_when_no_worker_is_left(shell: CommandLine, queu
     ]
     async with SettlingWorker(queue).running():
         assert (await ended(process)).code == 0
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+async def test_a_terminal_shows_a_bar_and_the_counts(
+    shell: CommandLine, queue: Queue, columns: int
+) -> None:
+    shell.write("in.jsonl", openai_lines(50))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    async with SettlingWorker(queue).running():
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "submit", "in.jsonl", "--wait", "-o", "out.jsonl",
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=shell.folder,
+            env={**shell.environment, "TERM": "xterm", "NO_COLOR": "1"},
+        )  # fmt: skip
+        os.close(theirs)
+        shown = await asyncio.to_thread(_all_of, ours)
+    assert await process.wait() == 0, shown
+    lines = re.sub("\x1b\\[[?0-9;]*[A-Za-z]", "", shown).replace("\r", "\n").split("\n")
+    bars = [line for line in lines if line.startswith("\u2501")]
+    counts = [line for line in lines if line.startswith("50/50 finished (0 failed), 0 in flight")]
+    assert bars[-1] == "\u2501" * 40 + " 100%"
+    assert counts
+    assert max(map(len, bars + counts)) <= columns
+
+
+def _all_of(terminal: int) -> str:
+    """Read a terminal until the process at its other side has ended."""
+    read = b""
+    with os.fdopen(terminal, "rb", buffering=0) as stream, contextlib.suppress(OSError):
+        while chunk := stream.read(65_536):
+            read += chunk
+    return read.decode()
 
 
 async def test_a_torn_last_row_is_written_again(shell: CommandLine, queue: Queue) -> None:

@@ -71,7 +71,7 @@ def test_a_database_that_is_not_there_and_a_refused_login_are_errors_at_once() -
         port = port_of(server)
         error = error_of(f"redis://127.0.0.1:{port}/99")
         assert isinstance(error, SettingsError)
-        assert "does not have this database" in str(error)
+        assert "has no database of this number" in str(error)
         ask(port, "CONFIG", "SET", "requirepass", "another")
         error = error_of(f"redis://user:s3cr3t@127.0.0.1:{port}/0")
         assert isinstance(error, RedisUnreachable)

@@ -77,7 +77,9 @@ async def test_full_queue_refuses_all_and_says_how_deep_it_is(
 ) -> None:
     small = Queue(redis, queue.keys.queue, Limits(max_depth=3))
     await small.submit(some_requests(2))
-    with pytest.raises(QueueFull, match=r"2 of 3 requests.*GRISTMILL_MAX_DEPTH") as caught:
+    with pytest.raises(
+        QueueFull, match=r"2 of 3 requests.*ask the operator to raise GRISTMILL_MAX_DEPTH"
+    ) as caught:
         await small.submit(some_requests(2))
     assert (caught.value.depth, caught.value.queued_bytes > 0) == (2, True)
     assert (await counters(small))["submitted"] == 2

@@ -161,7 +161,7 @@ async def test_submit_waits_for_its_replicas() -> None:
         await replica.aclose()
 
         ask(replicated.replicas[0], "REPLICAOF", "NO", "ONE")  # it stops following
-        message = r"0 of 1 replicas have what was submitted.*GRISTMILL_MIN_REPLICAS"
+        message = r"0 of 1 replicas have what was submitted.*the operator can lower GRISTMILL_MIN_REPLICAS"
         with pytest.raises(NotReplicated, match=message):
             await queue.submit(requests(3, 1))
         with pytest.raises(

@@ -10,10 +10,17 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.request import Request
 
 SUBMIT_SIZE = 128
+"""Largest number of requests in one submit call."""
 
 
 def arrivals(number: int, rate: float | None, seed: int) -> list[float]:
-    """Return when each request is due: all at once, or a Poisson process of `rate` a second."""
+    """Return the due time of each request in seconds from the start.
+
+    Args:
+        number: Number of requests.
+        rate: Mean requests per second of a Poisson process; None makes all due at once.
+        seed: Seed of the arrivals.
+    """
     if rate is None:
         return [0.0] * number
     chance = random.Random(seed)  # noqa: S311  # arrivals, no secrets
@@ -21,7 +28,7 @@ def arrivals(number: int, rate: float | None, seed: int) -> list[float]:
 
 
 async def submit(queue: Queue, requests: Sequence[Request], due_s: Sequence[float]) -> None:
-    """Submit each request when it is due, with those that are due by then."""
+    """Submit each request when it is due, in one call with all others that are due by then."""
     started_at, start = time.monotonic(), 0
     while start < len(requests):
         await until(started_at + due_s[start])

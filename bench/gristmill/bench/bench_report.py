@@ -1,4 +1,7 @@
-"""The measurements of all runs, and the file that keeps them. Every figure is computed from these."""
+"""The measurements of all runs, and the file that keeps them.
+
+`figures.py` computes all figures from them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class RequestTiming:
-    """One request of a run; seconds since the run began.
+    """The times and counts of one request. Moments are seconds since the run began.
 
     Attributes:
         tenant: Tenant of the request.
@@ -45,7 +48,7 @@ class EngineSample:
 
     Attributes:
         at_s: Seconds since the run began.
-        running: Requests in its batch.
+        running: Requests that the engine computes.
         waiting: Requests that wait in the engine.
         kv_cache_usage: Used share of the KV cache.
         gpu: Busy share of the GPU's time; None if it cannot be measured.
@@ -69,9 +72,9 @@ class SetupRun:
         requests: In the order of the load.
         samples: In the order of time.
         num_claimed: Requests in the batches that the worker started; 0 without a worker.
-        closed_by: Number of those batches for each reason to close one.
+        closed_by: Number of these batches for each reason that closed them.
         engine: Growth of the engine's counters.
-        first_error: First error answer; "" if there was none.
+        first_error: First error answer; "" if no request failed.
     """
 
     setup: Setup
@@ -117,7 +120,7 @@ class BenchReport:
                 raise ValueError(f"format {content['format']!r} is unknown")  # noqa: TRY301  # one remedy for all
             return cls(content["facts"], content["load"], [_run(each) for each in content["runs"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            message = f"{path} is no report of this version of gristmill bench ({error}); give its results.json"
+            message = f"{path} is not a report of this version of gristmill bench ({error}); give the results.json of a run"
             raise InvalidRequest(message) from None
 
 

@@ -14,7 +14,7 @@ class ClaimCounters:
 
     Attributes:
         num_claimed: Requests claimed.
-        closed_by: Batches started, by the reason to close them.
+        closed_by: Number of started batches for each reason that closed them.
     """
 
     num_claimed: int = 0

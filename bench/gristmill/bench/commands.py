@@ -29,7 +29,7 @@ def _known(text: str | None, known: Collection[str]) -> list[str]:
     names = _parts(text)
     for name in names:
         if name not in known:
-            raise click.BadParameter(f"{name!r} is none; use {', '.join(known)}")
+            raise click.BadParameter(f"{name!r} is unknown; use {', '.join(known)}")
     return names
 
 
@@ -41,12 +41,12 @@ def _sizes(context: click.Context, parameter: click.Parameter, text: str | None)
 
 
 def _parts(text: str | None) -> list[str]:
-    """Return what a list names; none if the option is not given."""
+    """Return the words between the commas; an option that is not given has no words."""
     if text is None:
         return []
     parts = [part for each in text.split(",") if (part := each.strip())]
     if not parts:
-        raise click.BadParameter("it names none; leave the option out for its default")
+        raise click.BadParameter("the list is empty; leave the option out for its default")
     return parts
 
 
@@ -56,13 +56,13 @@ def _parts(text: str | None) -> list[str]:
     default="lognormal",
     show_default=True,
     metavar="NAME|FILE",
-    help="lognormal, uniform, bimodal, shared-prefix, tenants, or a JSONL file as submit takes.",
+    help="lognormal, uniform, bimodal, shared-prefix, tenants, or a JSONL file as submit takes it.",
 )
 @click.option(
     "--requests",
     type=click.IntRange(1),
     metavar="N",
-    help="Requests of a run.  [default: 256; all of a file]",
+    help="Requests in each run.  [default: 256; all of a file]",
 )
 @scale_option
 @click.option(
@@ -72,20 +72,20 @@ def _parts(text: str | None) -> list[str]:
     "--rate",
     type=FiniteRange(0, min_open=True),
     metavar="REQ/S",
-    help="Poisson arrivals.  [default: all at once]",
+    help="Mean requests per second, as Poisson arrivals.  [default: all at once]",
 )
 @click.option(
     "--policies",
     metavar="NAMES",
     callback=_policies,
-    help=f"Policies of batching, {CSV}.  [default: all]",
+    help=f"Batch policies, {CSV}.  [default: all]",
 )
 @click.option(
     "--scheduling",
     "schedulings",
     metavar="NAMES",
     callback=_schedulings,
-    help=f"Orders of scheduling, {CSV}.  [default: the worker's]",
+    help=f"Scheduling orders, {CSV}.  [default: the worker's]",
 )
 @click.option(
     "--batch-size",
@@ -93,7 +93,7 @@ def _parts(text: str | None) -> list[str]:
     "sizes",
     metavar="NUMBERS",
     callback=_sizes,
-    help=f"Requests in the engine at a time; several, {CSV}, for a curve.  [default: its max_num_seqs]",
+    help=f"Requests in the engine at a time; several sizes, {CSV}, give a curve.  [default: the engine's max_num_seqs]",
 )
 @click.option(
     "--batch-timeout-ms",
@@ -110,7 +110,7 @@ def _parts(text: str | None) -> list[str]:
     default=1,
     show_default=True,
     metavar="N",
-    help="Runs of each, in turns.",
+    help="Runs of each setup; the setups take turns.",
 )
 @click.option(
     "--warm-up",
@@ -119,45 +119,45 @@ def _parts(text: str | None) -> list[str]:
     default=16,
     show_default=True,
     metavar="N",
-    help="Requests that run before and are not counted.",
+    help="Requests that run first and are not counted.",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("bench-results"),
     show_default=True,
-    help="Folder for tables, plots and all that was measured.",
+    help="Folder for tables, plots and all measurements.",
 )
 @click.option(
     "--redis-url",
     metavar="URL",
     envvar=["GRISTMILL_REDIS_URL", "REDIS_URL"],
-    help="Use this Redis, in queues that are deleted.  [env: REDIS_URL; default: an embedded server]",
+    help="Redis for the runs' queues, which are deleted afterwards.  [env: REDIS_URL; default: an embedded server]",
 )
 @click.option(
     "--vllm-url",
     metavar="URL",
     envvar=["GRISTMILL_VLLM_URL", "VLLM_URL"],
-    help="Measure this server, not an engine in this process.  [env: VLLM_URL]",
+    help="Server to measure, instead of an engine in this process.  [env: VLLM_URL]",
 )
 @click.option(
     "--plot",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="JSON",
-    help="Measure nothing; draw a results.json again, into its folder.",
+    help="results.json of an earlier bench; write its tables and plots again beside it, without a run.",
 )
 @click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
 @click.pass_context
 def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
-    """Run a load through the policies on your engine, and compare.
+    """Run a load through the batch policies on your engine, and compare them.
 
-    What follows `--` are vLLM's own flags, the same that `gristmill worker` takes; without any, the
-    demo's model runs on the CPU:
+    The words after `--` are vLLM's own flags, as `gristmill worker` takes them. Without flags, the
+    demo's model runs on the CPU.
 
     gristmill bench --load lognormal --requests 256 -- --model Qwen/Qwen3-8B --max-num-seqs 256
 
-    docs/bench.md says what each column means. Exit codes: 0 all is measured, 2 an option or a line is
-    wrong, 3 Redis does not answer, 4 the engine did not start or refuses the load.
+    docs/bench.md explains each column. Exit codes: 0 success; 2 wrong option or line of a file;
+    3 Redis does not answer; 4 the engine did not start or refuses the load.
     """
     from gristmill.bench.report_files import rewrite_report
     from gristmill.bench.run_bench import BenchOptions, run_bench
@@ -171,7 +171,7 @@ def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
 
 
 def _command(context: click.Context) -> str:
-    """Return the command line to repeat this, without URLs and keys, which may be secret."""
+    """Return the command line that repeats this bench, without URLs and keys (maybe secret)."""
     from gristmill.worker.engine.vllm.arguments import without_secrets
 
     words = ["gristmill", "bench"]

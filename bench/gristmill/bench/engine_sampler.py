@@ -10,6 +10,7 @@ from gristmill.shared.tasks import end
 from gristmill.worker.engine import Engine
 
 INTERVAL_S = 0.1
+"""Seconds between two samples."""
 
 TOTALS = (
     "prompt_tokens",
@@ -19,13 +20,15 @@ TOTALS = (
     "prefix_cache_hits",
     "prefix_cache_queries",
 )
+"""Counters of `EngineStats` whose growth during a run is recorded."""
 
 
 class EngineSampler:
     """Samples an engine for the length of a block.
 
     Args:
-        engine: Engine to sample; one without counters gives no samples.
+        engine: Engine to sample; an engine that counts no steps, such as a server, gives no
+            samples.
         started_at: Start of the run in monotonic seconds.
         gpu: Returns the busy share of the GPU; None if it cannot be measured.
 

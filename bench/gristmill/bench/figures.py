@@ -1,4 +1,4 @@
-"""Compute the figures of the tables from the measurements. Pure arithmetic; docs/bench.md explains each."""
+"""Compute the figures of the tables from the measurements; docs/bench.md explains each."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +9,12 @@ from gristmill.bench.bench_report import RequestTiming, SetupRun
 from gristmill.bench.setups import ALONE, Setup
 
 HTTP_ERROR = 400
+"""Lowest HTTP status of an error answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A distribution in seconds, or another unit; None where nothing was measured."""
+    """Mean and percentiles, in seconds for all figures here; None if nothing was measured."""
 
     mean: float | None = None
     p50: float | None = None
@@ -45,19 +46,21 @@ class SetupFigures:
         by_round: Output tokens per second in each round.
         share: Throughput relative to the engine alone; the median of the rounds' ratios.
         claim_size: Mean number of requests in a batch of the worker.
-        closed_by: Number of batches for each reason to close one, most frequent first.
+        closed_by: Number of batches for each reason that closed them, most frequent first.
         running: Mean number of running requests until the last one reached the engine.
         steps: Engine steps of one run; other load on the machine does not change them.
         kv_cache_peak: Highest share of the KV cache in use.
-        hit_rate: Share of the prompt tokens looked up that were in the prefix cache.
-        preemptions: Running requests pushed back for want of KV cache.
+        hit_rate: Share of the looked-up prompt tokens that were in the prefix cache.
+        preemptions: Times that the engine pushed a running request back because the KV cache was
+            full.
         gpu: Mean busy share of the GPU.
         wait_s: Seconds from the submit to the arrival at the engine.
         ttft_s: Seconds from the arrival at the engine to the first token.
-        tpot_s: Seconds for each token after the first.
+        tpot_s: Mean seconds per token after the first, for each request.
         engine_s: Seconds from the arrival at the engine to its answer.
         e2e_s: Seconds from the submit to the engine's answer.
-        fairness: Jain's index of the tokens served to each tenant while all tenants had requests waiting.
+        fairness: Jain's index of the tokens served to each tenant while all tenants had requests
+            waiting.
     """
 
     setup: Setup
@@ -133,37 +136,41 @@ def is_good(request: RequestTiming) -> bool:
 
 
 def wait_s(request: RequestTiming) -> float:
-    """Return the time from submit to engine of a request that got there."""
+    """Return the seconds from submit to engine; the request must have reached the engine."""
     return (request.arrived_s or 0.0) - request.submitted_s
 
 
 def engine_s(request: RequestTiming) -> float:
-    """Return the time in the engine of a request that ended there."""
+    """Return the seconds in the engine; the request must have ended there."""
     return (request.ended_s or 0.0) - (request.arrived_s or 0.0)
 
 
 def e2e_s(request: RequestTiming) -> float:
-    """Return the time from submit to answer of a request that has one."""
+    """Return the seconds from submit to answer; the request must have an answer."""
     return (request.ended_s or 0.0) - request.submitted_s
 
 
 def tpot_s(request: RequestTiming) -> float | None:
-    """Return the mean seconds per token after the first; None without a second token or a known TTFT."""
+    """Return the mean seconds per token after the first.
+
+    Return None without a second token or a known TTFT.
+    """
     if request.ttft_s is None or request.output_tokens < 2:
         return None
     return (engine_s(request) - request.ttft_s) / (request.output_tokens - 1)
 
 
 def jain(shares: Sequence[float]) -> float | None:
-    """Return Jain's index: 1 if all shares are equal, 1/n if one has everything, None for nothing at all."""
+    """Return Jain's index: 1 for equal shares, 1/n if one has everything, None if all are 0."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else None
 
 
 def served_while_backlogged(requests: Sequence[RequestTiming]) -> dict[str, int]:
-    """Return each tenant's tokens up to the moment when the first tenant has no request waiting.
+    """Return each tenant's tokens up to the moment when one tenant has no more waiting requests.
 
-    A request counts with prompt and output at its arrival at the engine, which the scheduler decides.
+    Prompt and output tokens of a request count when it reaches the engine, because scheduling
+    decides that moment.
     """
     waiting = Counter(request.tenant for request in requests)
     served: Counter[str] = Counter()
@@ -179,7 +186,10 @@ def served_while_backlogged(requests: Sequence[RequestTiming]) -> dict[str, int]
 
 
 def _fairness(runs: Sequence[SetupRun]) -> float | None:
-    """Return the mean index of the runs; None for one tenant, without a queue, or for spread arrivals."""
+    """Return the mean of the runs' indices.
+
+    Return None for one tenant, without a queue, or with a rate.
+    """
     indices = []
     for run in runs:
         shares = served_while_backlogged(run.requests)
@@ -198,7 +208,7 @@ def _tokens_per_s(run: SetupRun) -> float:
 
 
 def _running(runs: Sequence[SetupRun]) -> float | None:
-    """Return the mean of the running requests while some waited in the queue."""
+    """Return the mean number of running requests until the last request reached the engine."""
     seen = []
     for run in runs:
         if run.setup.policy != ALONE:

@@ -1,4 +1,4 @@
-"""How busy the GPUs of this process are, asked of NVML; for `gristmill bench`."""
+"""Measure how busy the GPUs of this process are, with NVML; for `gristmill bench`."""
 
 import os
 from collections.abc import Callable
@@ -7,10 +7,12 @@ from typing import Any
 
 
 def gpu_meter(num_devices: int) -> Callable[[], float] | None:
-    """Return what tells the busy share of the visible GPUs' time, 0 to 1; None where nobody can tell.
+    """Return a function that returns the busy share of the visible GPUs' time, 0 to 1.
+
+    Return None if NVML fails.
 
     Args:
-        num_devices: How many of the visible devices the engine computes on.
+        num_devices: Number of visible devices that the engine uses.
     """
     try:
         from vllm.third_party import pynvml
@@ -20,13 +22,13 @@ def gpu_meter(num_devices: int) -> Callable[[], float] | None:
         pynvml.nvmlInit()
         handles = [_handle(pynvml, index) for index in range(num_devices)]
         _busy(pynvml, handles)
-    except pynvml.NVMLError:  # no driver, or it tells nothing here
+    except pynvml.NVMLError:  # no driver, or it does not report how busy the GPU is
         return None
     return lambda: _busy(pynvml, handles)
 
 
 def _handle(pynvml: Any, index: int) -> Any:
-    """Return NVML's handle of a visible device; NVML itself knows no CUDA_VISIBLE_DEVICES."""
+    """Return NVML's handle of a visible device. NVML itself ignores CUDA_VISIBLE_DEVICES."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     name = visible[index] if index < len(visible) else str(index)
     if name.isdigit():

@@ -1,7 +1,8 @@
 """The requests that a measurement runs: a named load with a fixed seed, or the lines of a file.
 
-The prompts of a named load are token ids, small enough for any vocabulary. Each answer has a fixed length
-(temperature 0, `ignore_eos`). So every policy does the same work, and the number of tokens is known.
+The prompts of a named load are token ids that are small enough for any vocabulary. Each answer has
+a fixed length (temperature 0, `ignore_eos`). So every policy does the same work, and the number of
+tokens is known.
 """
 
 import random
@@ -13,24 +14,27 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest, SettingsError
+from gristmill.shared.file_format import check_stream
 from gristmill.shared.request import COMPLETIONS, Priority, Request
 from gristmill.shared.request_json import request_from_json
 
 FIRST_TOKEN, LAST_TOKEN = 100, 299
-"""The prompts' token ids: words or pieces of words in any vocabulary, none of them special."""
+"""Range of the prompts' token ids. In any vocabulary they are words or pieces of words, not special
+tokens."""
 
 MIN_TOKENS = 4
-"""Shortest prompt and answer, however small the scale."""
+"""Shortest prompt and answer in tokens, at any scale."""
 
 NUM_GROUPS = 32
 PREFIX_TOKENS = 512
-"""`shared-prefix`: groups of requests that begin alike, and how much of them is alike at scale 1."""
+"""`shared-prefix`: number of groups, and tokens of a group's common prefix at scale 1."""
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Longest body of a file's request; the queue's default."""
+"""Most bytes of a request in a file; the queue's default."""
 
 FLOOD, NUM_QUIET = "flood", 7
-"""`tenants`: one sends half of all requests, before these others send theirs."""
+"""`tenants`: the tenant that sends half of all requests first, and the number of tenants that send
+the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,14 @@ class LoadRequest:
     """One request of a load, for any model.
 
     Attributes:
-        endpoint: Such as `/v1/completions`.
+        endpoint: Path of OpenAI's API, such as `/v1/completions`.
         body: The OpenAI request without `model`.
         prompt_tokens: Tokens of the prompt; an estimate for a file's requests.
-        max_tokens: Tokens of the answer, which ends there at the latest.
+        max_tokens: Largest number of output tokens.
         tenant: Tenant of the request.
-        prefix: Name of the common beginning; "" if there is none.
+        prefix: Name of the common prefix; "" for a request without one.
         priority: Lane in the queue.
-        deadline_s: Seconds from the submit after which it expires; 0 for none.
+        deadline_s: Seconds from the submit until the request expires; 0 for no deadline.
     """
 
     endpoint: str
@@ -62,7 +66,7 @@ class LoadRequest:
 
         Args:
             model: Served name of the model.
-            salt: vLLM's prefix cache shares nothing between different salts.
+            salt: Value of `cache_salt`; vLLM's prefix cache shares nothing between different salts.
         """
         extra = {"cache_salt": salt} if salt else {}
         return Request.from_body(
@@ -82,7 +86,7 @@ Lengths = tuple[int, int]
 
 
 def _lognormal(chance: random.Random) -> Lengths:
-    """Many short and a few long ones, as chats and documents have them."""
+    """Return mostly short and a few long lengths, as chats and documents have them."""
     prompt = _between(16, chance.lognormvariate(5.0, 0.8), 1024)
     return prompt, _between(8, chance.lognormvariate(4.5, 0.9), 512)
 
@@ -92,7 +96,10 @@ def _uniform(chance: random.Random) -> Lengths:
 
 
 def _bimodal(chance: random.Random) -> Lengths:
-    """Four short ones to one long one: what a barrier and first come first served suffer from most."""
+    """Return four short requests for each long one.
+
+    Policies with a barrier and `fcfs` suffer most from this mix.
+    """
     if chance.random() < 0.8:
         return chance.randint(32, 96), chance.randint(8, 32)
     return chance.randint(768, 1024), chance.randint(384, 512)
@@ -109,7 +116,8 @@ SHAPES: Mapping[str, Callable[[random.Random], Lengths]] = {
     "shared-prefix": _suffix,
     "tenants": _lognormal,
 }
-"""Each named load and the lengths of its requests at scale 1; of what follows the prefix, if there is one."""
+"""Function of each named load that returns the lengths of one request at scale 1, without the
+prefix."""
 
 
 def named(name: str, number: int, seed: int = 0, scale: float = 1.0) -> list[LoadRequest]:
@@ -139,7 +147,10 @@ def named(name: str, number: int, seed: int = 0, scale: float = 1.0) -> list[Loa
 
 
 def file_of(name: str) -> Path | None:
-    """Return the file that a name means, or None: a named load wins over a file that is called alike."""
+    """Return the file with this name, or None.
+
+    A named load takes precedence over a file of the same name.
+    """
     return Path(name) if name not in SHAPES and Path(name).is_file() else None
 
 
@@ -147,14 +158,17 @@ def from_file(path: Path, limit: int | None = None) -> list[LoadRequest]:
     """Return the requests of a JSONL file, in any form that `gristmill submit` takes.
 
     Args:
-        path: The file. Models are ignored: the engine's own runs them all.
+        path: Path of the file. The models in it are ignored; the engine's own model runs all
+            requests.
         limit: Largest number of requests; None for all.
 
     Raises:
-        InvalidRequest: A line is no request, or the file is empty; the message names file and line.
+        InvalidRequest: A line is not a request, or the file is empty; the message names the file
+            and the line.
     """
     load: list[LoadRequest] = []
     with path.open("rb") as lines:
+        check_stream(lines, str(path))
         for number, line in enumerate(lines, 1):
             if limit is not None and len(load) >= limit:
                 break

@@ -1,4 +1,4 @@
-"""The figures as one picture, drawn from a report; matplotlib is imported here only."""
+"""Draw the figures of a report as one picture. Only this module imports matplotlib."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -13,10 +13,11 @@ from gristmill.bench.setups import ALONE
 PANEL_INCHES = (6.0, 3.4)
 NUM_COLUMNS = 2
 MAX_POINTS = 200
-"""Points of one line. More samples are averaged, because an SVG would grow to megabytes."""
+"""Most points of one line. More samples are averaged, because the SVG would grow to megabytes."""
 
 LONG_RUN = 1.25
-"""Right end of a time axis, in median runs. One slow run would otherwise squeeze all others."""
+"""Right end of a time axis, as a multiple of the median run. One slow run would otherwise squeeze
+all others."""
 
 DOTS_PER_INCH = 90
 
@@ -24,14 +25,14 @@ Panel = Callable[[Any], None]
 
 
 def draw(report: BenchReport, stem: Path) -> list[Path]:
-    """Draw a report as PNG and SVG; returns the two files.
+    """Draw a report as PNG and SVG, and return the two files.
 
     Args:
         report: Report with at least one run.
         stem: Path of the files without a suffix.
 
     Raises:
-        ModuleNotFoundError: There is no matplotlib.
+        ModuleNotFoundError: matplotlib is not installed.
     """
     import matplotlib as mpl
 
@@ -140,7 +141,7 @@ def _bars(
 
 
 def _latency(axis: Any, found: Sequence[SetupFigures]) -> None:
-    """Draw e2e's percentiles, and how much of the median is waiting."""
+    """Draw the percentiles of e2e, and the median wait in the queue."""
     places = range(len(found))
     for name, height, colour in (("p99", 0.8, "0.85"), ("p95", 0.6, "0.65"), ("p50", 0.4, "0.4")):
         values = [getattr(row.e2e_s, name) or 0 for row in found]
@@ -173,14 +174,14 @@ def _over_time(
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most `MAX_POINTS` points, each the mean of its neighbours."""
+    """Return at most `MAX_POINTS` points; each is the mean of a run of neighbouring points."""
     step = -(-len(points) // MAX_POINTS)
     chunks = (points[start : start + step] for start in range(0, len(points), step))
     return [(mean(at for at, _ in chunk), mean(value for _, value in chunk)) for chunk in chunks]
 
 
 def _curve(axis: Any, found: Iterable[SetupFigures]) -> None:
-    """Draw throughput over the time in the engine, a line for each policy, a point for each size."""
+    """Draw throughput over the time in the engine: a line per policy, a point per size."""
     lines: dict[str, list[SetupFigures]] = {}
     for row in sorted(found, key=_size):
         lines.setdefault(f"{row.setup.policy} {row.setup.scheduling}".strip(), []).append(row)

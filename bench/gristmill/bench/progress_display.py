@@ -1,4 +1,4 @@
-"""Show on stderr which run is under way and how far it is."""
+"""Show the current run and its progress on stderr."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ async def shown(title: str, total: int, num_done: Callable[[], int]) -> AsyncIte
     Args:
         title: Description of the run.
         total: Number of its requests.
-        num_done: Returns how many of them have ended.
+        num_done: Returns the number of requests that have ended.
     """
     with _display(title, total) as display:
         task = asyncio.create_task(_follow(display, num_done))
@@ -34,7 +34,7 @@ class _Display(Protocol):
     interval_s: float
 
     def show(self, num_done: int) -> None:
-        """Show a new state."""
+        """Show the number of requests that have ended."""
 
 
 @contextmanager

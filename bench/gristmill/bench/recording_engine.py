@@ -1,7 +1,7 @@
 """An engine that records when each request of a run reaches and leaves it.
 
-It stands between the worker and the true engine. The time before it belongs to queue and worker, the time
-after it to the engine.
+It stands between the worker and the true engine. It separates the time in queue and worker from the
+time in the engine.
 """
 
 import time
@@ -39,7 +39,8 @@ class RecordingEngine:
     def expect(self, bodies: Sequence[bytes]) -> None:
         """Begin a run: forget the last one and record the requests with these bodies.
 
-        Requests with the same body differ only in their order, so the order identifies them.
+        Several requests may have the same body. They are recorded in the order in which they
+        arrive.
         """
         self.posted, self.num_ended = [None] * len(bodies), 0
         self._places = {}
@@ -54,7 +55,7 @@ class RecordingEngine:
         """Answer one request and record it; see `Engine.post`."""
         places = self._places[body]
         place = places[0]
-        places.rotate(-1)  # not popped: a request that was given back comes again
+        places.rotate(-1)  # not popped: a request that the worker gave back arrives again
         arrived_at = time.monotonic()
         response = await self._engine.post(endpoint, body, priority=priority)
         self.num_ended += self.posted[place] is None

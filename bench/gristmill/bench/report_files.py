@@ -36,10 +36,10 @@ def write_report(report: BenchReport, folder: Path) -> None:
     except ModuleNotFoundError as error:
         what = "tables"
         say(
-            f"no plots: {error.name} is missing; {install_hint('bench')}; it may be another machine;"
-            f" then: gristmill bench --plot {folder / RESULTS}"
+            f"no plots: {error.name} is missing; here or on another machine, {install_hint('bench')};"
+            f" then run: gristmill bench --plot {folder / RESULTS}"
         )
-    say(f"{what} and all that was measured are in {folder}")
+    say(f"{what} and all measurements are in {folder}")
 
 
 def _print(tables: list[Any]) -> None:
@@ -52,6 +52,6 @@ def _print(tables: list[Any]) -> None:
 
 
 def clear_old_files(folder: Path) -> None:
-    """Remove the tables and plots of an earlier bench, whose results are about to be overwritten."""
+    """Remove the tables and plots of an earlier bench, before its results are overwritten."""
     for old in (MARKDOWN, CSV, f"{PICTURE}.png", f"{PICTURE}.svg"):
         (folder / old).unlink(missing_ok=True)

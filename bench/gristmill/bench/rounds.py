@@ -22,7 +22,7 @@ class Plan:
         load: Function that returns the requests of a round; round 0 is the warm-up.
         setups: Setups to compare; the engine alone runs in addition.
         num_rounds: Runs of each setup.
-        rate: Requests per second; None submits all at once.
+        rate: Mean arrivals per second; None submits all at once.
         seed: Seed of the arrivals.
         num_warm_up: Requests before the first run; they do not count.
     """
@@ -36,7 +36,9 @@ class Plan:
 
 
 async def run_rounds(context: RunContext, plan: Plan, keep: Callable[[SetupRun], None]) -> None:
-    """Run every setup in every round. Every second round runs backwards, so that a drift of the machine evens out.
+    """Run every setup in every round.
+
+    Every second round runs in reverse order, to even out drift of the machine.
 
     Args:
         context: Engine and Redis of all runs.
@@ -44,7 +46,7 @@ async def run_rounds(context: RunContext, plan: Plan, keep: Callable[[SetupRun],
         keep: Callback for each run that has ended.
 
     Raises:
-        EngineDied: The engine died, and did not come up again.
+        EngineError: The engine died and did not start again, or its server does not answer.
         GristmillError: The engine refuses the load.
     """
     await _warm_up(context, plan)

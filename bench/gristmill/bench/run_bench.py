@@ -74,7 +74,7 @@ class BenchOptions:
             load = loads.from_file(path, self.requests)
             return lambda _: load
         number = self.requests or DEFAULT_REQUESTS
-        loads.named(self.load, 1)  # raises for an unknown one before the engine starts
+        loads.named(self.load, 1)  # an unknown name raises before the engine starts
         return lambda round_number: loads.named(
             self.load, number, self.seed + round_number, self.scale
         )
@@ -85,13 +85,14 @@ def run_bench(options: BenchOptions, engine: Engine | None = None) -> BenchRepor
 
     Args:
         options: Options of the command line.
-        engine: An engine that is not started; by default the one that the options ask for.
+        engine: Engine that is not started yet; by default the engine that the options ask for.
 
     Returns:
         The report.
 
     Raises:
-        GristmillError: A setting is wrong, or the engine or Redis did not start; the message says what to do.
+        GristmillError: A setting is wrong, or the engine or Redis did not start; the message says
+            what to do.
     """
     plan = options.plan()
     settings = read_settings(WorkerSettings, vllm_url=options.vllm_url)

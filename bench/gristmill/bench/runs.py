@@ -30,7 +30,7 @@ from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import work
 
 POLL_S = 0.02
-"""Seconds between two reads of the queue's counters; the precision of a run's duration."""
+"""Seconds between two reads of the queue's counters, and so the precision of a run's duration."""
 
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
 MAX_ERROR_CHARS = 300
@@ -44,7 +44,7 @@ class RunContext:
 
     Attributes:
         engine: The started engine.
-        info: Facts that its start returned.
+        info: Facts that the engine's start returned.
         redis_url: Redis that holds the queues of the runs.
         batch_timeout_ms: Longest wait of the policies that wait to fill a batch.
         gpu: Returns the busy share of the GPU; None if it cannot be measured.
@@ -86,7 +86,8 @@ async def run_once(
         round_number: Number of the round, from 1; 0 is the warm-up.
 
     Raises:
-        EngineDied: The engine died and did not start again.
+        EngineError: The engine died and did not start again, or its server does not answer.
+        GristmillError: The worker stopped before the load's end.
     """
     salt = str(ULID())
     requests = [one.request(context.info.models[0], salt) for one in load]
@@ -165,11 +166,11 @@ async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
     try:
         await queue.register(
             "scheduling", {}, settings.scheduling_policy
-        )  # submits put requests in their place
+        )  # submits sort requests by the order that a registration sets
         await queue.deregister("scheduling")
         yield queue
     finally:
-        with contextlib.suppress(RedisError):  # gone: so are the keys, or they expire
+        with contextlib.suppress(RedisError):  # if Redis is gone, so are the keys
             async for key in redis.scan_iter(match=queue.keys.pattern, count=1000):
                 await redis.unlink(key)
         await redis.aclose()
@@ -179,7 +180,10 @@ async def _scratch(settings: WorkerSettings) -> AsyncIterator[Queue]:
 async def _worker(
     settings: WorkerSettings, context: RunContext
 ) -> AsyncIterator[tuple[Working, Liveness]]:
-    """Run a worker on the started engine for a block; at its end the worker releases what it holds at once."""
+    """Run a worker on the started engine for a block.
+
+    At the end, the worker releases its requests at once.
+    """
     drain = Drain(0)
     liveness = Liveness(settings.stall_timeout_s, settings.lease_s, settings.stall_timeout_s)
     supervisor = Supervisor(context.engine, settings, drain, liveness)

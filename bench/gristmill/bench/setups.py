@@ -1,4 +1,4 @@
-"""The setups to compare: a batch policy, a scheduling and a size, as a worker's settings."""
+"""The setups to compare: batch policy, scheduling order and size, with the worker's settings."""
 
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -7,7 +7,7 @@ from gristmill.shared.operations import Scheduling
 from gristmill.worker.settings import WorkerSettings
 
 ALONE = "engine alone"
-"""Stands in place of a batch policy when the load goes straight to the engine."""
+"""Value of `Setup.policy` for a load that goes straight to the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Setup:
 
     @property
     def label(self) -> str:
-        """Its name in tables and plots."""
+        """Name of the setup in tables and plots."""
         name = f"{self.policy}, {self.scheduling}" if self.scheduling else self.policy
         return f"{name} x{self.size}" if self.size else name
 
@@ -49,9 +49,9 @@ def setups(policies: list[str], schedulings: list[str], sizes: list[int]) -> lis
 def worker_fields(setup: Setup, max_num_seqs: int, batch_timeout_ms: float) -> dict[str, Any]:
     """Return the worker's settings for a setup; None stands for the worker's default.
 
-    The size is the batch size of a policy whose batch runs to its end. For `continuous` it limits what is
-    in flight, so that all policies have equal concurrency. A size of at least `max_num_seqs` is no limit:
-    the worker's default then holds a few more requests ready.
+    The size is the batch size of a policy whose batch runs to its end. For `continuous` it limits
+    the requests in flight, so that all policies have equal concurrency. If it is at least
+    `max_num_seqs`, the worker keeps its default limit, which is a little above `max_num_seqs`.
     """
     size = setup.size or max_num_seqs
     fields: dict[str, Any] = {

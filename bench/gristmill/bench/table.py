@@ -25,7 +25,7 @@ def _percent(value: float | None) -> str:
 
 
 def _seconds(spread: Distribution, *names: str) -> str:
-    """Return some figures of a distribution in one cell, with three digits that mean something."""
+    """Return some figures of a distribution in one cell, with 3 decimals below 1 s and 2 above."""
     values = [getattr(spread, name) for name in names]
     if None in values:
         return NOTHING
@@ -67,7 +67,7 @@ LATENCY: Mapping[str, Column] = {
 
 
 def cells(columns: Mapping[str, Column], rows: Sequence[SetupFigures]) -> list[list[str]]:
-    """Return the table, its head first; leave out columns without values."""
+    """Return the lines of a table, the head first, without the columns that have no value."""
     full = [[title, *(show(row) for row in rows)] for title, show in columns.items()]
     kept = [column for column in full if any(cell != NOTHING for cell in column[1:])]
     return [list(line) for line in zip(*kept, strict=True)]
@@ -100,7 +100,7 @@ def markdown(rows: Sequence[SetupFigures]) -> str:
 
 
 def as_csv(rows: Sequence[SetupFigures]) -> str:
-    """Return every figure of every row, unrounded; an unknown one stays empty."""
+    """Return every figure of every row, unrounded; an unknown figure is empty."""
     flat = [_flat(asdict(row)) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(flat[0]), lineterminator="\n")

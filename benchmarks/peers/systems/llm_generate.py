@@ -1,4 +1,4 @@
-"""vLLM's offline class: one `LLM.generate` of all prompts, rendered and tokenized beforehand."""
+"""Run a batch with vLLM's offline class: tokenize all prompts, then call `LLM.generate` once."""
 
 import vllm
 from peers.systems.report import Report, arguments, rows

@@ -1,7 +1,7 @@
-"""Ray Data LLM: a dataset through its vLLM processor, as its guide has it.
+"""Run a batch with Ray Data LLM: a dataset through its vLLM processor, as Ray's guide shows it.
 
-The engine lives as long as one pass over the data, so the run is counted inside that pass: from the
-first request that the engine was given to the last row in hand.
+The engine lives only for one pass over the data. So the run is measured inside that pass, from the
+first request that the engine gets until the last row arrives.
 """
 
 import os
@@ -16,7 +16,8 @@ from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 NUM_CPUS = 16
-"""Told to Ray whatever the machine has: its stages wait for one another if they may not all start."""
+"""CPUs that Ray may assume, on any machine. With fewer, some stages could not start while others
+wait for them."""
 
 
 def asked(row: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def main() -> None:
         engine_kwargs={k: v for k, v in args.items() if v != parser.get_default(k)},
         concurrency=1,
         batch_size=64,
-        log_engine_metrics=False,  # Ray's metrics want packages of their own, and nobody reads them here
+        log_engine_metrics=False,  # Ray's metrics need more packages, and this script does not read them
         placement_group_config=None
         if torch.cuda.is_available()
         else {"bundles": [{"CPU": os.cpu_count() or 1}]},

@@ -1,4 +1,4 @@
-"""What every system reads and leaves: rows of vLLM's batch format in, seconds and answers out."""
+"""Read the rows that every system gets, and write its report of seconds and answers."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Answers = Mapping[str, tuple[str, int]]
-"""Of each row: its text and its number of output tokens."""
+"""Text and number of output tokens of each row, by its custom_id."""
 
 
 def arguments() -> tuple[Path, Path, list[str]]:
@@ -24,7 +24,7 @@ def rows(source: Path) -> dict[str, dict[str, Any]]:
 
 
 def openai_answers(bodies: Mapping[str, Mapping[str, Any]]) -> Answers:
-    """Return the answers in bodies of the chat API."""
+    """Return the answers from bodies of the chat API."""
     return {
         name: (body["choices"][0]["message"]["content"], body["usage"]["completion_tokens"])
         for name, body in bodies.items()
@@ -32,17 +32,17 @@ def openai_answers(bodies: Mapping[str, Mapping[str, Any]]) -> Answers:
 
 
 class Report:
-    """Counts the start from the process's own, and the run from `is_ready`."""
+    """Measures the start, until `is_ready`, and the run, from `is_ready` to `write`."""
 
     def __init__(self) -> None:
         self.ready_s = 0.0
 
     def is_ready(self) -> None:
-        """Note that the engine waits for requests."""
+        """Record the time at which the engine waits for requests."""
         self.ready_s = time.time()
 
     def write(self, report: Path, answers: Answers, versions: str) -> None:
-        """Write what came out; the run ends when this is called."""
+        """Write the report. The run ends with this call."""
         fields = {
             "start_s": self.ready_s - float(os.environ["PEER_SPAWNED_S"]),
             "run_s": time.time() - self.ready_s,

@@ -1,4 +1,4 @@
-"""`vllm run-batch`: its own parser, engine client and runner, with a clock between the two."""
+"""Run a batch with parser, engine client and runner of `vllm run-batch`; time the runner."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
-"""transformers alone: batches of 32 in file order, padded on the left, each run to its longest answer.
+"""Run a batch with transformers alone: batches of 32 in file order, padded on the left.
 
-Of a row's tokens only those that it asked for count, as in any padded batch.
+Each batch runs until its longest answer ends. Only the tokens that a row asked for count.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Gristmill: a server, a worker process with the engine, and this process as the client."""
+"""Run a batch with Gristmill: a Redis server, a worker process, and this process as the client."""
 
 import asyncio
 import subprocess
@@ -26,7 +26,7 @@ async def main(url: str) -> None:
     async with Client(queue=queue) as client:
         while not await queue.redis.zcard(queue.keys.workers):
             if worker.poll() is not None:
-                raise SystemExit(f"the worker left with {worker.returncode}")
+                raise SystemExit(f"the worker ended with exit code {worker.returncode}")
             await asyncio.sleep(POLL_S)
         report.is_ready()
         names = {}

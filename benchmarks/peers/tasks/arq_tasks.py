@@ -1,4 +1,7 @@
-"""arq: `Fast` takes more and polls more often; `Safe` takes back 10 s after a job's 5 s are over."""
+"""arq: `Fast` reads more jobs and polls more often.
+
+`Safe` retries a job 10 s after its timeout of 5 s.
+"""
 
 import os
 from collections.abc import AsyncIterator

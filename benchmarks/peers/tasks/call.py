@@ -1,4 +1,4 @@
-"""What a producer does, in the peer's own interpreter; prints seconds as JSON.
+"""Do one action of a producer in the peer's own interpreter, and print its seconds as JSON.
 
 python call.py MODULE submit|answers|slow NUMBER
 """

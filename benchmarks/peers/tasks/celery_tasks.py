@@ -1,4 +1,4 @@
-"""Celery: `SAFE` acknowledges late, one prefetched task a process, and takes back after 10 s."""
+"""Celery: `SAFE` acknowledges late, prefetches one task per process, and redelivers after 10 s."""
 
 import os
 from collections.abc import AsyncIterator

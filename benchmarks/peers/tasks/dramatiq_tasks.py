@@ -1,4 +1,7 @@
-"""dramatiq: `SAFE` looks for dead workers at each call and calls one dead after 10 s, not 60 s."""
+"""dramatiq: `SAFE` looks for dead workers at each call.
+
+A worker counts as dead after 10 s, not 60 s.
+"""
 
 import os
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Gristmill: with `SINGLE` a submit a request, without it the bulk call; what is promised is the same."""
+"""Gristmill: submits are in bulk, with `SINGLE` one per call; the guarantees are the same."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ client: Client
 
 
 class MarkingEngine(StubEngine):
-    """Answers at once, but a prompt `slow N` after a while, leaving marks."""
+    """Answers at once, but a prompt `slow N` only when the gate opens; leaves marks."""
 
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
         if b"slow" not in body:

@@ -1,6 +1,6 @@
 """A task that lasts until its gate opens, and leaves a mark when it starts and when it ends.
 
-The gate opens once the worker is dead, so no task ends before that, however slow the machine.
+The gate opens after the worker's death. So no task ends before it, even on a slow machine.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""RQ: `SAFE` retries what a dead worker held; otherwise a whole chunk is enqueued by one pipeline."""
+"""RQ: one pipeline enqueues a chunk of tasks; with `SAFE`, RQ retries the task of a dead worker."""
 
 import os
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""SAQ: `SAFE` retries, and sweeps every 5 s for jobs past their time."""
+"""SAQ: `SAFE` retries, and looks every 5 s for jobs that exceeded their timeout."""
 
 import os
 from collections.abc import AsyncIterator

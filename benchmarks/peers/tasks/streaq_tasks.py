@@ -1,4 +1,7 @@
-"""streaQ: `SAFE` takes back after 10 s, not 60 s; many are enqueued by one pipeline."""
+"""streaQ: one pipeline enqueues many tasks.
+
+With `SAFE`, a dead worker's task is retried after 10 s, not 60 s.
+"""
 
 import os
 from collections.abc import AsyncIterator

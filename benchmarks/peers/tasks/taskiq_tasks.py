@@ -1,4 +1,7 @@
-"""taskiq: a list that forgets what it handed out, or with `SAFE` a stream that asks back after 10 s."""
+"""taskiq: a list that loses the tasks of a dead worker.
+
+With `SAFE`, a stream that redelivers them after 10 s.
+"""
 
 import os
 from collections.abc import AsyncIterator

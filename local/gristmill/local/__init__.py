@@ -1,1 +1,1 @@
-"""Run a whole Gristmill on one machine: embedded server, small model, demo."""
+"""Run all parts of Gristmill on one machine: embedded Redis, small model, demo."""

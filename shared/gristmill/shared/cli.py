@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -116,9 +117,19 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(f"gristmill: {missing_module(error)}", err=True)
         return OTHER_ERROR
     except GristmillError as error:
-        click.echo(f"gristmill: {error}", err=True)
-        return exit_code(error)
+        return _show(error)
+    except Exception as error:
+        if type(error).__module__ != "redis.exceptions":  # checked without importing redis-py
+            raise
+        from gristmill.shared.redis_trouble import error_in_words
+
+        return _show(error_in_words(error, "", "REDIS_URL (or --redis-url)"))
     return code if isinstance(code, int) else 0
+
+
+def _show(error: GristmillError) -> int:
+    click.echo(f"gristmill: {error}", err=True)
+    return exit_code(error)
 
 
 def exit_code(error: GristmillError) -> int:
@@ -179,17 +190,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
 
 
-def made_folder(path: Path) -> Path:
+def made_folder(path: Path, option: str = "--out") -> Path:
     """Create the folder for a command's output if it is missing, and return it.
 
+    Args:
+        path: Path of the folder.
+        option: The option that names another one, for the message.
+
     Raises:
-        SettingsError: The folder cannot be created.
+        SettingsError: The folder cannot be created, or nothing can be written into it.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
     except OSError as error:
         raise SettingsError(
-            f"cannot write to {path}: {error.strerror}; choose another folder with --out"
+            f"cannot write to {path}: {error.strerror}; choose another folder with {option}"
         ) from None
     return path
 

@@ -64,8 +64,8 @@ class Fleet:
         more = f" and {len(served) - NUM_NAMED} more" if len(served) > NUM_NAMED else ""
         return (
             f"no worker of queue {self.queue} serves {what}; they serve"
-            f" {', '.join(served[:NUM_NAMED])}{more}. Ask for one of these, or set"
-            " GRISTMILL_CHECK_MODELS=false to submit for workers that come later"
+            f" {', '.join(served[:NUM_NAMED])}{more}. Ask for one of these; if a"
+            " worker for it comes later, the operator can have requests wait for it: GRISTMILL_CHECK_MODELS=false"
         )
 
 

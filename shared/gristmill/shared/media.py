@@ -128,7 +128,7 @@ def _check_host(host: str, url: str, request_id: str) -> None:
     reason = "is on a private or reserved network" if addresses else "has no address"
     raise InvalidRequest(
         f"media URL {_shown(url)}: its host {_shown(host)} {reason}; use a public host, send the data itself"
-        " as a data: URL, or add the host to GRISTMILL_ALLOWED_MEDIA_DOMAINS",
+        " as a data: URL, or ask the operator to add the host to GRISTMILL_ALLOWED_MEDIA_DOMAINS",
         request_id=request_id,
     )
 

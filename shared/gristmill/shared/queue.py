@@ -108,7 +108,7 @@ class Queue:
         message = (
             f"queue {self.keys.queue} is full: {depth:,} of {self.limits.max_depth:,} requests and "
             f"{num_bytes:,} of {self.limits.max_bytes:,} bytes; wait for workers to drain it, or "
-            "raise GRISTMILL_MAX_DEPTH or GRISTMILL_MAX_BYTES"
+            "ask the operator to raise GRISTMILL_MAX_DEPTH or GRISTMILL_MAX_BYTES"
         )
         return QueueFull(message, depth, num_bytes)
 

@@ -50,19 +50,24 @@ def trouble(error: Exception) -> str:
     return f"does not answer ({detail})"
 
 
+def is_missing_database(error: Exception) -> bool:
+    """Return whether the server has no database of the number that the URL names."""
+    return isinstance(error, ResponseError) and "DB index" in str(error)
+
+
 def error_in_words(error: Exception, url: str, setting: str = "REDIS_URL") -> GristmillError:
     """Return the error of Gristmill for one of redis-py.
 
     Args:
         error: What redis-py raised.
-        url: URL of this Redis; the message has it without user and password.
+        url: URL of this Redis; the message has it without user and password. "" if it is not known.
         setting: Where the URL was set, for the remedy.
 
     Returns:
         RedisUnreachable for no connection, no answer or a refused login; SettingsError for a database that
         Redis does not have; else GristmillError.
     """
-    where = f"Redis at {redacted(url)}"
+    where = f"Redis at {redacted(url)}" if url else "Redis"
     if isinstance(error, AuthenticationError | AuthorizationError):
         return RedisUnreachable(
             f"{where} refused user or password ({error}); put them into {setting}: redis://user:password@host:port/0"
@@ -72,9 +77,10 @@ def error_in_words(error: Exception, url: str, setting: str = "REDIS_URL") -> Gr
             f"{where} {trouble(error)}; check that it runs, that this machine may reach it, and {setting}"
             " with its user and password"
         )
-    if isinstance(error, ResponseError) and "DB index" in str(error):
+    if is_missing_database(error):
         return SettingsError(
-            f"{where} does not have this database ({error}); name one that it has, such as 0, in {setting}"
+            f"{where} has no database of this number ({error}); a server has databases 0 to 15 unless its"
+            f" setting `databases` says otherwise; name one of them in {setting}"
         )
     return GristmillError(f"{where} {trouble(error)}; {remedy(error)}")
 

@@ -45,6 +45,7 @@ async def write_to_replicas(
     if reached < min_replicas:
         raise NotReplicated(
             f"{reached} of {min_replicas} replicas have what was submitted to queue {keys.queue} after"
-            f" {REPLICATION_WAIT_MS} ms; submit it again when they are back, or lower GRISTMILL_MIN_REPLICAS"
+            f" {REPLICATION_WAIT_MS} ms; submit it again when they are back; the"
+            " operator can lower GRISTMILL_MIN_REPLICAS"
         )
     return reply

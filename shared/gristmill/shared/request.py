@@ -163,8 +163,7 @@ class Request:
             raise InvalidRequest(
                 "the body asks for stream: true; results are written whole, so remove stream"
             )
-        if "endpoint" not in fields:
-            check_body(body)
+        check_body(body, fields.get("endpoint"))
         encoded = encode_body(body)
         model = body.get("model")
         read: dict[str, Any] = {

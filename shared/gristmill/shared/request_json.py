@@ -52,6 +52,14 @@ MAX_CUSTOM_ID = 512
 NOT_JSON = "invalid_json_line"
 """OpenAI's code for a line that is not a JSON object."""
 
+_TOO_LONG = (
+    "shorten it, or ask the operator to raise GRISTMILL_MAX_REQUEST_BYTES for producers and workers"
+)
+_HOW_TO_NAME = (
+    'write {"prompt": "..."} or {"messages": [...]}, or name the endpoint:'
+    ' {"endpoint": "/v1/...", "body": {...}}'
+)
+
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
 _JSON_TYPES |= {float: "a number", bool: "a boolean", type(None): "null"}
 _NOT_A_NUMBER = re.compile(r"-?(NaN|Infinity)")
@@ -105,8 +113,7 @@ def request_from_json(
     request = Request.from_body(body, **(dict(defaults or {}) | envelope))
     if len(request.body) > max_request_bytes:
         raise InvalidRequest(
-            f"its body has {len(request.body):,} bytes; the limit is {max_request_bytes:,}"
-            " (GRISTMILL_MAX_REQUEST_BYTES); shorten it, or raise the limit here and on the workers"
+            f"its body has {len(request.body):,} bytes; the limit is {max_request_bytes:,}; {_TOO_LONG}"
         )
     return request
 
@@ -120,8 +127,7 @@ def _name_line(envelope: dict[str, Any], line_id: str) -> None:
 def _object_of(raw: bytes, max_bytes: int) -> dict[str, Any]:
     if len(raw) > max_bytes:
         raise InvalidRequest(
-            f"it has more than {max_bytes:,} bytes, so its body is over"
-            " GRISTMILL_MAX_REQUEST_BYTES; shorten it, or raise the limit here and on the workers"
+            f"it has more than {max_bytes:,} bytes, so its body is over the limit; {_TOO_LONG}"
         )
     if not raw.strip():
         raise InvalidRequest("it is empty; a request is a JSON object on one line", NOT_JSON)
@@ -164,7 +170,9 @@ def _envelope_of(element: dict[str, Any], default_endpoint: str | None) -> dict[
     if default_endpoint is not None:
         envelope.setdefault("endpoint", default_endpoint)
     if "endpoint" not in envelope:
-        envelope["endpoint"] = _endpoint_of_plain(envelope["body"])
+        envelope["endpoint"] = _endpoint_of(
+            envelope["body"], "its body has", "add 'endpoint' beside 'body'"
+        )
     return envelope
 
 
@@ -176,7 +184,10 @@ def _plain(element: dict[str, Any], default_endpoint: str | None) -> dict[str, A
             f' {{"body": {{...}}, "{found[0]}": ...}}'
         )
     body = {name: value for name, value in element.items() if name != "id"}
-    fields = {"body": body, "endpoint": default_endpoint or _endpoint_of_plain(body)}
+    fields = {
+        "body": body,
+        "endpoint": default_endpoint or _endpoint_of(body, "it has", _HOW_TO_NAME),
+    }
     if (request_id := element.get("id")) is not None:
         if not isinstance(request_id, str):
             raise InvalidRequest(f"'id' is {_JSON_TYPES[type(request_id)]}; use {_JSON_TYPES[str]}")
@@ -213,9 +224,14 @@ def _take_openai_fields(envelope: dict[str, Any]) -> None:
         envelope["metadata"] = envelope.get("metadata", {}) | {"custom_id": custom_id}
 
 
-def _endpoint_of_plain(body: Mapping[str, Any]) -> str:
+def _endpoint_of(body: Mapping[str, Any], what: str, remedy: str) -> str:
+    """Return the endpoint that the one known field of a body tells.
+
+    Raises:
+        InvalidRequest: The body has none of these fields, or several; `what` and `remedy` are words of the message.
+    """
     found = [name for name in PLAIN if name in body]
     if len(found) == 1:
         return PLAIN[found[0]]
-    seen = f"it has {' and '.join(found)}" if found else "it has no prompt, messages or input"
-    raise InvalidRequest(f"{seen}, so its endpoint is not known; add 'endpoint' beside 'body'")
+    seen = " and ".join(found) or "no prompt, messages or input"
+    raise InvalidRequest(f"{what} {seen}, so its endpoint is not known; {remedy}")

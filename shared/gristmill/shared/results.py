@@ -122,10 +122,15 @@ class Result:
         if self.is_success:
             return ""
         if self.error:
-            return f"{self.error.get('code')}: {self.error.get('message')}"
+            return _one_line(f"{self.error.get('code')}: {self.error.get('message')}")
         detail = mapping(self.body).get("error", self.body)
         message = detail.get("message", detail) if isinstance(detail, dict) else detail
-        return f"HTTP {self.status_code}: {message}"
+        return _one_line(f"HTTP {self.status_code}: {message}")
+
+
+def _one_line(text: str) -> str:
+    """Return a text with each run of white space as one space; pydantic's errors have several lines."""
+    return " ".join(text.split())
 
 
 def answer_text(body: Any) -> str | None:

@@ -24,7 +24,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "requeue": (*_CORE, "records", "doorbell", *_WAITING, "accept"),
     "claim": (
         *_CORE, "records", "deliveries", "doorbell", *_WAITING, *_FINISHING, "dead_letters",
-        "lease_request", "popping", "virtual_time", "taking", "misplaced",
+        "popping", "virtual_time", "taking", "misplaced",
     ),
     "ack": (*_CORE, "records", "deliveries", "tenants", "charges", *_FINISHING),
     "nack": (

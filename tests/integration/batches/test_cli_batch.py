@@ -56,7 +56,10 @@ async def test_the_way_of_a_batch_with_failures(shell: CommandLine) -> None:
     assert created.code == 0, created.err
     batch = created.out.strip()
     assert batch.startswith("batch_")
-    assert shell.run("batch", "show", batch).out.splitlines()[1] == "status   validating"
+    assert shell.run("batch", "show", batch).out.splitlines()[1:3] == [
+        "tenant   default",
+        "status   validating",
+    ]
     async with working(shell):
         shown = await shell.finish("batch", "show", batch, "--wait")
         assert shown.code == 1
@@ -71,6 +74,38 @@ async def test_the_way_of_a_batch_with_failures(shell: CommandLine) -> None:
     refused = shell.run("batch", "cancel", batch)
     assert (refused.code, "is completed; only one that is" in refused.err) == (2, True)
     assert shell.run("batch", "show", batch, "--tenant", "other").code == 4
+
+
+async def test_batches_of_all_tenants_are_listed_and_found(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [line("a", "a")])
+    ids = [
+        shell.run("batch", "create", "in.jsonl", *option).out.strip()
+        for option in ([], ["--tenant", "acme"], ["--tenant", "a:b"])
+    ]
+    newest_first = list(zip(reversed(ids), ["a:b", "acme", "default"], strict=True))
+    listed = shell.run("batch", "list")
+    assert [tuple(row.split()[:2]) for row in listed.out.splitlines()] == newest_first
+    found = shell.run("batch", "list", "--json", "--limit", "2").rows
+    assert [(row["id"], row["tenant"]) for row in found] == newest_first[:2]
+    own = shell.run("batch", "list", "--tenant", "acme").out
+    assert own.split()[:2] == [ids[1], "validating"]
+    assert "tenant   acme" in shell.run("batch", "show", ids[1]).out
+    assert shell.run("batch", "show", ids[1], "--tenant", "acme").code == 0
+    other = shell.run("batch", "show", ids[1], "--tenant", "other")
+    assert (other.code, other.out) == (4, "")
+    assert f"batch {ids[1]} belongs to tenant acme, not other; leave --tenant out" in other.err
+    assert shell.run("batch", "cancel", ids[1]).code == 0
+
+
+def test_that_there_is_no_batch_is_said(shell: CommandLine) -> None:
+    listed = shell.run("batch", "list")
+    assert (listed.code, listed.out) == (0, "")
+    assert f"queue {shell.queue} has no batches" in listed.err
+    own = shell.run("batch", "list", "--tenant", "acme")
+    assert "no batches of tenant acme; leave --tenant out to see all" in own.err
+    shown = shell.run("batch", "show", "batch_x")
+    assert (shown.code, f"queue {shell.queue} has no batch 'batch_x'" in shown.err) == (4, True)
+    assert "gristmill batch list" in shown.err
 
 
 async def test_rows_come_while_the_batch_runs(shell: CommandLine) -> None:

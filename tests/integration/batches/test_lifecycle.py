@@ -27,6 +27,9 @@ from queues import contents
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.lifecycle import advance
+from gristmill.producer.batches.lifecycle.execution import Execution
+from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
+from gristmill.producer.batches.lifecycle.validation import Validation
 from gristmill.producer.batches.upload import Upload
 from gristmill.shared.errors import InvalidRequest, LimitReached, NotFound
 from gristmill.shared.queue import Queue
@@ -207,6 +210,7 @@ async def test_a_file_with_too_many_lines_fails(queue: Queue, tmp_path: Path) ->
     ended = await run(batches, await create(batches, [chat(f"c{i}") for i in range(11)]))
     assert ended.errors
     assert (ended.errors.data[0].code, ended.errors.data[0].line) == ("too_many_requests", 11)
+    assert "ask the operator to raise GRISTMILL_MAX_BATCH_REQUESTS" in ended.errors.data[0].message
 
 
 async def test_errors_beyond_a_hundred_are_counted(batches: Batches) -> None:
@@ -248,6 +252,41 @@ async def test_cancel_before_the_validation(batches: Batches) -> None:
     await batches.cancel(TENANT, batch.id)
     ended = await run(batches, batch)
     assert (ended.status, ended.request_counts.total) == ("cancelled", 0)
+
+
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+async def test_a_file_of_another_format_fails_with_one_error_that_names_it(
+    batches: Batches, mode: str
+) -> None:
+    file = await upload(batches, b"PAR1\x15\x04\n\x00\n")
+    spec = BatchSpec(input_file_id=file.id, endpoint=CHAT, mode=mode)  # type: ignore[arg-type]
+    ended = await run(batches, await batches.create(TENANT, spec))
+    assert ended.status == "failed"
+    assert ended.errors
+    (error,) = ended.errors.data
+    assert (error.code, error.line) == ("invalid_json_line", 1)
+    assert error.message.startswith("the file is a Parquet file; convert it")
+
+
+@pytest.mark.parametrize("status", ["validating", "in_progress"])
+async def test_a_cancel_that_a_slice_meets_while_it_runs_leaves_its_time(
+    batches: Batches, queue: Queue, status: str
+) -> None:
+    batch = await create(batches, [chat("a"), chat("b")])
+    if status == "in_progress":
+        await run(batches, batch, until=lambda record: record.status == "in_progress")
+    leased = await LeasedBatch.take(batches.store, batch.id)
+    assert leased
+    await batches.cancel(TENANT, batch.id)
+    path = (await batches.files.get(TENANT, batch.input_file_id)).path
+    if status == "in_progress":
+        await Execution(batches.store, leased, path).run(lambda _: True)
+    else:
+        await Validation(batches.store, leased).run(path)
+    await leased.release()
+    ended = await run(batches, batch)
+    assert ended.status == "cancelled"
+    assert ended.cancelling_at
 
 
 async def test_an_ended_batch_cannot_be_cancelled(batches: Batches) -> None:

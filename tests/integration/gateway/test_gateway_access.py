@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import httpx
 import orjson
 import pytest
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
-from servers import ask_all, kill, port_of, with_user
+from servers import kill, port_of, with_least_user
 
 from gristmill.local.processes import die_with_parent, free_port
 from gristmill.local.redis_server import running_server
@@ -23,8 +22,6 @@ from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 
 COMMAND = "import sys; from gristmill.producer.gateway.commands import gateway; sys.exit(gateway(standalone_mode=False))"
-
-OPERATIONS = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
 
 
 async def test_without_a_tenant_everybody_on_this_machine_is_let_in(
@@ -230,11 +227,7 @@ async def _answers(api: httpx.AsyncClient) -> bool:
 async def test_a_user_with_least_rights_serves_every_route(
     redis_url: str, queue: Queue, tmp_path: Path
 ) -> None:
-    ask_all(
-        redis_url,
-        *next(re.finditer(r"^ACL SETUSER gristmill .*~gm:.*", OPERATIONS, re.M))[0].split(),
-    )
-    url = with_user(redis_url, "gristmill", "password")
+    url = with_least_user(redis_url)
     async with running_gateway(gateway_settings(url, queue, tmp_path)) as gateway:
         tenants = Tenants(gateway.gateway.queue)
         key = await gateway.add_tenant("acme")

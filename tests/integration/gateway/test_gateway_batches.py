@@ -294,8 +294,13 @@ async def test_a_file_over_the_limit_is_413_and_gone(
         for size in (2**20 + 1, 2 * 2**20):
             over = await post_form(api, form(purpose, part("file", b"x" * size, "a")), 50)
             assert (over.status_code, problem(over)["type"]) == (413, "invalid_request_error")
+            assert problem(over)["message"] == (
+                "the file has more than 1,048,576 bytes, the limit; split it, or ask the operator to raise"
+                " GRISTMILL_MAX_FILE_BYTES"
+            )
         told = await api.post("/v1/files", files={"file": b"x" * 2**21}, data={"purpose": "batch"})
         assert told.status_code == 413
+        assert "ask the operator to raise GRISTMILL_MAX_FILE_BYTES" in problem(told)["message"]
         assert len((await api.get("/v1/files")).json()["data"]) == 1
 
 

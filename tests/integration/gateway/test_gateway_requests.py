@@ -154,7 +154,11 @@ async def test_a_body_over_the_limit_is_413_before_it_is_read(
     async with running_gateway(settings) as gateway, gateway.caller() as api:
         slightly = await api.post("/v1/requests", json={"prompt": "x" * 2000})
         assert (slightly.status_code, slightly.json()["error"]["code"]) == (400, "invalid_request")
-        assert (await api.post("/v1/requests", json={"prompt": "x" * 200_000})).status_code == 413
+        far = await api.post("/v1/requests", json={"prompt": "x" * 200_000})
+        assert far.status_code == 413
+        for answer in (slightly, far):
+            message = answer.json()["error"]["message"]
+            assert "ask the operator to raise GRISTMILL_MAX_REQUEST_BYTES" in message
 
 
 # -- limits ------------------------------------------------------------------------------------------

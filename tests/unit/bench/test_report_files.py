@@ -46,7 +46,9 @@ def test_report_is_read_as_it_was_written(report: BenchReport, tmp_path: Path) -
 def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
-    with pytest.raises(InvalidRequest, match=r"other\.json is no report .* give its results\.json"):
+    with pytest.raises(
+        InvalidRequest, match=r"other\.json is not a report .* give the results\.json"
+    ):
         BenchReport.load_from(path)
 
 

@@ -88,7 +88,7 @@ def test_people_see_the_curve_the_gain_and_the_command(
     assert "out of memory" in printed.out
     assert "1.50 times what these flags alone do" in printed.err
     assert f". {tmp_path}/settings.env" in printed.err
-    assert "starts of an engine: 3, which took 25 s" in printed.err
+    assert "engine starts: 3, which took 25 s of this time" in printed.err
 
 
 def test_bound_that_no_point_keeps_writes_no_settings(

@@ -119,4 +119,6 @@ def test_message_is_short_and_says_the_remedy() -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_media(naming("http://10.0.0.1/" + "x" * 100_000), NONE)
     assert len(str(caught.value)) < 600
-    assert "GRISTMILL_ALLOWED_MEDIA_DOMAINS" in str(caught.value)
+    assert "ask the operator to add the host to GRISTMILL_ALLOWED_MEDIA_DOMAINS" in str(
+        caught.value
+    )

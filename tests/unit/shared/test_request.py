@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.shared.body_fields import DEFAULT_MAX_TOKENS
+from gristmill.shared.body_fields import DEFAULT_MAX_TOKENS, NEEDED
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.records import Record
 from gristmill.shared.request import (
@@ -192,7 +192,7 @@ def test_limit_of_output_is_estimated(body: dict[str, Any], expected: int) -> No
 
 
 def test_given_fields_win_over_what_the_body_says() -> None:
-    request = Request.from_body({"model": "m"}, model="other", endpoint=COMPLETIONS)
+    request = Request.from_body({"prompt": "", "model": "m"}, model="other", endpoint=COMPLETIONS)
     assert (request.model, request.endpoint) == ("other", COMPLETIONS)
 
 
@@ -206,8 +206,17 @@ def test_streaming_is_refused_by_name() -> None:
 def test_a_body_that_does_not_tell_its_endpoint_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="none of messages, prompt, input"):
         Request.from_body({"max_tokens": 4})
-    assert Request.from_body({"max_tokens": 4}, endpoint=CHAT).endpoint == CHAT
     assert Request.from_body({"prompt": None, "messages": []}).endpoint == CHAT
+
+
+@pytest.mark.parametrize("body", [{}, {"max_tokens": 4}, {"messages": None}, {"text": "a"}])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_body_without_input_is_refused(body: dict[str, Any], endpoint: str) -> None:
+    names = " or ".join(map(repr, NEEDED[endpoint]))
+    with pytest.raises(InvalidRequest, match=f"the body has no {names}, which {endpoint} needs"):
+        Request.from_body(body, endpoint=endpoint)
+    for name in NEEDED[endpoint]:
+        assert Request.from_body(body | {name: "a"}, endpoint=endpoint).endpoint == endpoint
 
 
 def test_requests_with_one_system_message_share_a_prefix() -> None:

@@ -96,7 +96,20 @@ def test_a_default_endpoint_makes_any_object_a_body() -> None:
         (b"\xef\xbb\xbf{}", "BOM"),
         (b"[" * 5_000, "it is not JSON"),
         ({"model": "m"}, "it has no prompt, messages or input"),
+        (
+            {"text": "a"},
+            'it has no prompt, messages or input, so its endpoint is not known; write {"prompt"',
+        ),
         ({"prompt": "a", "input": "b"}, "it has prompt and input"),
+        (
+            {"body": {"text": "a"}},
+            "its body has no prompt, messages or input, so its endpoint is not known; add",
+        ),
+        (
+            {"body": {"max_tokens": 4}, "url": CHAT},
+            f"the body has no 'messages', which {CHAT} needs",
+        ),
+        ({"body": {}, "endpoint": "/v1/score"}, "the body has no 'text_1' or 'data_1' or 'queries'"),
         ({"body": None}, "'body' is null"),
         ({"body": "a"}, "'body' is a string; use an object"),
         ({"body": {"prompt": "a"}, "priorty": "high"}, "unknown field 'priorty' beside 'body'"),
@@ -119,7 +132,8 @@ def test_what_is_wrong_is_named(element: object, message: str) -> None:
 def test_a_body_over_the_limit_is_refused_with_size_limit_and_setting() -> None:
     message = refusal_of({"prompt": "x" * 3_000}, max_request_bytes=2_048)
     assert "3,013 bytes" in message
-    assert "2,048 (GRISTMILL_MAX_REQUEST_BYTES)" in message
+    assert "the limit is 2,048; shorten it, or ask the operator to raise" in message
+    assert "GRISTMILL_MAX_REQUEST_BYTES" in message
 
 
 def test_an_element_far_over_the_limit_is_refused_before_it_is_parsed() -> None:

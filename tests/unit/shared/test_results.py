@@ -52,3 +52,10 @@ def test_a_body_may_be_any_json(body: Any) -> None:
     assert with_body(body).tokens == (0, 0)
     assert with_body(body).text is None
     assert with_body(body, 400).failure == f"HTTP 400: {body}"
+
+
+@pytest.mark.parametrize("error", [None, {"code": "odd", "message": "a\n  b\r\n\tc\u2028d"}])
+def test_a_failure_is_one_line(error: Any) -> None:
+    body = {"error": {"message": "a\n  b\r\n\tc\u2028d"}}
+    failed = Result("a", "failed", "", 1, 0, 0, 400, body, error, None, "")
+    assert failed.failure == ("odd" if error else "HTTP 400") + ": a b c d"

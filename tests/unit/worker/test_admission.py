@@ -1,4 +1,4 @@
-"""What the engine has room for: tables and properties, no clock."""
+"""Test how much the engine has room for, with tables and properties and without a clock."""
 
 import json
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_ceiling_and_refill_leave_something_to_claim(capacity: Capacity, demand:
 
 
 class Engine:
-    """Counters of an engine, as a test sets them."""
+    """An engine whose counters a test sets."""
 
     stats = EngineStats()
 
@@ -116,7 +116,7 @@ def test_what_goes_in_and_what_is_gathered_is_promised() -> None:
 
 
 def test_nothing_is_claimed_that_does_not_fit() -> None:
-    """The first request of a claim is never too large, so there has to be room for one."""
+    """A claim always gets its first request, so the room must hold at least one."""
     account, _ = admission()
     for _ in range(19):
         account.enter(record(100, 400))
@@ -126,7 +126,7 @@ def test_nothing_is_claimed_that_does_not_fit() -> None:
 
 
 def test_what_will_have_ended_makes_room_for_what_is_still_short() -> None:
-    """Twenty run up to their ends, half way; what comes now is short when they go."""
+    """Eighteen requests are near their ends, so new ones are still short when those leave."""
     account, engine = admission()
     for _ in range(18):
         account.enter(record(100, 400))
@@ -163,7 +163,7 @@ def test_storm_shrinks_the_budget_and_a_new_engine_counts_from_zero() -> None:
 
 
 def test_engine_that_tells_no_cache_is_fed_by_counts_alone() -> None:
-    """A server behind a URL."""
+    """Such an engine is a server behind a URL."""
     account, _ = admission(Capacity(max_in_flight=10, max_num_seqs=256))
     leaves = [account.enter(record(10**6, 10**6)) for _ in range(9)]
     assert account.room([], Demand(1, 1)) == (1, UNBOUNDED)

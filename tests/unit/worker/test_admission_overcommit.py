@@ -1,4 +1,4 @@
-"""The budget over the cache moves with what the engine shows; no clock."""
+"""Test how preemptions and usage move the budget, without a clock."""
 
 import pytest
 from hypothesis import given
@@ -57,7 +57,7 @@ def test_budget_grows_after_a_generation_with_few_preemptions() -> None:
 
 @pytest.mark.parametrize("held_at_the_end", [0, 20])
 def test_preemptions_are_counted_against_all_that_were_held(held_at_the_end: int) -> None:
-    """Requests of one length end in one step, and then nothing is held."""
+    """Requests of one length end in the same step, and then the engine holds none."""
     assert factor_after(look(preempted=4), look(held=held_at_the_end, ended=20)) == RAISE
 
 

@@ -1,4 +1,4 @@
-"""How many requests fit into a cache that others fill and leave: by hand, and against a simulation."""
+"""Test how many requests fit beside running ones, by hand and against a simulation."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def test_newcomers_fit_up_to_the_tightest_moment(
 
 
 def peak(courses: list[Course]) -> float:
-    """Step by step; a request is gone after the step in which it ends."""
+    """Return the largest use, step by step; a request leaves after the step in which it ends."""
     steps = range(51)
     return max(
         sum(each.held + step for each in courses if each.remaining >= step) for step in steps
@@ -44,7 +44,7 @@ def test_what_fits_never_overflows_and_one_more_would(
     if peak(courses) <= size:
         assert peak(courses + [newcomer] * int(fitting + 1e-9)) <= size
         assert peak(courses + [newcomer] * (int(fitting + 1e-9) + 1)) > size
-    elif fitting >= 1:  # what overflows later, after a newcomer's end, is not its doing
+    elif fitting >= 1:  # a newcomer does not cause an overflow after its own end
         assert (
             peak([Course(*each) for each in courses if each.remaining > newcomer.remaining]) > size
         )

@@ -1,4 +1,4 @@
-"""What requests will take, by what earlier ones took."""
+"""Test the estimates of tokens, which learn from ended requests."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def test_headers_are_believed_before_anything_was_seen() -> None:
 
 
 def test_estimates_come_to_what_requests_really_take() -> None:
-    """Prompts of token ids are overestimated by their bytes, limits are far above what is written."""
+    """The bytes of token ids overestimate a prompt, and answers stay far below max_tokens."""
     seen = seen_of([(Tokens(150, 4000), Tokens(100, 200))] * 400)
     taken = seen.corrected(Tokens(1500, 40_000))
     assert taken.prompt == pytest.approx(1000, rel=0.01)
@@ -33,7 +33,7 @@ def test_estimates_come_to_what_requests_really_take() -> None:
 
 
 def test_first_to_end_do_not_stand_for_all() -> None:
-    """The shortest of a generation end first."""
+    """The shortest requests of a generation end first."""
     seen = seen_of([(Tokens(0, 4000), Tokens(0, 10))] * 4)
     assert seen.corrected(Tokens(0, 4000)).output > 2000
 

@@ -1,4 +1,4 @@
-"""When a claim is made and when a batch starts: a table a policy, no clock."""
+"""Test when each policy claims and closes a batch, with one table a policy and no clock."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""What a server answered becomes JSON in a record, whatever it was."""
+"""Test that any answer of a server becomes valid JSON for a record."""
 
 import json
 

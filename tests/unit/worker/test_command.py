@@ -1,4 +1,4 @@
-"""Commands that take vLLM's flags: what is said when these stand where the command's own belong."""
+"""Test the errors of commands that take vLLM's flags, such as a flag before `--`."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_options_of_the_command_stay_before_the_dashes() -> None:
 def test_list_that_names_nothing_is_told_before_the_engine_starts(option: str) -> None:
     ended = called("bench", option, ",")
     assert ended.exit_code == 2
-    assert "it names none" in ended.output
+    assert "the list is empty" in ended.output
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])

@@ -1,4 +1,4 @@
-"""How many suspects may run beside normal work."""
+"""Test how many suspects may run at the same time."""
 
 from gristmill.worker.engine_load import EngineLoad
 

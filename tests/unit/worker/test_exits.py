@@ -1,4 +1,4 @@
-"""An exit code of the engine in words."""
+"""Test the texts for exit codes of the engine's processes."""
 
 import logging
 import signal
@@ -15,7 +15,7 @@ from gristmill.worker.engine.vllm.exits import describe_exit, describe_exits
     [
         (signal.SIGILL, "instruction that the processor or the sandbox", "Troubleshooting"),
         (signal.SIGSEGV, "memory that is not there", "another version of vLLM"),
-        (signal.SIGBUS, "Memory could not be provided", "check the model's folder"),
+        (signal.SIGBUS, "memory that the kernel could not provide", "check the model's folder"),
         (signal.SIGKILL, "a memory limit was reached", "raise the limit"),
         (signal.SIGABRT, "gave up", "the end of the engine's log"),
     ],

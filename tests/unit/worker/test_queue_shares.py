@@ -1,4 +1,4 @@
-"""Shares hold by weight, and what one queue leaves goes to the others."""
+"""Test that queues get shares by weight, and the others the share of an empty queue."""
 
 import random
 
@@ -8,7 +8,7 @@ from gristmill.worker.queue_shares import QueueShares
 
 
 def served(weights: list[int], costs: list[int], rounds: int) -> list[int]:
-    """Serve whoever is owed most, all of them backlogged; returns the tokens of each."""
+    """Claim from the first queue in order, again and again; return the tokens of each queue."""
     shares, tokens, chance = QueueShares(weights), [0] * len(weights), random.Random(7)
     for _ in range(rounds):
         first = shares.order()[0]
@@ -34,7 +34,7 @@ def test_of_equals_the_heavier_is_first() -> None:
 def test_time_without_work_saves_nothing_up() -> None:
     shares = QueueShares([1, 1])
     for _ in range(100):
-        shares.charge(0, 50)  # the other is empty
+        shares.charge(0, 50)  # the other queue is empty
     assert shares.order() == [1, 0]
     shares.charge(1, 50)
     shares.charge(1, 50)

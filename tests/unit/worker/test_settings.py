@@ -1,4 +1,4 @@
-"""Settings that contradict each other are refused by name."""
+"""Test the worker's settings: defaults, aliases, and errors that name the setting."""
 
 import re
 

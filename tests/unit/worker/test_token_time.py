@@ -1,4 +1,4 @@
-"""The rate of an engine: time from token to token, without the first."""
+"""Test the measured time per output token, which leaves out the first token."""
 
 import pytest
 

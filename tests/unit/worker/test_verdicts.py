@@ -1,4 +1,4 @@
-"""Ack or nack, by class of the answer."""
+"""Test that the status of an answer decides between ack and nack."""
 
 import pytest
 

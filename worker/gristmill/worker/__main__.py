@@ -32,6 +32,8 @@ log = structlog.get_logger()
 EXIT_OK, EXIT_ENGINE, EXIT_SETTINGS = 0, 1, 2
 
 LOOP_TICK_S = 1.0
+"""Seconds between two signs of life of the event loop."""
+
 REDIS_SILENCE_BEATS = 5
 """Heartbeats without an answer after which the worker reports Redis as away."""
 
@@ -47,10 +49,11 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
         engine_argv: vLLM's own flags: the words after `--`.
 
     Returns:
-        0 after a drain; 1 if the engine could not start or kept dying; 2 if a setting is wrong.
+        0 after a drain. 1 if the engine could not start or kept dying. 2 if a setting is wrong or
+        Redis refuses the login.
 
     Raises:
-        SettingsError: The settings name no engine, or two.
+        SettingsError: The settings name no engine or two engines.
     """
     engine = engine_from(settings, engine_argv)
     configure_logging(settings.log_level)
@@ -72,6 +75,7 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
 
     Raises:
         SettingsError: A setting is wrong, or another process uses the probes' port.
+        AuthenticationError: Redis refuses the login.
     """
     drain = Drain(settings.drain_timeout_s)
     drain.install()

@@ -1,8 +1,8 @@
-"""Write terminal records in small batches, and keep them until they are written.
+"""Write the results of finished requests to Redis, many in one call.
 
-Each finished request puts its settlement into a queue. One call writes up to 64 settlements, or
-those that came within 5 ms. While Redis is away the settlements wait here. So the engine computes
-no finished request twice.
+`queue_source.py` runs one `AckWriter` for each queue. Each finished request puts its settlement
+into an asyncio queue. One call writes the settlements of 5 ms, at most 64. While Redis is away, the
+settlements wait here, so their requests need not run again.
 """
 
 import asyncio
@@ -17,8 +17,13 @@ from gristmill.shared.redis_retry import retrying
 log = structlog.get_logger()
 
 MAX_ITEMS = 64
+"""Most settlements in one call."""
+
 MAX_BYTES = 8 * 2**20
+"""Most bytes of outcomes in one call; a larger outcome goes alone."""
+
 INTERVAL_S = 0.005
+"""Seconds to wait for more settlements after the first one."""
 
 Finished = tuple[str, Settlement]
 
@@ -61,7 +66,10 @@ class AckWriter:
                 self._finished.task_done()
 
     async def _gather(self, first: Finished) -> tuple[list[Settlement], Finished | None]:
-        """Return the settlements that came within the interval, and one that did not fit."""
+        """Return the settlements for the next call, and the one left over for the call after it.
+
+        One is left over if it exceeds `MAX_BYTES` or belongs to another worker incarnation.
+        """
         worker, batch, num_bytes = first[0], [first[1]], len(first[1].outcome)
         if self._finished.empty() and self._may_grow():
             await asyncio.sleep(INTERVAL_S)
@@ -75,6 +83,7 @@ class AckWriter:
 
 
 def _report(batch: Sequence[Settlement], codes: Sequence[int]) -> None:
+    """Log each settlement that Redis did not store (0), or stored after the lease was lost (2)."""
     for settlement, code in zip(batch, codes, strict=True):
         if code == 0:
             log.warning("settle.refused", id=settlement.id, delivery=settlement.delivery)

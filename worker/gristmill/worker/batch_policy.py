@@ -1,8 +1,9 @@
-"""Decide when to claim and how much: pure functions, time is an argument. `batcher.py` calls them.
+"""Decide when to claim and how much.
 
-The policies differ in two rules only. The first is whether a claim may join the requests that
-already run. The second is when a gathered batch closes. `admission/room.py` says how much the
-engine has room for.
+These functions are pure and get the time as an argument. `batcher.py` and `loop.py` call them. The
+policies differ in two rules only. The first is whether a claim may join the requests that already
+run. The second is when a gathered batch closes. `admission/room.py` says how much the engine has
+room for.
 """
 
 from collections.abc import Sequence
@@ -35,8 +36,8 @@ CloseReason = Literal["full", "no_room", "joined", "timeout", "drained", "stoppi
 - full: it is as large as it may be.
 - no_room: the engine has no room for more requests.
 - joined: the engine has room, so the batch need not wait.
-- timeout: its window is over.
-- drained: the queue is empty.
+- timeout: `timeout_s` has passed since its first request.
+- drained: `timeout_s` has passed, and the last claims found no more requests.
 - stopping: the worker drains or its engine died, so the worker releases the batch unstarted.
 """
 
@@ -76,14 +77,15 @@ def claim_size(
     """Return how many requests the next claim may take; 0 means wait until something ends.
 
     A continuous claim takes what the engine has room for, up to the policy's size. If other workers
-    serve the queue too, it takes at most an equal part of what waits: they can run the rest.
+    serve the queue too, it takes at most this worker's equal part of the waiting requests. The
+    other workers can run the rest.
 
     Args:
         policy: The policy.
         running: Requests in the engine.
         gathered: Requests claimed and not started.
-        room: Room that is left beside running and gathered requests. A policy with a barrier
-            ignores it and claims only for an idle engine.
+        room: Room left in the engine after the running and gathered requests. A policy with a
+            barrier ignores it and claims only for an idle engine.
         demand: Demand of the queue to claim from.
     """
     size = min(policy.gather_size - gathered, MAX_CLAIM)
@@ -114,7 +116,7 @@ def close_reason(
         running: Requests in the engine.
         gathered: Requests claimed and not started.
         got: Requests that the last round of claims returned.
-        waited_s: Seconds since the worker claimed the first of them.
+        waited_s: Seconds since the worker claimed the first gathered request.
         has_room: True if the engine has room for more than the running and gathered requests.
     """
     if gathered == 0:

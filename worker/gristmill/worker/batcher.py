@@ -1,8 +1,8 @@
 """Gather the next batch: claim from a worker's queues in rounds, until the policy closes it.
 
 The loop calls `next_batch` repeatedly. All queues share the engine's room (`admission/room.py`).
-Each round asks the queue that is owed most first (`queue_shares.py`). If it is empty, the next
-queue is asked.
+Each round first asks the queue that is furthest behind its share (`queue_shares.py`). If that queue
+is empty, the round asks the next one.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Source(Protocol):
         """Claim once; return None while claims pause."""
 
     async def resolve_doubt(self) -> None:
-        """Release requests that this worker holds by the queue's count only."""
+        """Release requests that the queue counts for this worker and that the worker lacks."""
 
     async def hear_doorbell(self, timeout_s: float) -> None:
         """Wait until the doorbell rings, at most `timeout_s` seconds."""
@@ -94,7 +94,7 @@ class Batcher:
                 return batch
             if len(batch) == num_before:
                 await self._wait_for_work(claims, opened_at if batch else None)
-        if batch:  # it stays in flight until the drain or the report of the death releases it
+        if batch:  # the drain or the report of the engine's death releases these requests
             metrics.claims.labels("stopping").inc()
         return []
 
@@ -103,9 +103,8 @@ class Batcher:
     ) -> None:
         """Wait until a request ends, a doorbell rings, or `doorbell_s` seconds have passed.
 
-        Without doorbells there is no timeout.
-
-        A change since the last wait ends this one at once: the caller may have missed it.
+        Without doorbells there is no timeout. A change since the last wait ends this one at once,
+        because the caller may have missed it.
         """
         if self._is_stopping():
             return
@@ -121,10 +120,10 @@ class Batcher:
         """Ask the queues in turn until one has something, and add it to the batch.
 
         The round stops there, because the tokens of a claim decide which queue comes first in the
-        next round. The round skips a queue without room for it, or whose claims pause.
+        next round. It skips a queue if the engine has no room for its requests or its claims pause.
 
         Returns:
-            The results of the queues that the round asked.
+            The result of each queue that the round asked; empty if it skipped all queues.
         """
         claims = {}
         for place in self._shares.order():
@@ -158,9 +157,10 @@ class Batcher:
         return self._admission.room([request.record for request in batch], source.demand)
 
     def _suspect_width_of(self, source: Source) -> int:
-        """Return how many suspects of a queue may run: 0 while another queue has suspects here.
+        """Return how many suspects of a queue may run.
 
-        The verdict after a death reads one queue only, and must see every suspect that ran.
+        It is 0 while this worker holds suspects of another queue. After an engine's death,
+        `crash.lua` judges the suspects of one queue, so all suspects that ran must come from it.
         """
         others = (other for other in self._sources if other is not source)
         return 0 if any(other.has_suspects for other in others) else self._load.suspect_width
@@ -173,7 +173,10 @@ class Batcher:
     async def _wait_for_work(
         self, claims: Mapping[Source, ClaimResult], opened_at: float | None
     ) -> None:
-        """Wait for a doorbell, the next delayed request, the batch's timeout or a change here."""
+        """Wait for a doorbell, a delayed request, the batch's timeout or a change of the load.
+
+        If a claim took inbox elements, return at once, because they may be requests by now.
+        """
         if any(claim.has_inbox for claim in claims.values()):
             return
         due = (claim.next_due_s for claim in claims.values() if claim.next_due_s is not None)

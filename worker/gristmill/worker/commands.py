@@ -1,4 +1,4 @@
-"""The command `gristmill worker`, and what commands share that take vLLM's flags."""
+"""Define the command `gristmill worker`, and the parts that commands with vLLM's flags share."""
 
 import shlex
 import sys
@@ -16,9 +16,9 @@ scale_option = click.option(
     default=1.0,
     show_default=True,
     metavar="X",
-    help="Of a named load's lengths; 0.25 suits a CPU.",
+    help="Factor for the lengths of a named load; 0.25 suits a CPU.",
 )
-"""Option that `bench` and `tune` share."""
+"""The option `--scale`, which `bench` and `tune` share."""
 
 
 class EngineCommand(click.Command):
@@ -40,7 +40,7 @@ class EngineCommand(click.Command):
             ) from None
 
     def _parted(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Return the options of this command, and the others; a value stays behind its option."""
+        """Return this command's options and vLLM's flags; each value follows its option."""
         known = {name for parameter in self.params for name in parameter.opts}
         ours: list[str] = []
         flags: list[str] = []
@@ -73,8 +73,9 @@ def worker(
 
     gristmill worker -- --model Qwen/Qwen3-8B --max-num-seqs 1024
 
-    Every other setting is an environment variable; see the README. Exit codes: 0 drained, 1 the engine
-    could not start or keeps dying, 2 a setting is wrong.
+    Every other setting is an environment variable; see the README. The exit code is 0 after a drain.
+    It is 1 if the engine could not start or keeps dying. It is 2 if a setting is wrong or Redis
+    refuses the login.
     """
     from gristmill.worker.__main__ import run_worker
     from gristmill.worker.settings import WorkerSettings

@@ -18,10 +18,10 @@ class WorkerContext:
     Attributes:
         settings: The worker's settings.
         engine: The engine that runs requests; it is started.
-        admission: Calculates what the engine has room for.
+        admission: Calculator of the engine's room.
         load: Counts of the requests that the engine runs.
-        drain: Says when to stop.
-        liveness: Signs of life, read by the probes.
+        drain: State of the drain: whether the worker must stop.
+        liveness: Signs of life, which the probes read.
         facts: Facts about what the worker serves; other clients read them in `worker:<worker>`.
     """
 

@@ -24,6 +24,10 @@ class Drain:
 
     Args:
         timeout_s: Grace period in seconds, from the first signal.
+
+    Attributes:
+        started: Event that is set once the drain has started.
+        on_start: Callback, called once when the drain starts.
     """
 
     def __init__(self, timeout_s: float) -> None:

@@ -12,8 +12,8 @@ class EngineLoad:
 
     Attributes:
         num_running: Requests in the engine.
-        num_settled: Requests whose records were written since the worker started.
-        suspect_width: Suspects that may run at the same time as normal requests.
+        num_settled: Requests whose results were written since the worker started.
+        suspect_width: Suspects that may run at the same time, beside any normal requests.
         token_time: Measured time per output token.
         changed: Event that makes the batcher look again, set for example when a request ends. The
             waiting batcher clears it.
@@ -44,9 +44,9 @@ class EngineLoad:
             self.idle.set()
 
     def widen_suspects(self) -> None:
-        """Double the suspects that may run at the same time: one has ended well."""
+        """Double `suspect_width`, because a suspect has ended and the engine lives."""
         self.suspect_width = min(self.suspect_width * 2, MAX_CLAIM)
 
     def narrow_suspects(self) -> None:
-        """Let one suspect run at a time: the engine has died."""
+        """Let one suspect run at a time, because the engine has died."""
         self.suspect_width = 1

@@ -1,9 +1,9 @@
 """Renew a lease, in a separate thread that has its own event loop and Redis connection.
 
-A 20 MB prompt can block the worker's loop for seconds, and the lease must not end because of it.
-The same thread reaps dead workers and expires deadlines, so this needs no separate process. The
-thread stops renewing when the worker makes no progress. Then the queue gives the requests to other
-workers.
+A 20 MB prompt can block the worker's event loop for seconds, and the lease must not end because of
+it. The same thread reaps dead workers and expires requests past their deadline, so no separate
+process is needed. The thread stops renewing the lease while the worker's event loop makes no
+progress. Then the queue gives the requests to other workers.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from gristmill.worker.liveness import Liveness
 log = structlog.get_logger()
 
 STOP_S = 1.0
-"""Most seconds to wait for a running heartbeat: a silent Redis must not delay the exit."""
+"""Most seconds to wait for a running heartbeat, because a silent Redis must not delay the exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class HeartbeatEvents:
     Attributes:
         aborted: Gets the ids to abort: cancelled, expired, or finished by another worker.
         lost: Gets the incarnation that lost its lease.
-        in_flight_counted: Gets the number of requests that this worker holds by the queue's count.
+        in_flight_counted: Gets the queue's count of the requests that this worker holds.
         stats_read: Gets one view of the queue after each heartbeat.
     """
 

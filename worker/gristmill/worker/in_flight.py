@@ -60,7 +60,7 @@ class ClaimedRequest:
 
     @property
     def is_held(self) -> bool:
-        """True while this worker holds it: not settled, aborted or given to another worker."""
+        """True until the request is settled, released, aborted or given to another worker."""
         return self._in_flight.holds(self)
 
     def started(self, task: "asyncio.Task[None]") -> None:
@@ -94,7 +94,8 @@ class ClaimedRequest:
             delay_ms: Milliseconds until the retry.
 
         Returns:
-            `dead_lettered` if the request has ended; otherwise `retried` or `stale`.
+            `retried`; `dead_lettered` if the request has ended; `stale` if this worker no longer
+            held it, and nothing changed.
         """
         in_flight, claimed = self._in_flight, self.claimed
         code = await retrying(lambda: in_flight.queue.nack(self.worker, claimed, delay_ms, error))
@@ -181,13 +182,13 @@ class InFlight:
             request = self._requests.get(done.id)
             if request and request.claimed.delivery == done.delivery:
                 del self._requests[done.id]
-                if request.claimed.crashes:  # the worker may claim the next suspect
+                if request.claimed.crashes:  # the batcher may now claim the next suspect
                     self._load.changed.set()
 
     def abort(self, ids: Iterable[str]) -> list[str]:
         """Drop requests that ended elsewhere, and cancel their tasks.
 
-        The number of the held delivery does not matter.
+        It drops a request whatever the number of its delivery.
 
         Returns:
             The ids that this process held.
@@ -199,7 +200,7 @@ class InFlight:
     async def release(self, requests: Sequence[ClaimedRequest]) -> None:
         """Return requests to the front of their lanes; the attempts do not count.
 
-        The last chunk goes first, which keeps the order.
+        The last chunk goes back first, so the requests keep their order.
         """
         for chunk in reversed(list(chunks(requests, MAX_CLAIM))):
             worker, claimed = chunk[0].worker, [request.claimed for request in chunk]

@@ -29,7 +29,7 @@ class Lease:
 
     Args:
         queue: The queue.
-        facts: Facts about what the worker serves; others read them in `worker:<worker>`.
+        facts: Facts about what the worker serves; other clients read them in `worker:<worker>`.
         scheduling: Order in which claims take requests from the queue; None keeps the queue's
             order.
         opened: Called with the name of each new incarnation once it is registered.
@@ -70,7 +70,7 @@ class Lease:
         await asyncio.shield(self._opening)
 
     async def replace(self, worker: str) -> None:
-        """Open a new lease under a new name; the queue gave the lost lease's requests to others.
+        """Open a new lease under a new name; other workers may have the lost lease's requests.
 
         Args:
             worker: The incarnation that lost its lease; nothing happens if it is not the current one.
@@ -93,13 +93,13 @@ class Lease:
         """Close the lease.
 
         Args:
-            release_unknown: Releases the requests that an incarnation still holds by the queue's count;
-                called until it holds none.
+            release_unknown: Releases the requests that the queue still counts for an incarnation;
+                called until the queue counts none.
 
         Returns:
             The name of the incarnation that ended.
         """
-        async with self._changing:  # nameless, so `replace` ignores a beat without a lease
+        async with self._changing:  # without a name, `replace` ignores a late loss of this lease
             worker, self.worker = self.worker, ""
         while not await retrying(lambda: self._queue.deregister(worker)):
             await release_unknown(worker)
@@ -110,7 +110,7 @@ class Lease:
         await end(self._opening)
 
     async def _register(self) -> None:
-        """Open a lease under a new name, and set the name only then: no claim uses it earlier."""
+        """Register under a new name, then set `worker`, so that no claim uses the name too early."""
         worker = new_worker_name()
         await retrying(lambda: self._queue.register(worker, self._facts, self._scheduling))
         self.worker = worker

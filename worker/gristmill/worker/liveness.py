@@ -50,18 +50,18 @@ class Liveness:
         return self.waits_for is None
 
     def stalled_reason(self) -> str | None:
-        """Return what makes no progress, or None."""
+        """Return a text that says how long the event loop has not run, or None if it runs."""
         silence_s = time.monotonic() - self._loop_at
         if silence_s > self._stall_timeout_s:
             return f"the event loop has not run for {silence_s:.0f} s"
         return None
 
     def is_alive(self) -> bool:
-        """Return whether the event loop makes progress; an absent Redis does not count."""
+        """Return whether the event loop makes progress, whether or not Redis answers."""
         return self.stalled_reason() is None
 
     def unready_reason(self) -> str | None:
-        """Return why the worker claims no requests, or None if it claims."""
+        """Return why the worker is not ready to run requests, or None if it is ready."""
         if reason := self.stalled_reason():
             return reason
         if self.waits_for:

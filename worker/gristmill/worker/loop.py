@@ -3,8 +3,8 @@
 `wiring.py` makes the loop. The batcher (`batcher.py`) claims from the queues (`queue_source.py`).
 The runner (`runner.py`) starts each claimed request on the engine at once and settles it when it
 ends. Batches do not wait for each other unless the batch policy has a barrier. The loop outlives
-the engine. When the engine dies, the worker keeps its leases and reports to each queue what was in
-flight. The loop continues when the engine is back.
+the engine. When the engine dies, the worker keeps its leases and reports the death to each queue.
+The loop continues when the engine is back.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ class Worker:
         self._engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> EngineDied | None:
-        """Claim and run until the drain starts, then stop cleanly. Revive an engine that dies.
+        """Claim and run until the drain starts, then stop cleanly; restart an engine that dies.
 
         Returns:
-            The death after which the worker gave the engine up, or None after a drain.
+            The engine's last death if the worker gave the engine up; None after a drain.
         """
         drain, death = self._context.drain, None
         try:

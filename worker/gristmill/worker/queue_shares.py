@@ -1,4 +1,6 @@
-"""Decide which queue a worker asks first, so that each gets its share. Pure: claims are arguments.
+"""Decide which queue a worker asks first, so that each queue gets its share.
+
+The batcher calls this module, which knows neither Redis nor the engine.
 
 The rule is start-time fair queueing (Goyal, Vin and Cheng 1996), which `claim.lua` applies to
 tenants. Each claim charges its queue the estimated tokens divided by the queue's weight. The worker
@@ -24,7 +26,7 @@ class QueueShares:
         self._clock = 0.0
 
     def order(self) -> list[int]:
-        """Return the indexes of the queues, most owed first; a tie goes to the heavier queue."""
+        """Return the queues' indexes, smallest charge first; a tie goes to the heavier queue."""
         return sorted(
             range(len(self._weights)), key=lambda place: (self._paid[place], -self._weights[place])
         )

@@ -47,8 +47,8 @@ class QueueSource:
     Attributes:
         weight: Weight of the queue.
         demand: Requests left in the queue after the last claim, and its number of workers.
-        failed: Future that fails when the `AckWriter` ends, so that no settlement is written any
-            more. It never has a result.
+        failed: Future that fails if the `AckWriter` stops by an error, because then nothing writes
+            results any more. It never has a result.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class QueueSource:
         )
         self._writing: asyncio.Task[None] | None = None
         self._pause = ClaimPause(self._name)
-        self._is_in_doubt = False  # the queue may count more requests for this worker than it holds
+        self._is_in_doubt = False  # the queue may count requests for this worker that it lacks
         self._death: Mapping[str, Any] | None = None  # evidence not reported yet
 
     @property
@@ -110,12 +110,12 @@ class QueueSource:
     async def claim(self, size: int, max_tokens: int, suspect_width: int) -> ClaimResult | None:
         """Claim once, and admit the inbox elements that the claim took.
 
-        If the lease is lost, open a new one and claim under its name. The claim is repeated under
-        one nonce until Redis answers, so a lost reply loses no request.
+        If the lease is lost, open a new one and claim under its name. Repeat the call with the same
+        nonce until Redis answers, so a lost reply loses no request.
 
         Args:
             size: Requests that the claim may take, at least 1.
-            max_tokens: Tokens of all of them together, estimated from their headers.
+            max_tokens: Most tokens of the whole claim, by the headers' estimates.
             suspect_width: Suspects of this queue that may run at the same time.
 
         Returns:
@@ -143,7 +143,10 @@ class QueueSource:
         )
 
     async def resolve_doubt(self) -> None:
-        """Release requests that only the queue counts as held here; call it between claims."""
+        """Release requests that the queue counts for this worker and that the worker lacks.
+
+        Do nothing unless a heartbeat has found such requests. Call it between claims.
+        """
         if self._is_in_doubt:
             await self._release_unknown(self._lease.worker)
 
@@ -170,10 +173,11 @@ class QueueSource:
         )
 
     async def _release_unknown(self, worker: str) -> None:
-        """Release requests that this worker holds by the queue's count only.
+        """Release requests that the queue counts for this worker and that the worker lacks.
 
-        There are two causes. Redis lost settlements with its last writes (power failure, failover).
-        Or Redis granted a claim that the worker cancelled. Call it while no claim runs.
+        There are two causes. A power failure or a failover made Redis lose its last writes, and
+        settlements were among them. Or the worker cancelled a claim that Redis had granted. Call it
+        while no claim runs.
         """
         self._is_in_doubt = False
         in_flight = await retrying(lambda: self._queue.in_flight(worker))
@@ -199,7 +203,7 @@ class QueueSource:
     async def report_death(self) -> None:
         """Report the engine's death to the queue.
 
-        Requests that had started become suspects. Those that had not are released.
+        The queue makes suspects of the requests that had started. The worker releases the others.
         """
         if self._death is None:
             return
@@ -208,7 +212,7 @@ class QueueSource:
         requests = self._in_flight.requests
         await self._in_flight.release([request for request in requests if request.task is None])
         worker, moved = self._lease.worker, -1
-        await self._release_unknown(worker)  # granted by a cancelled claim, never run
+        await self._release_unknown(worker)  # a cancelled claim got them, and they never ran
         while moved:
             moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
             for request_id in killed:
@@ -288,7 +292,7 @@ class QueueSource:
         log.info("requests.aborted", queue=self._name, ids=aborted)
 
     def _check_in_flight(self, num_in_flight: int) -> None:
-        """Note a doubt if the queue counts more requests than this worker holds."""
+        """Note a doubt if the queue counts more requests for this worker than it has."""
         if num_in_flight > len(self._in_flight.requests):
             self._is_in_doubt = True
             self._context.load.changed.set()

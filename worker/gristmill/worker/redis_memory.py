@@ -1,4 +1,7 @@
-"""Pause claims while Redis is nearly full: a pure rule over one view of a queue, and the pause."""
+"""Pause claims while Redis is nearly full.
+
+`queue_source.py` passes a view of the queue after each heartbeat, and asks before each claim.
+"""
 
 import structlog
 
@@ -15,7 +18,7 @@ REQUEST_OVERHEAD_BYTES = 250
 140 to 350)."""
 
 REQUESTS_SHARE = 0.25
-"""Share of the used memory from which this queue's own requests count as the cause."""
+"""Share of the used memory from which this queue's requests, not its results, are the cause."""
 
 
 def should_pause_claims(stats: Stats) -> bool:
@@ -59,7 +62,7 @@ class ClaimPause:
                 remedy="read results and let them expire sooner, or raise maxmemory",
             )
             metrics.claims_paused.labels(self._queue).set(self._is_paused)
-        if self._is_paused:  # one request per heartbeat, so that every pause can end
+        if self._is_paused:  # allow one request per heartbeat, so that every pause can end
             self._allowance = 1
         return self._is_paused or was_paused
 

@@ -1,7 +1,8 @@
-"""Run one claimed request on the engine, and settle it by what the engine answers.
+"""Run claimed requests on the engine, and settle each according to the engine's answer.
 
 The loop starts requests of all queues here. Each request runs in a separate task, which ends with
-an ack, a nack or a release.
+an ack, a nack or a release. If the engine dies, the task ends without one, and the loop reports the
+death to the queues.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ ENGINE_PRIORITY = {"high": -1, "normal": 0, "low": 1}
 """vLLM's priorities: a lower number runs sooner."""
 
 MAX_BACKOFF_DOUBLINGS = 16
+"""Consecutive failures after which the bound of the pause grows no more."""
 
 
 class Runner:
@@ -38,7 +40,7 @@ class Runner:
 
     Args:
         context: The objects that the worker's parts share.
-        died: Called when a request finds the engine dead.
+        died: Called when a request fails because the engine is dead.
     """
 
     def __init__(self, context: WorkerContext, died: Callable[[EngineDied], None]) -> None:
@@ -107,7 +109,11 @@ class Runner:
         log.warning(event, id=request.id, attempt=attempt, delay_ms=delay_ms, **decision.error)
 
     async def _release_after_pause(self, request: ClaimedRequest, error: EngineUnavailable) -> None:
-        """Release a request after a pause; its place stays occupied while the engine recovers."""
+        """Release a request after a pause.
+
+        The request keeps its place in the engine's room during the pause, so that the worker claims
+        less while the engine recovers.
+        """
         self._num_failures += 1
         pause_s = self._backoff_s(min(self._num_failures, MAX_BACKOFF_DOUBLINGS))
         log.warning(

@@ -13,7 +13,7 @@ from gristmill.shared.settings import QueueSettings, alias
 SPARE = 1.1
 """Requests in flight for each sequence of the engine. The surplus waits in the engine, so a
 finished request is replaced in the same step. Without it, an engine runs 7 % fewer requests than it
-could (H200)."""
+could (measured on an H200)."""
 
 _SHARE = re.compile(rf"{QUEUE_NAME.pattern}(:[1-9][0-9]{{0,3}})?")
 
@@ -183,7 +183,7 @@ class WorkerSettings(QueueSettings):
         if not all(map(_SHARE.fullmatch, shares)) or len(self.queues) < len(shares):
             message = (
                 f"GRISTMILL_QUEUE={self.queue} is no list of queues; write one name of at most 64 letters, digits, '.', '_'"
-                " or '-', or several, each once, with whole weights from 1: interactive:3,bulk:1"
+                " or '-', or several different names with weights from 1 to 9999: interactive:3,bulk:1"
             )
             raise ValueError(message)
         return self

@@ -1,7 +1,8 @@
 """Start one engine, watch it while it runs, and restart it when it dies.
 
-The worker survives its engine: it keeps its process and its leases, so a death costs only the time
-of one start. The worker ends after `MAX_DEATHS` deaths with no request settled between them.
+The worker keeps its process and its leases when the engine dies, so a death costs only the time of
+one start. The worker ends after `MAX_DEATHS` deaths with no result written between them. A failed
+restart counts as a death.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ CHECK_S = 2.0
 """Seconds between two checks of the engine."""
 
 MAX_DEATHS = 3
-"""Deaths, with no request settled between them, after which the worker ends."""
+"""Deaths, with no result written between them, after which the worker ends."""
 
 
 class Supervisor:
@@ -85,12 +86,12 @@ class Supervisor:
 
         Args:
             death: The death of the engine.
-            num_settled: Requests settled so far; if it has grown since the last call, the count of
-                deaths starts at 0.
+            num_settled: Requests whose results were written so far. If it has grown since the last
+                call, the count of deaths starts at 0.
 
         Returns:
             True if the engine lives; False if the worker drains, or after `MAX_DEATHS` deaths with
-            nothing settled between them.
+            no result written between them.
         """
         if num_settled > self._num_settled:
             self._num_deaths, self._num_settled = 0, num_settled
@@ -120,7 +121,7 @@ class Supervisor:
     def _pause_s(self) -> float:
         """Return the seconds to wait before a restart.
 
-        The first restart has no wait: a death is rarely the engine's own fault.
+        The first restart does not wait, because a death is rarely the engine's own fault.
         """
         if self._num_deaths == 1:
             return 0.0

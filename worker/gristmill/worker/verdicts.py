@@ -1,4 +1,7 @@
-"""Decide ack or nack for a request once the engine answered or failed. Only this module does."""
+"""Decide ack or nack for a request once the engine has answered or failed.
+
+Only this module decides it; the runner calls it.
+"""
 
 import random
 from dataclasses import dataclass
@@ -32,7 +35,8 @@ class Nack:
 def verdict(claimed: Claimed, response: Response) -> Ack | Nack:
     """Decide by the answer's class, never by its text.
 
-    A 2xx answer means succeeded. A 4xx answer is the request's own fault: failed, without a retry.
+    An answer below 400 means succeeded. A 4xx answer is the request's own fault: failed, without a
+    retry.
     A 5xx answer from a living engine gets one retry; a second 5xx means failed.
     """
     if response.status < 400:

@@ -39,18 +39,18 @@ async def work(
     drain: Drain,
     liveness: Liveness,
 ) -> EngineDied | None:
-    """Claim and run on a started engine until drained; signals and probes are left to `serve`.
+    """Claim and run on a started engine until drained; `serve` handles signals and probes.
 
     Args:
         settings: The worker's settings.
         supervisor: Supervisor of the started engine.
         info: Facts about the engine, as its start returned them.
-        drain: Says when to stop.
+        drain: State of the drain: whether the worker must stop.
         liveness: Record that this function writes and the probes read.
 
     Returns:
-        The death after which the worker gave the engine up, or None after a drain. The worker holds
-        no requests then.
+        The engine's last death if the worker gave the engine up; None after a drain. The worker
+        has then released its requests, unless Redis was away at the end.
     """
     policy = BatchPolicy(
         settings.batch_policy,
@@ -76,12 +76,12 @@ async def work(
         for name, weight in settings.queues.items()
     ]
     worker = Worker(sources, supervisor, policy, context)
-    drain.on_start = lambda: liveness.note_waiting("what runs to end, then stopping")
+    drain.on_start = lambda: liveness.note_waiting("running requests to end before it stops")
     liveness.note_waiting(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
     try:
         return await worker.run()
     finally:
-        liveness.note_waiting("the end")
+        liveness.note_waiting("its process to end")
 
 
 async def greet_redis(settings: WorkerSettings) -> bool:
@@ -116,7 +116,7 @@ async def _eviction_policy(redis: AnyRedis) -> str | None:
 
 
 def open_queue(settings: WorkerSettings, name: str) -> Queue:
-    """Return a queue of the settings on new connections."""
+    """Return the queue `name` on new connections."""
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     return Queue(redis, name, settings.limits)
 

@@ -1,1 +1,1 @@
-"""`gristmill tune`: find the engine's settings and the in-flight limit for one load by short measurements."""
+"""`gristmill tune`: find engine settings and the in-flight limit for a load by short runs."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 POINT_SHARE = 1 / 15
 MIN_POINT_S, MAX_POINT_S = 8.0, 90.0
-"""A point takes a fifteenth of the budget at most, within these bounds."""
+"""A point takes at most a fifteenth of the budget, but never less than 8 s or more than 90 s."""
 
 
 @dataclass(slots=True)
@@ -14,8 +14,8 @@ class Budget:
     Attributes:
         budget_s: Seconds for the whole search.
         started_at: Start of the search in monotonic seconds.
-        start_s: The longest start of an engine so far.
-        close_s: The longest end of one so far.
+        start_s: Longest start of an engine so far, in seconds.
+        close_s: Longest end of an engine so far, in seconds.
     """
 
     budget_s: float
@@ -37,7 +37,7 @@ class Budget:
         self.close_s = max(self.close_s, seconds)
 
     def left_s(self, now: float) -> float:
-        """Return the seconds left for work, the end of the running engine taken off."""
+        """Return the seconds left for work, without the time to end the running engine."""
         return self.started_at + self.budget_s - now - self.close_s
 
     def has_time(self, now: float, *, is_start: bool) -> bool:

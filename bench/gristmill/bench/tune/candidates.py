@@ -1,4 +1,4 @@
-"""What a search can measure: an engine's setting, with a number of requests in flight."""
+"""The candidates of a search: an engine setting, and a number of requests in flight."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from gristmill.worker.settings import SPARE
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """The tuned flags of an engine; another setting costs another start."""
+    """The tuned flags of an engine. Another setting needs another engine start."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -19,7 +19,7 @@ class Setting:
         return math.ceil(SPARE * self.max_num_seqs)
 
     def with_sequences(self, number: int) -> "Setting":
-        """Return the same with another `max_num_seqs`."""
+        """Return this setting with another `max_num_seqs`."""
         return replace(self, max_num_seqs=number)
 
     def __str__(self) -> str:
@@ -28,14 +28,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Candidate:
-    """A setting of the engine with a number of requests in flight."""
+    """An engine setting with a number of requests in flight."""
 
     setting: Setting
     in_flight: int
 
     @property
     def filled(self) -> int:
-        """The `max_num_seqs` that this many in flight keep full; an engine of that size runs alike."""
+        """Largest `max_num_seqs` that this number in flight fills.
+
+        An engine of that size runs nearly alike.
+        """
         return max(1, min(int(self.in_flight / SPARE), self.setting.max_num_seqs))
 
     def __str__(self) -> str:

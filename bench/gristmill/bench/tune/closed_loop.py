@@ -1,9 +1,11 @@
 """Measure one point: a closed loop with a fixed number of requests in flight on a started engine.
 
-A fixed set of requests would mostly measure its ramp-up and its tail. So the loop repeats the sample without
-end, and only a window counts in which the engine is full. The window opens when as many requests have ended as
-are in flight. It closes when twice as many more have ended. The engine counts tokens at every step, so the
-window may close in the middle of a request; the loop then aborts what is in flight.
+A fixed set of requests would mostly measure its ramp-up and its tail. So the loop repeats the
+sample without end, and only a window counts in which the engine is full. The window opens when as
+many requests have ended as are in flight. It closes when twice as many more have ended, and at
+least `MIN_REQUESTS` in `MIN_WINDOW_S`. It opens and closes earlier if the point's time runs out.
+The engine counts tokens at every step, so the window may close in the middle of a request. The loop
+then aborts the requests in flight.
 """
 
 import asyncio
@@ -23,9 +25,11 @@ from gristmill.shared.request import Request
 from gristmill.worker.engine import Engine, EngineStats
 
 LOOK_S = 0.05
+"""Seconds between two readings of the engine's counters, and pause after a refused request."""
+
 MIN_WINDOW_S = 3.0
 MIN_REQUESTS = 64
-"""Smallest window that gives a meaningful p95."""
+"""Smallest window that gives a meaningful p95: seconds, and requests that ended."""
 
 MAX_RAMP_SHARE = 0.6
 """Share of a point's time after which the window opens, even if few requests have ended."""
@@ -42,7 +46,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _ClosedLoop:
-    """The requests in flight; when one ends, its place takes the next."""
+    """The requests in flight. When one ends, the next takes its place."""
 
     engine: Engine
     requests: Iterator[Request]
@@ -57,10 +61,10 @@ class _ClosedLoop:
             self.ended.append((time.monotonic() - posted_at, response.status))
             if response.status >= 400:
                 self.first_error = self.first_error or response.body[:300].decode(errors="replace")
-                await asyncio.sleep(LOOK_S)  # it may take no time, and be followed by the like
+                await asyncio.sleep(LOOK_S)  # the engine may refuse all requests at once
 
     def check(self) -> None:
-        """Raise `InvalidRequest` if the engine has refused every request, and at least `enough_refused`."""
+        """Raise `InvalidRequest` if `enough_refused` requests ended and the engine refused all."""
         if len(self.ended) >= self.enough_refused and all(code >= 400 for _, code in self.ended):
             raise InvalidRequest(f"the engine refuses this sample: {self.first_error}")
 
@@ -83,7 +87,7 @@ async def measure_point(
 
     Raises:
         EngineDied: The engine died.
-        InvalidRequest: The engine refuses every request of the sample.
+        InvalidRequest: The engine refused all of the first requests.
     """
     loop = _ClosedLoop(engine, _endless(load, model), enough_refused=min(len(load), MIN_REQUESTS))
     try:

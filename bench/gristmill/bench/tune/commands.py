@@ -33,19 +33,19 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
     show_default=True,
     metavar="TIME",
     callback=_seconds,
-    help="Time for the whole search with all starts of engines; only the first start may exceed it.",
+    help="Time for the whole search with all engine starts; only the first start may exceed it.",
 )
 @click.option(
     "--max-p95-s",
     type=FiniteRange(0, min_open=True),
     metavar="SECONDS",
-    help="Bound of the p95 from a request's claim to its answer.  [default: none, throughput alone]",
+    help="Largest p95 from a request's claim to its answer.  [default: none, throughput alone]",
 )
 @click.option(
     "--requests",
     type=click.IntRange(1),
     metavar="N",
-    help="Size of the sample.  [default: all of a file; 512]",
+    help="Requests in the sample.  [default: all of a file; 512 of a named load]",
 )
 @scale_option
 @click.option(
@@ -76,13 +76,13 @@ def tune(
 ) -> None:
     """Find max_num_seqs, max_num_batched_tokens and MAX_IN_FLIGHT for your model, card and load.
 
-    What follows `--` are vLLM's own flags, the same that `gristmill worker` takes; the search begins
-    where they stand:
+    The words after `--` are vLLM's own flags, as `gristmill worker` takes them. The search begins
+    with their values.
 
     gristmill tune --sample my.jsonl --budget 20m -- --model Qwen/Qwen3-8B
 
-    Exit codes: 0 settings are written, 1 no point keeps the bound, 2 an option or a line is wrong, 4 the
-    engine does not start with your flags.
+    Exit codes: 0 settings are written; 1 no point keeps the bound; 2 wrong option or line of the
+    sample; 4 the engine does not start with your flags.
     """
     from gristmill.bench.tune.goal import Goal
     from gristmill.bench.tune.load_sample import LoadSample

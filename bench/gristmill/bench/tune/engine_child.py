@@ -1,9 +1,15 @@
-"""The process of one engine: `python -m gristmill.bench.tune.engine_child`, started by `engine_process.py`.
+"""The process of one engine: `python -m gristmill.bench.tune.engine_child`.
 
-It reads JSON lines on stdin: first what to start, then which point to measure; and answers each with one
-line on stdout: `{"started": ...}`, `{"point": ...}`, `{"failed": reason}`, or `{"refused": reason}` where
-every point would fail, because the engine takes no request of the sample. The end of stdin, or of the
-parent, ends it and its engine. Nothing else comes to stdout: what libraries print goes to stderr.
+`engine_process.py` starts it. It reads JSON lines on stdin. The first says which engine to start,
+each later one which point to measure. It answers each with one line on stdout:
+
+- `{"started": ...}`: the engine's `EngineInfo`;
+- `{"point": ...}`: the measured point;
+- `{"failed": reason}`: the engine did not start, or it died;
+- `{"refused": reason}`: the sample cannot be used, so every point would fail.
+
+The process ends after a failure or a refusal, and when stdin ends, as it does when the parent dies.
+Its engine ends with it. Only answers go to stdout; everything that libraries print goes to stderr.
 """
 
 import asyncio
@@ -34,7 +40,7 @@ async def serve(orders: asyncio.StreamReader, answers: BinaryIO) -> None:
     reading = asyncio.create_task(_read(orders, inbox))
     await asyncio.wait([working, reading], return_when=asyncio.FIRST_COMPLETED)
     await end(reading)
-    working.cancel()  # once: it shuts the engine down, which takes its time
+    working.cancel()  # only once: a second one would interrupt the shutdown of the engine
     await asyncio.wait([working])
     if not working.cancelled():
         working.result()
@@ -84,7 +90,7 @@ async def _main(answers: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Keep stdout for the answers, then serve."""
+    """Reserve stdout for the answers, then serve."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     configure_logging("WARNING")

@@ -1,4 +1,4 @@
-"""vLLM's flags of the settings that are tuned."""
+"""vLLM's flags for the tuned settings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def setting_of(info: dict[str, Any]) -> Setting:
 
 
 def flags(setting: Setting | None) -> list[str]:
-    """Return vLLM's flags of a setting; the last of two equal flags counts."""
+    """Return vLLM's flags for a setting. If vLLM gets a flag twice, the last one counts."""
     if setting is None:
         return []
     return [SEQUENCES, str(setting.max_num_seqs), TOKENS, str(setting.max_num_batched_tokens)]

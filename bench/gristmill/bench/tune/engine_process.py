@@ -21,12 +21,13 @@ from gristmill.shared.errors import EngineDied, InvalidRequest
 from gristmill.worker.engine.vllm.exits import describe_exit
 
 GRACE_S = 30.0
-"""Past the time for a point, seconds until the process counts as hung."""
+"""Seconds beyond a point's longest time after which the process counts as hung."""
 
 CLOSE_S, GIVE_UP_S = 30.0, 3.0
-"""Seconds for an engine to end: one that runs, one that is still starting."""
+"""Seconds before the kill for a running engine to end, and for an engine that is still starting."""
 
 TAIL_LINES = 3
+"""Last lines of the log that an error quotes."""
 
 
 class EngineProcess:
@@ -58,7 +59,7 @@ class EngineProcess:
             await self._process.wait()
 
     async def start(self, timeout_s: float) -> dict[str, Any]:
-        """Start the engine; returns its `EngineInfo` as a dictionary.
+        """Start the engine, and return its `EngineInfo` as a dictionary.
 
         Raises:
             EngineDied: The engine did not start; the message says why.
@@ -70,14 +71,14 @@ class EngineProcess:
         return info
 
     async def measure(self, candidate: Candidate, max_s: float) -> MeasuredPoint:
-        """Measure a point; a failed one has the reason.
+        """Measure a point. If the engine fails, return a point with the reason and no figures.
 
         Args:
             candidate: Candidate with this engine's setting.
             max_s: Longest time in seconds.
 
         Raises:
-            InvalidRequest: The engine refuses every request of the sample.
+            InvalidRequest: The engine refused all of the first requests.
         """
         started_at = time.monotonic()
         order = {"in_flight": candidate.in_flight, "max_s": max_s}
@@ -120,7 +121,7 @@ class EngineProcess:
 
 
 async def _spawned(log: BinaryIO) -> asyncio.subprocess.Process:
-    """Start the process out of reach of this terminal's Ctrl-C, which ends it through its stdin."""
+    """Start the process in a new session: the end of its stdin ends it, but Ctrl-C does not."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gristmill.bench.tune.engine_child"),
         stdin=asyncio.subprocess.PIPE,

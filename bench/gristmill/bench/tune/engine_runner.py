@@ -19,7 +19,13 @@ from gristmill.shared.errors import EngineDied
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """One start of an engine; `setting` is None if the engine failed before its defaults were known."""
+    """One start of an engine.
+
+    Attributes:
+        setting: Setting of the engine; None if it failed before its defaults were known.
+        seconds: Duration of the start.
+        failure: Reason of a failed start; "" for a successful one.
+    """
 
     setting: Setting | None
     seconds: float
@@ -38,7 +44,7 @@ class EngineRunner:
         argv: The user's flags.
         sample: Load to run.
         folder: Folder for the logs of the engines.
-        budget: Time budget; the runner enters each start and end.
+        budget: Time budget; the runner notes in it how long each start and end took.
         starts: All starts so far.
     """
 
@@ -58,18 +64,18 @@ class EngineRunner:
         await self.close()
 
     def has_time(self, setting: Setting) -> bool:
-        """Return whether the budget allows another point, including the start of another engine if it needs one."""
+        """Return whether the budget allows another point, with an engine start if it needs one."""
         return self.budget.has_time(time.monotonic(), is_start=self._setting != setting)
 
     async def start(self, setting: Setting | None, timeout_s: float) -> dict[str, Any]:
         """End the running engine, start another, and return its `EngineInfo`.
 
         Args:
-            setting: Setting that follows the user's flags; None for the flags alone.
+            setting: Setting whose flags follow the user's flags; None for the user's flags alone.
             timeout_s: Longest start in seconds.
 
         Raises:
-            EngineDied: The engine did not start; `starts` records it too.
+            EngineDied: The engine did not start. `starts` has this start too.
         """
         await self.close()
         started_at = time.monotonic()
@@ -92,7 +98,10 @@ class EngineRunner:
         return info
 
     async def measure(self, candidate: Candidate) -> MeasuredPoint:
-        """Measure a point, on another engine if its setting needs one; a failure gives a point too."""
+        """Measure a point, on a new engine if the setting differs.
+
+        A failure gives a point with the reason.
+        """
         if self._setting != candidate.setting:
             try:
                 await self.start(candidate.setting, self.budget.left_s(time.monotonic()))
@@ -106,7 +115,7 @@ class EngineRunner:
         return point
 
     async def close(self) -> None:
-        """End the engine that runs, if one does."""
+        """End the running engine, if there is one."""
         if self._engine is None:
             return
         closed_at = time.monotonic()

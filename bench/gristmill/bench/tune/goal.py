@@ -1,11 +1,11 @@
-"""What a search is to find: the most tokens a second, within a bound of the p95 if there is one."""
+"""The goal of a search: the most tokens per second, with or without a bound on the p95."""
 
 from dataclasses import dataclass
 
 from gristmill.bench.tune.measured_point import MeasuredPoint
 
 TIE = 0.99
-"""Two throughputs as close as this count as equal: short runs cannot tell them apart."""
+"""Ratio above which two throughputs count as equal, because short runs cannot tell them apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,10 @@ class Goal:
         return point.tokens_per_s if self.allows(point) else 0.0
 
     def best(self, points: list[MeasuredPoint]) -> MeasuredPoint | None:
-        """Return the best point. Among those within `TIE` of it, prefer fewer in flight, then more measurements."""
+        """Return the best point.
+
+        Among points within `TIE` of it, prefer fewer in flight, then more measurements.
+        """
         highest = max(map(self.value, points), default=0.0)
         ties = [point for point in points if highest and self.value(point) >= TIE * highest]
         return min(ties, key=lambda each: (each.candidate.in_flight, -each.runs), default=None)

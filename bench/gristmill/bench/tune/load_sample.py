@@ -1,4 +1,7 @@
-"""The load of `--sample`; the command and the engine's process read it from the same description."""
+"""The load of `--sample`.
+
+The command and the engine's process both make it from this description.
+"""
 
 from dataclasses import dataclass
 
@@ -13,7 +16,7 @@ class LoadSample:
     """A named load or the lines of a file.
 
     Attributes:
-        name: One of `SHAPES`, or a path.
+        name: One of `SHAPES` in `loads.py`, or a path.
         limit: Largest number of requests; None for all of a file.
         seed: Seed of a named load.
         scale: Factor of its lengths.

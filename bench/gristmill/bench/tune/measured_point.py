@@ -6,7 +6,8 @@ from typing import Any, Self
 from gristmill.bench.tune.candidates import Candidate, Setting
 
 FULL_STEP = 0.9
-"""Steps that hold this share of their tokens on average have no room for another request's prompt."""
+"""Mean share of `max_num_batched_tokens` in a step from which there is no room for another
+prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +20,20 @@ class MeasuredPoint:
         output_tokens_per_s: Tokens generated per second while the engine was full.
         prompt_tokens_per_s: Prompt tokens prefilled per second in that window.
         requests_per_s: Requests answered per second in that window.
-        p50_s: Median time in the engine of the requests that ended; None if no request ended.
-        p95_s: 95th percentile of the same.
+        p50_s: Median seconds in the engine of the answered requests; None without an answer.
+        p95_s: 95th percentile of the same seconds.
         running: Mean number of running requests.
         kv_cache_peak: Largest used share of the KV cache, 0 to 1.
-        preemptions: Times a running request was pushed back for want of KV cache.
+        preemptions: Times that the engine pushed a running request back because the KV cache was
+            full.
         tokens_per_step: Mean tokens of one engine step, prompts and outputs.
         num_requests: Requests that ended in the window.
         num_failed: Requests of these that failed.
         seconds: Length of the window, after the ramp-up.
-        is_settled: False if fewer than half as many as are in flight had ended before the window: the
-            engine then mostly prefills, and the figures say little.
-        runs: Number of measurements. Figures are their mean, counts their sum, the KV peak their highest.
+        is_settled: False if, before the window, fewer requests ended than half the number in
+            flight. The engine then mostly prefills, and the figures say little.
+        runs: Number of measurements. Figures are means, counts are sums, the KV peak is the
+            highest.
     """
 
     candidate: Candidate
@@ -52,7 +55,7 @@ class MeasuredPoint:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens a second; prompt tokens where the model generates none."""
+        """Output tokens per second; prompt tokens if the model generates no tokens."""
         return self.output_tokens_per_s or self.prompt_tokens_per_s
 
     @property
@@ -70,7 +73,7 @@ class MeasuredPoint:
     def merged(self, other: "MeasuredPoint") -> "MeasuredPoint":
         """Return two measurements of one candidate as one.
 
-        If one failed, the result has failed. If only one settled, the result has its figures.
+        If one failed, the result is that failure. If only one settled, the result has its figures.
         """
         if self.failure or other.failure:
             return self if self.failure else other
@@ -103,14 +106,14 @@ class MeasuredPoint:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return every figure, together with the candidate's."""
+        """Return every figure, together with the candidate's setting and number in flight."""
         fields = asdict(self)
         candidate = fields.pop("candidate")
         return {**candidate["setting"], "in_flight": candidate["in_flight"], **fields}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        """Return what `as_json` wrote."""
+        """Return the point that `as_json` wrote."""
         rest = dict(fields)
         setting = Setting(rest.pop("max_num_seqs"), rest.pop("max_num_batched_tokens"))
         return replace(cls(Candidate(setting, rest.pop("in_flight"))), **rest)

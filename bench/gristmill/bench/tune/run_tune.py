@@ -22,7 +22,8 @@ from gristmill.shared.cli import made_folder, say
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 
 FIRST_START_TIMEOUT_S = 1800.0
-"""Longest first start, which may compile and load; if it exceeds the budget, the error says so."""
+"""Seconds for the first start, which may load and compile. A start longer than the budget is an
+error."""
 
 IS_DONE, TIME_IS_UP = "the search is done", "the time is up"
 
@@ -49,13 +50,14 @@ class TuneOptions:
 
 
 def run_tune(options: TuneOptions) -> int:
-    """Search, write and print.
+    """Search, write the results and print them.
 
     Returns:
-        0, or 1 if no point keeps the bound: then no settings are written.
+        0; or 1 if no point may be chosen, which leaves no settings.
 
     Raises:
-        GristmillError: The sample, the flags or the budget cannot be used; the message says what to do.
+        GristmillError: The sample, the flags or the budget cannot be used; the message says what to
+            do.
     """
     load = options.sample.requests()  # raises for a wrong line before an engine starts
     say(f"  {len(load):,} requests, {options.budget_s:,.0f} s")
@@ -94,12 +96,12 @@ async def tuned(options: TuneOptions) -> TuneReport:
 async def run_search(
     search: Search, measurer: Measurer, keep: Callable[[MeasuredPoint], None]
 ) -> str:
-    """Measure what the search asks for while there is time.
+    """Measure the candidates that the search asks for while there is time.
 
     Args:
-        search: Search that says which candidate is next.
+        search: Search that chooses the next candidate.
         measurer: Measures each candidate.
-        keep: Callback for each point, after the search has it.
+        keep: Callback for each point, called after the search received the point.
 
     Returns:
         The reason why the search ended.
@@ -126,7 +128,7 @@ async def _first_start(runner: EngineRunner) -> dict[str, Any]:
         start_s, budget_s = runner.budget.start_s, runner.budget.budget_s
         raise SettingsError(
             f"the engine took {start_s:.0f} s to start, and a budget of {budget_s:.0f} s leaves no time to measure;"
-            f" each setting needs a start: give --budget {10 * (start_s + runner.budget.point_s) / 60:.0f}m or so"
+            f" each setting needs a start: give about --budget {10 * (start_s + runner.budget.point_s) / 60:.0f}m"
         )
     return info
 

@@ -1,15 +1,19 @@
-"""Which point to measure next: a walk that prunes, not a grid. Pure: no engine, no clock, no files.
+"""Choose the next candidate to measure: a walk that skips hopeless settings, not a grid.
 
-`Search.asks` is a generator: it yields a `Candidate` and is sent the `Point` that was measured there.
-The caller (`run_tune.py`, and the tests with a computed surface) stops when the time is up; `Search.best`
-is then the result.
+Pure: no engine, no clock.
 
-Starts of the engine are dear and the in-flight limit is free, so each engine is asked what fewer in
-flight would do: an engine of 256 sequences with 32 in flight runs like one of 32. That tells where more
-sequences cannot help, and which fewer are worth a start.
+`Search.asks` is a generator. It yields a `Candidate`, and the caller sends the `MeasuredPoint`
+back. The caller is `run_tune.py`, or a test with a computed surface. It stops when the time is up;
+`Search.best` is then the result.
 
-The best of many noisy points is partly luck. So at the end of a walk the search measures the best again and
-walks again with all known points, which cost nothing. It ends when the best point was measured twice.
+An engine start is slow, but another number in flight on the same engine needs no start. An engine
+of 256 sequences with 32 in flight runs much like an engine of 32 sequences. So the search measures
+each engine with fewer in flight. These points show where more sequences cannot help, and which
+smaller number is worth a start.
+
+The best of many noisy points is partly luck. So at the end of a walk the search measures the best
+point again. Then it repeats the walk, which measures no known point again. It ends when the best
+point was measured twice.
 """
 
 from collections.abc import Generator
@@ -20,51 +24,60 @@ from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.measured_point import MeasuredPoint
 
 GAIN = 1.03
-"""A step that does not gain this much is not repeated: noise of short runs, or a plateau."""
+"""Ratio of two values below which a step counts as no gain: it is noise of short runs, or a
+plateau."""
 
 NEAR = 0.97
-"""Share of the best that counts as equal; below it the search leaves a direction at once."""
+"""Share of the best value from which a point counts as equal. Below it the search leaves a
+direction at once."""
 
 WORSE = 0.93
-"""Fewer in flight that lose this much are worse, whatever the noise. Down to it they are looked at, which costs no
-start, and fewer sequences get one: they may do better alone than they seem to on a larger engine."""
+"""Share of the best value below which a point is worse in spite of noise. The search tries fewer in
+flight until a point falls below it, which needs no start. It starts an engine with the fewest
+sequences above it, because a smaller engine may be faster than a larger one with as many in
+flight."""
 
 IN_FLIGHT_STEP = 1.1
-"""Under a bound, the largest in-flight that keeps it is found to this factor."""
+"""Precision, as a ratio, of the largest number in flight that keeps the bound."""
 
 ENOUGH_RUNS = 2
 """Measurements that the best point needs."""
 
 NEAR_STEP = 0.25
-"""First step beyond the in-flight limit that another engine allowed, as a share of it."""
+"""Largest step up from a number in flight that keeps the bound, as a share of it, if a similar
+engine gave the first number."""
 
 MAX_NUM_SEQS = 16_384
+"""Largest `max_num_seqs` that the search tries."""
+
 TOKENS_STEP = 4.0
-"""Of `max_num_batched_tokens`: its slope is gentle, and a step of two would drown in the noise."""
+"""Factor of one step of `max_num_batched_tokens`. Throughput changes slowly with it; noise would
+hide a step of 2."""
 
 SPARE_STEP = 4
-"""Steps that hold less than a quarter of their limit on average gain nothing from a larger one."""
+"""Ratio of `max_num_batched_tokens` to the mean tokens of a step above which larger steps gain
+nothing."""
 
 Asks = Generator[Candidate, MeasuredPoint, MeasuredPoint | None]
 Walk = Generator[Candidate, MeasuredPoint, MeasuredPoint]
-"""A walk comes from a point and so ends at one."""
+"""Part of a search that starts from a point, so it always returns a point."""
 
 
 class Search:
     """One search from the engine's own setting.
 
     Attributes:
-        points: All measured points, in their order.
-        pruned: Settings that were not measured, and why.
+        pruned: Settings that were not measured, each with the reason.
     """
 
     def __init__(self, start: Setting, goal: Goal, min_num_batched_tokens: int = 1) -> None:
-        """Set out.
+        """Create a search without points.
 
         Args:
-            start: Where to begin: the engine's default, or what the user's flags say.
+            start: First setting: that of the user's flags and the engine's defaults.
             goal: Figure to maximize and its bound.
-            min_num_batched_tokens: No engine starts with less: `max_model_len` without chunked prefill.
+            min_num_batched_tokens: Smallest `max_num_batched_tokens` with which an engine starts;
+                this is `max_model_len` without chunked prefill.
         """
         self._start, self._goal = start, goal
         self._min_tokens = min_num_batched_tokens
@@ -73,7 +86,7 @@ class Search:
 
     @property
     def points(self) -> list[MeasuredPoint]:
-        """All measured points, in their order."""
+        """All measured points, in the order of their first measurement."""
         return list(self._measured.values())
 
     @property
@@ -82,7 +95,7 @@ class Search:
         return self._goal.best(self.points)
 
     def asks(self) -> Asks:
-        """Yield what to measure, be sent the point; return the best."""
+        """Yield each candidate to measure, receive its point, and return the best point."""
         while True:
             yield from self._walk()
             best = self.best
@@ -91,7 +104,7 @@ class Search:
             self._measured[best.candidate] = best.merged((yield best.candidate))
 
     def _walk(self) -> Asks:
-        """Walk along sequences and tokens in turns, until neither leads to another engine."""
+        """Walk along sequences and tokens in turns, until neither changes the best setting."""
         best = yield from self._first()
         while best is not None and self._value(best):
             before = best
@@ -102,7 +115,10 @@ class Search:
         return best
 
     def _first(self) -> Asks:
-        """Return the best of the first engine; of half of it, and so on, where a full one breaks."""
+        """Return the best point of the first engine.
+
+        While an engine fails, halve its `max_num_seqs`.
+        """
         setting = self._start
         best = yield from self._engine(setting)
         while best is None and setting.max_num_seqs > 1 and self.points[-1].failure:
@@ -111,19 +127,22 @@ class Search:
         return best
 
     def _ask(self, candidate: Candidate) -> Asks:
-        """Measure a point, once; None if it failed."""
+        """Return the point of a candidate, measured at most once; None if it failed."""
         if candidate not in self._measured:
             self._measured[candidate] = yield candidate
         point = self._measured[candidate]
         return None if point.failure else point
 
     def _engine(self, setting: Setting, at_least: float = 0.0, in_flight: int = 0) -> Asks:
-        """Return the best in-flight of one engine, None if it failed or keeps no bound.
+        """Return the best point of one engine.
+
+        Return None if it failed or no number in flight keeps the bound.
 
         Args:
-            setting: The engine's.
-            at_least: Once it falls short of this value, it is not worth another look.
-            in_flight: Best number on a similar engine; 0 tries a full engine and fewer.
+            setting: Setting of the engine.
+            at_least: Value below which a point ends the search on this engine.
+            in_flight: Best number in flight on a similar engine; 0 fills the engine first and then
+                tries fewer.
         """
         if self._goal.max_p95_s is not None:
             most = yield from self._within_bound(setting, in_flight)
@@ -132,7 +151,7 @@ class Search:
         return most if in_flight else (yield from self._fewer(most, at_least))
 
     def _fewer(self, most: MeasuredPoint | None, at_least: float) -> Asks:
-        """Return the best of this and of what fills half as many sequences, down to the first that is worse."""
+        """Halve the filled sequences until a point is worse; return the best of these points."""
         best = most
         while best and most and self._value(most) >= max(at_least, WORSE * self._value(best)):
             best = max(best, most, key=self._value)
@@ -144,7 +163,10 @@ class Search:
         return best
 
     def _within_bound(self, setting: Setting, near: int) -> Asks:
-        """Return the most in flight that keep the bound: the p95 grows with them, so halve the distance."""
+        """Return the point with the most in flight that keeps the bound.
+
+        The p95 grows with them, so bisect.
+        """
         best: MeasuredPoint | None = None
         low, high, in_flight = 0, setting.full + 1, near or setting.full
         while high - low > 1 and (not low or high > IN_FLIGHT_STEP * low):
@@ -163,7 +185,7 @@ class Search:
         return best
 
     def _sequences(self, best: MeasuredPoint) -> Walk:
-        """Walk along `max_num_seqs`: up while it gains, or down to what ran as well."""
+        """Walk along `max_num_seqs`: up while it gains, or down to the fewest as fast."""
         setting = best.candidate.setting
         reason = self._no_more_sequences(best)
         if reason is None:
@@ -176,7 +198,7 @@ class Search:
         return self._better(best, (yield from self._engine(less, NEAR * self._value(best))))
 
     def _enough(self, best: MeasuredPoint, share: float) -> int:
-        """Return the fewest sequences that did as well as this share of the best on the same engine."""
+        """Return the fewest filled sequences that reached this share of the engine's best value."""
         least, on_it = share * self._value(best), self._points_of(best.candidate.setting)
         return min(each.candidate.filled for each in on_it if self._value(each) >= least)
 
@@ -217,7 +239,10 @@ class Search:
         return None
 
     def _tokens(self, best: MeasuredPoint) -> Walk:
-        """Walk along `max_num_batched_tokens`, around the best: up while it gains, else down; then look between."""
+        """Walk along `max_num_batched_tokens` from the best: up while it gains, else down.
+
+        Then try half a step.
+        """
         start = best.candidate.setting
         for step in (TOKENS_STEP, 1 / TOKENS_STEP):
             is_gain = True
@@ -230,7 +255,7 @@ class Search:
         return (yield from self._between(best))
 
     def _between(self, best: MeasuredPoint) -> Walk:
-        """Look half a step of tokens towards the better of the neighbours."""
+        """Try half a step of tokens towards the better neighbour."""
         step = max(TOKENS_STEP, 1 / TOKENS_STEP, key=lambda step: self._neighbour(best, step))
         if not self._neighbour(best, step):
             return best
@@ -241,7 +266,7 @@ class Search:
         return max(map(self._value, self._points_of(setting)), default=0.0)
 
     def _with_tokens(self, best: MeasuredPoint, step: float) -> Walk:
-        """Return the better of the best and its setting with `step` times the tokens."""
+        """Try `step` times the tokens of the best point, and return the better point."""
         setting = best.candidate.setting
         at = _scaled(setting, tokens=step)
         least = max(self._min_tokens, setting.max_num_seqs)
@@ -250,7 +275,7 @@ class Search:
         if reason := self._no_such_tokens(best, at):
             self._prune(at, reason)
             return best
-        # More may run where full steps held them back, so what did best there need not do best here.
+        # Larger steps may run more requests if full steps limited them, so try a full engine again.
         is_wider = step > 1 and self._goal.max_p95_s is None and self._has_full_steps(setting)
         in_flight = 0 if is_wider else best.candidate.in_flight
         point = yield from self._engine(at, NEAR * self._value(best), in_flight)
@@ -264,7 +289,7 @@ class Search:
         if tokens < self._min_tokens:
             return f"without chunked prefill a step holds a whole prompt, {self._min_tokens} tokens"
         if tokens < setting.max_num_seqs:
-            return "a step has a token for each sequence at least"
+            return "a step needs at least one token for each sequence"
         known = best.candidate.setting
         most = max(point.tokens_per_step for point in self._points_of(known))
         if tokens > known.max_num_batched_tokens > SPARE_STEP * most > 0:
@@ -282,7 +307,10 @@ class Search:
 
 
 def _scaled(setting: Setting, sequences: float = 1, tokens: float = 1) -> Setting:
-    """Return a neighbour; vLLM refuses fewer tokens a step than sequences."""
+    """Return a setting scaled by these factors.
+
+    More sequences may raise the tokens too: vLLM refuses fewer tokens per step than sequences.
+    """
     max_num_seqs = max(1, int(setting.max_num_seqs * sequences))
     max_num_batched_tokens = int(setting.max_num_batched_tokens * tokens)
     if sequences > 1:

@@ -1,4 +1,4 @@
-"""The report of a search: the curve for people, the settings for a worker, every point for programs."""
+"""The report of a search: the curve for people, settings for a worker, points for programs."""
 
 import shlex
 import sys
@@ -40,8 +40,8 @@ class TuneReport:
         search: The search with all its points.
         starts: Starts of all engines.
         ended_by: Reason why the search ended; "" while it runs.
-        spent_s: Seconds so far.
-        started_at: Start by the wall clock.
+        spent_s: Seconds that the search has taken so far.
+        started_at: Wall-clock time of the start, in ISO format.
     """
 
     goal: Goal
@@ -60,7 +60,7 @@ class TuneReport:
         return self.search.best
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it, without secrets."""
+        """Return the whole report, without secrets."""
         return {
             "gristmill": version("gristmill"),
             "started_at": self.started_at,
@@ -78,7 +78,7 @@ class TuneReport:
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of an earlier search, which would pass for this one's."""
+    """Remove the files of an earlier search, which would pass for results of this search."""
     for old in (folder / SETTINGS, folder / RESULTS, *folder.glob("engine-*.log")):
         old.unlink(missing_ok=True)
 
@@ -90,11 +90,11 @@ def save(report: TuneReport, folder: Path) -> None:
     if report.best:
         (folder / SETTINGS).write_text(settings(report.best))
     else:
-        (folder / SETTINGS).unlink(missing_ok=True)  # what was best may fall over the bound later
+        (folder / SETTINGS).unlink(missing_ok=True)  # it may exceed the bound when repeated
 
 
 def settings(best: MeasuredPoint) -> str:
-    """Return a file for a shell to source, and for `--env-file` and the like: no quotes, no blanks."""
+    """Return the settings as an env file without quotes, for a shell or `--env-file`."""
     setting = best.candidate.setting
     return (
         f"MAX_IN_FLIGHT={best.candidate.in_flight}\n"
@@ -104,13 +104,13 @@ def settings(best: MeasuredPoint) -> str:
 
 
 def worker_command(report: TuneReport) -> str:
-    """Return the worker's command line with what `settings` sets."""
+    """Return the worker's command line, which uses the variables of `settings`."""
     words = shlex.join(without_secrets(without_flags(report.engine_argv)))
     return f"gristmill worker -- {words} {SEQUENCES} $MAX_NUM_SEQS {TOKENS} $MAX_NUM_BATCHED_TOKENS"
 
 
 def print_report(report: TuneReport, folder: Path) -> None:
-    """Print the curve on stdout, and on stderr what to do with it."""
+    """Print the curve on stdout, and the result with the command that uses it on stderr."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(curve(report))
@@ -119,14 +119,14 @@ def print_report(report: TuneReport, folder: Path) -> None:
     start_s = sum(start.seconds for start in report.starts)
     say(
         f"  {report.ended_by} after {report.spent_s:.0f} s; points: {len(report.search.points)};"
-        f" starts of an engine: {len(report.starts)}, which took {start_s:.0f} s of it"
+        f" engine starts: {len(report.starts)}, which took {start_s:.0f} s of this time"
     )
     if report.best is None:
         say(f"  no settings: {_why_none(report)}")
         return
     say(f"  best: {point_line(report.best)}{_gain(report)}")
     if report.best.runs == 1:
-        say("  it was measured once: the time did not suffice for a second look (--budget)")
+        say("  this point was measured only once; give more time to measure it twice (--budget)")
     say(f"  to use it:\n    set -a; . {folder / SETTINGS}; set +a\n    {worker_command(report)}")
 
 
@@ -195,7 +195,7 @@ def _note(point: MeasuredPoint, report: TuneReport) -> str:
 
 
 def _gain(report: TuneReport) -> str:
-    """Return how much better the best is than what the flags as given would have done."""
+    """Return, as text, the gain of the best point over the user's flags alone."""
     first = report.search.points[0]
     if report.best is None or first is report.best or not report.goal.value(first):
         return ""

@@ -16,6 +16,7 @@ MAX_ANSWER_CHARACTERS = 240
 def answer_table(requests: Path, output: Path) -> "Table":
     """Return a table of `NUM_SHOWN` questions and answers, taken evenly from the whole file."""
     from rich.table import Table
+    from rich.text import Text
 
     answers = {row["custom_id"]: row["response"] for row in _rows(output)}
     pairs = [
@@ -26,7 +27,8 @@ def answer_table(requests: Path, output: Path) -> "Table":
     table = Table("question", "answer", "tokens", show_lines=True)
     for request, response in answered[:: max(1, len(answered) // NUM_SHOWN)][:NUM_SHOWN]:
         body = response["body"]
-        table.add_row(_question(request), _answer(body), str(body["usage"]["completion_tokens"]))
+        tokens = str(body["usage"]["completion_tokens"])
+        table.add_row(*map(Text, (_question(request), _answer(body), tokens)))
     return table
 
 

@@ -18,13 +18,20 @@ from gristmill.local.processes import free_port, running_process
 from gristmill.local.redis_server import running_server
 from gristmill.local.steps import step
 from gristmill.producer.batches.rows import LineReader
-from gristmill.producer.batches.submit_run import InputFile, OutputFile, RunRecord, fingerprint
+from gristmill.producer.batches.submit_run import (
+    InputFile,
+    OutputFile,
+    RunRecord,
+    check_apart,
+    fingerprint,
+)
 from gristmill.producer.commands.collect import Collection
-from gristmill.producer.commands.session import on_client
+from gristmill.producer.commands.session import on_client, on_queue
 from gristmill.producer.commands.tally import Tally
-from gristmill.shared.cli import people, redis_errors, say
+from gristmill.shared.cli import made_folder, people, redis_errors, say
 from gristmill.shared.errors import GristmillError, InvalidRequest
 from gristmill.shared.install import install_hint
+from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings, read_settings
 
 REQUESTS = Path(__file__).with_name("requests.jsonl")
@@ -32,6 +39,8 @@ MODEL_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 600.0
 GRACE_S = 30.0
 WINDOW = 4096
+NO_REDIS = "redis://localhost"
+"""URL for settings that are read before the embedded Redis has one; nothing connects to it."""
 
 ENGINE_ARGUMENTS = ("--enforce-eager", "--max-num-seqs", "64", "--max-model-len", "2048")
 WORKER_ENVIRONMENT = {
@@ -74,19 +83,42 @@ class Demo:
         """Run the demo and return 0 if all requests succeeded, 1 if some failed.
 
         Raises:
-            GristmillError: A package is missing, or a step failed; the message says what to do.
+            GristmillError: An option is wrong, a package is missing, or a step failed; the message says what to do.
         """
-        _check_packages()
         with _stopped_by_sigterm(), ExitStack() as stack:
+            output = self._check_options(stack)
+            _check_packages()
             settings = self._start_redis(stack)
             model = self.model or self._prepare_model()
             self._start_worker(stack, settings, model)
-            code = self._run_requests(settings)
+            code = self._run_requests(settings, output)
             with step("stopping the worker and Redis"):
                 stack.close()
         command = "gristmill" if shutil.which("gristmill") else sys.argv[0]
         say(f"\nAll rows are in {self.output}. Next: {command} submit --help")
         return code
+
+    def _check_options(self, stack: ExitStack) -> OutputFile:
+        """Find a wrong option before anything is started; returns the output, opened but not yet emptied."""
+        settings = read_settings(QueueSettings, redis_url=self.redis_url or NO_REDIS)
+        self._read_requests("check", settings)
+        check_apart(str(self.requests), self.output, RunRecord.beside(self.output))
+        output = stack.enter_context(OutputFile(self.output))
+        made_folder(self.cache, "--cache")
+        if self.redis_url is not None:
+            with redis_errors(self.redis_url):
+                on_queue(settings, Queue.stats)
+        return output
+
+    def _read_requests(self, run: str, settings: QueueSettings) -> tuple[InputFile, int]:
+        """Check the file of requests; returns it with the number of its lines."""
+        reader = LineReader(run, max_request_bytes=settings.max_request_bytes)
+        batch_input = InputFile(self.requests, reader)
+        report = batch_input.check()
+        if report.bad or not report.num_lines:
+            reason = report.bad[0] if report.bad else "it has no requests"
+            raise InvalidRequest(f"{self.requests}: {reason}")
+        return batch_input, report.num_lines
 
     def _start_redis(self, stack: ExitStack) -> QueueSettings:
         with step("starting a Redis of its own" if self.redis_url is None else "using Redis"):
@@ -120,9 +152,9 @@ class Demo:
             )
             process.wait_until_ready(port, shown, START_TIMEOUT_S)
 
-    def _run_requests(self, settings: QueueSettings) -> int:
+    def _run_requests(self, settings: QueueSettings, output: OutputFile) -> int:
         say(f"  running: gristmill submit {self.requests.name} --wait -o {self.output}")
-        with OutputFile(self.output) as output, redis_errors(settings.redis_url.get_secret_value()):
+        with redis_errors(settings.redis_url.get_secret_value()):
             tally = self._collect(settings, output)
         elapsed_s = tally.elapsed_s(time.monotonic())
         people().print(answer_table(self.requests, self.output))
@@ -138,14 +170,9 @@ class Demo:
         run = RunRecord(
             run=str(ULID()), queue=settings.queue, input_bytes=size, input_digest=digest, fields={}
         )
-        reader = LineReader(run.run, max_request_bytes=settings.max_request_bytes)
-        batch_input = InputFile(self.requests, reader)
-        report = batch_input.check()
-        if report.bad or not report.num_lines:
-            reason = report.bad[0] if report.bad else "it has no requests"
-            raise InvalidRequest(f"{self.requests}: {reason}")
+        batch_input, num_lines = self._read_requests(run.run, settings)
         output.begin(run)
-        tally = Tally(report.num_lines, time.monotonic())
+        tally = Tally(num_lines, time.monotonic())
         on_client(
             settings,
             lambda client: Collection(

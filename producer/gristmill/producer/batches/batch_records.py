@@ -6,6 +6,7 @@ two writers never overwrite each other.
 """
 
 import time
+from itertools import chain
 from typing import Any
 
 from gristmill.producer.batches.batch_state import BatchState
@@ -15,6 +16,9 @@ from gristmill.producer.batches.scripts import lua_script
 from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import LimitReached, NotFound
 from gristmill.shared.queue import Queue
+
+SCANNED_A_CALL = 1_000
+"""Keys that one call of SCAN looks at; this keeps each call near 1 ms."""
 
 
 class BatchRecords:
@@ -59,7 +63,9 @@ class BatchRecords:
         info = await self._redis.hgetall(self._keys.batch_record(batch))
         state = BatchState.parse(info) if b"record" in info else None
         if state is None or tenant not in (None, state.record.tenant):
-            raise NotFound(f"no batch {batch!r}; it was forgotten, or never was here")
+            raise NotFound(
+                f"no batch {batch!r}: none was created under this id, or its TTL has ended"
+            )
         return state
 
     async def record_and_slices(self, batch: str) -> tuple[BatchRecord | None, int]:
@@ -78,6 +84,15 @@ class BatchRecords:
             except NotFound:
                 await self._redis.zrem(key, batch)  # its TTL has ended
         return records
+
+    async def newest(self, limit: int) -> list[BatchRecord]:
+        """Return the newest batches of all tenants, newest first; scans the keys of this Redis."""
+        pattern = self._keys.batches("*")
+        keys = {key async for key in self._redis.scan_iter(match=pattern, count=SCANNED_A_CALL)}
+        tenants = [self._keys.parse(key)[1] for key in keys]
+        pages = [await self.page(tenant, after=None, limit=limit) for tenant in tenants]
+        found = sorted(chain.from_iterable(pages), key=lambda record: record.id, reverse=True)
+        return found[:limit]
 
     async def open_batches(self, tenant: str) -> list[BatchRecord]:
         """Return a tenant's batches that have not ended."""

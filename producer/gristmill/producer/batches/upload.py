@@ -45,7 +45,8 @@ class Upload:
         self._num_bytes += len(data)
         if self._num_bytes > self._max_bytes:
             raise InvalidRequest(
-                f"the file has more than {self._max_bytes:,} bytes, the limit (GRISTMILL_MAX_FILE_BYTES); split it",
+                f"the file has more than {self._max_bytes:,} bytes, the limit; split it, or ask the operator to"
+                " raise GRISTMILL_MAX_FILE_BYTES",
                 "file_too_large",
             )
         self._opened().write(data)

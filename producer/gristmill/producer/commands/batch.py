@@ -26,15 +26,17 @@ def batch_group() -> None:
     """
 
 
+tenant_option = click.option(
+    "--tenant", metavar="NAME", help="Batches of this tenant only.  [default: all tenants]"
+)
+
+
 def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `settings`, a `BatchSettings`, and `tenant`."""
+    """Give a command `settings`, a `BatchSettings`."""
 
     @queue_options
     @click.option(
         "--storage-url", metavar="URL", help="Where files lie.  [env: GRISTMILL_STORAGE_URL]"
-    )
-    @click.option(
-        "--tenant", metavar="NAME", default="default", show_default=True, help="Whose batches."
     )
     @functools.wraps(command)
     def with_settings(
@@ -87,6 +89,9 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Path(dir_okay=False, path_type=Path),
     help="With --wait: where the rows go.",
 )
+@click.option(
+    "--tenant", metavar="NAME", default="default", show_default=True, help="Owner of the batch."
+)
 @json_option
 @batch_options
 def create(
@@ -130,9 +135,12 @@ def _pairs(metadata: tuple[str, ...]) -> dict[str, str] | None:
 @batch_group.command("list")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
 @json_option
+@tenant_option
 @batch_options
-def list_batches(*, limit: int, as_json: bool, tenant: str, settings: "BatchSettings") -> None:
-    """List batches, newest first."""
+def list_batches(
+    *, limit: int, as_json: bool, tenant: str | None, settings: "BatchSettings"
+) -> None:
+    """List batches, newest first; without --tenant those of all tenants, each with its tenant."""
     from gristmill.producer.commands.batch_session import BatchSession
 
     BatchSession(settings, tenant).list_batches(limit, as_json=as_json)
@@ -142,9 +150,10 @@ def list_batches(*, limit: int, as_json: bool, tenant: str, settings: "BatchSett
 @id_argument
 @click.option("--wait", is_flag=True, help="Show progress until it has ended.")
 @json_option
+@tenant_option
 @batch_options
 def show(
-    *, batch_id: str, wait: bool, as_json: bool, tenant: str, settings: "BatchSettings"
+    *, batch_id: str, wait: bool, as_json: bool, tenant: str | None, settings: "BatchSettings"
 ) -> int:
     """Show how far a batch is, and what is wrong with it.
 
@@ -161,8 +170,9 @@ def show(
 @batch_group.command()
 @id_argument
 @json_option
+@tenant_option
 @batch_options
-def cancel(*, batch_id: str, as_json: bool, tenant: str, settings: "BatchSettings") -> None:
+def cancel(*, batch_id: str, as_json: bool, tenant: str | None, settings: "BatchSettings") -> None:
     """Cancel a batch; rows that are written stay, every other line gets one that says so."""
     from gristmill.producer.commands.batch_session import BatchSession
 
@@ -179,9 +189,15 @@ def cancel(*, batch_id: str, as_json: bool, tenant: str, settings: "BatchSetting
     help="Where to; stdout if left out.",
 )
 @click.option("--follow", is_flag=True, help="Go on until the batch has ended.")
+@tenant_option
 @batch_options
 def results(
-    *, batch_id: str, output: Path | None, follow: bool, tenant: str, settings: "BatchSettings"
+    *,
+    batch_id: str,
+    output: Path | None,
+    follow: bool,
+    tenant: str | None,
+    settings: "BatchSettings",
 ) -> None:
     """Write the rows that are there, answers and errors, also while the batch runs."""
     from gristmill.producer.commands.batch_session import BatchSession
@@ -193,9 +209,15 @@ def results(
 @id_argument
 @click.option("--window", metavar="WINDOW", help="Of the new batch.  [default: as before]")
 @json_option
+@tenant_option
 @batch_options
 def retry_failed(
-    *, batch_id: str, window: str | None, as_json: bool, tenant: str, settings: "BatchSettings"
+    *,
+    batch_id: str,
+    window: str | None,
+    as_json: bool,
+    tenant: str | None,
+    settings: "BatchSettings",
 ) -> None:
     """Create a batch of the lines of an ended one that failed, expired or were cancelled."""
     from gristmill.producer.commands.batch_session import BatchSession

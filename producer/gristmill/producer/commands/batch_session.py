@@ -1,7 +1,7 @@
 """The work of the commands of `gristmill batch`; each call opens a connection and closes it."""
 
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,29 +11,37 @@ import fsspec
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec, check_endpoint, window_s
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.objects import BatchRecord, public_fields
+from gristmill.producer.batches.objects import (
+    BatchRecord,
+    public_fields,
+    with_cancelling_status,
+)
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.commands.batch_watch import BatchWatch
 from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.shared.cli import say
-from gristmill.shared.errors import GristmillError, InvalidRequest
+from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
+from gristmill.shared.file_format import check_start
 from gristmill.shared.queue import Queue
 from gristmill.shared.request_json import request_from_json
 
 T = TypeVar("T")
 
+DEFAULT_TENANT = "default"
+"""Owner of a batch for which no tenant was named."""
+
 
 class BatchSession:
-    """One command on the batches of one tenant.
+    """One command on batches.
 
     Args:
         settings: Redis, queue and storage.
-        tenant: Whose batches.
+        tenant: The tenant that must own them; None for any, and for `default` in `create`.
     """
 
-    def __init__(self, settings: BatchSettings, tenant: str) -> None:
+    def __init__(self, settings: BatchSettings, tenant: str | None) -> None:
         self._settings = settings
         self._tenant = tenant
 
@@ -47,22 +55,25 @@ class BatchSession:
 
     def batch(self, batch_id: str) -> BatchRecord:
         """Return a batch."""
-        return self._run(lambda batches: batches.batch(self._tenant, batch_id))
+        return self._on_batch(batch_id, lambda batches, owner: batches.batch(owner, batch_id))
 
     def cancel(self, batch_id: str) -> BatchRecord:
         """Cancel a batch."""
-        return self._run(lambda batches: batches.cancel(self._tenant, batch_id))
+        return self._on_batch(batch_id, lambda batches, owner: batches.cancel(owner, batch_id))
 
     def retry_failed(self, batch_id: str, window: str | None) -> BatchRecord:
         """Create a batch of what failed."""
-        return self._run(
-            lambda batches: batches.retry_failed(self._tenant, batch_id, completion_window=window)
+        return self._on_batch(
+            batch_id,
+            lambda batches, owner: batches.retry_failed(owner, batch_id, completion_window=window),
         )
 
     def watch(self, batch_id: str) -> BatchRecord:
         """Show progress until a batch has ended."""
         try:
-            return self._run(lambda batches: BatchWatch(batches, self._tenant).watch(batch_id))
+            return self._on_batch(
+                batch_id, lambda batches, owner: BatchWatch(batches, owner).watch(batch_id)
+            )
         except KeyboardInterrupt:
             say(
                 f"interrupted; {batch_id} runs on: gristmill batch show {batch_id} --wait, or batch cancel {batch_id}"
@@ -70,17 +81,31 @@ class BatchSession:
             raise
 
     def list_batches(self, limit: int, *, as_json: bool) -> None:
-        """Print a tenant's batches."""
-        page = self._run(lambda batches: batches.batches(self._tenant, limit=limit))
-        for record in page.data:
+        """Print batches: those of the tenant, or those of all tenants with a column that names them."""
+        records = self._run(lambda batches: self._newest(batches, limit))
+        width = max((len(record.tenant) for record in records), default=0)
+        for record in records:
+            owner = {} if self._tenant else {"tenant": record.tenant}
             if as_json:
-                print_json(public_fields(record))
+                print_json(public_fields(record) | owner)
             else:
-                click.echo(f"{record.id}  {record.status:<11}  {_counts(record)}")
+                column = f"  {record.tenant:<{width}}" if owner else ""
+                click.echo(f"{record.id}{column}  {record.status:<11}  {_counts(record)}")
+        if not records:
+            of_tenant = f" of tenant {self._tenant}; leave --tenant out to see all" if self._tenant else ""  # fmt: skip
+            say(f"queue {self._settings.queue} has no batches{of_tenant}")
+
+    async def _newest(self, batches: Batches, limit: int) -> Sequence[BatchRecord]:
+        if self._tenant:
+            return (await batches.batches(self._tenant, limit=limit)).data
+        return list(map(with_cancelling_status, await batches.store.records.newest(limit)))
 
     def write_results(self, batch_id: str, output: Path | None, *, follow: bool = False) -> None:
         """Write rows to a file or to stdout."""
-        self._run(lambda batches: self._write(batches, batch_id, output, follow))
+        self._on_batch(
+            batch_id,
+            lambda batches, owner: _write(batches.results(owner, batch_id, follow=follow), batch_id, output),
+        )  # fmt: skip
 
     def show(self, record: BatchRecord, *, as_json: bool, brief: bool = False) -> None:
         """Print a batch: JSON, its id alone, or a few lines for people."""
@@ -99,6 +124,34 @@ class BatchSession:
         counts = record.request_counts
         return 0 if record.status == "completed" and counts.completed == counts.total else 1
 
+    def _on_batch(self, batch_id: str, work: Callable[[Batches, str], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine that takes the owner of a batch."""
+
+        async def with_owner(batches: Batches) -> T:
+            return await work(batches, await self._owner(batches, batch_id))
+
+        return self._run(with_owner)
+
+    async def _owner(self, batches: Batches, batch_id: str) -> str:
+        """Return the tenant of a batch. An operator who reaches Redis may see the batches of all tenants.
+
+        Raises:
+            NotFound: There is no such batch, or `--tenant` names another tenant than its own.
+        """
+        try:
+            owner = (await batches.store.records.state(batch_id)).record.tenant
+        except NotFound:
+            days = self._settings.batch_ttl_s / 86_400
+            raise NotFound(
+                f"queue {self._settings.queue} has no batch {batch_id!r}; it never had one, or forgot it {days:g} days"
+                " after its end; list those it has: gristmill batch list; name another queue: --queue"
+            ) from None
+        if self._tenant not in (None, owner):
+            raise NotFound(
+                f"batch {batch_id} belongs to tenant {owner}, not {self._tenant}; leave --tenant out"
+            )
+        return owner
+
     def _run(self, work: Callable[[Batches], Coroutine[Any, Any, T]]) -> T:
         storage = Storage(self._settings.storage_url)
 
@@ -116,15 +169,16 @@ class BatchSession:
         window_s(options["completion_window"])  # before the file is copied
         if options["endpoint"]:
             check_endpoint(options["endpoint"])
-        async with Upload(batches.files, self._tenant) as upload:
+        owner = self._tenant or DEFAULT_TENANT
+        async with Upload(batches.files, owner) as upload:
             first = _copy(source, upload)
             file = await upload.finish(Path(source).name)
         try:
             options["endpoint"] = options["endpoint"] or self._endpoint_of(first)
             spec = BatchSpec(input_file_id=file.id, **options)
-            return await batches.create(self._tenant, spec)
+            return await batches.create(owner, spec)
         except GristmillError:
-            await batches.files.delete(self._tenant, file.id)
+            await batches.files.delete(owner, file.id)
             raise
 
     def _endpoint_of(self, first: bytes) -> str:
@@ -135,24 +189,25 @@ class BatchSession:
         except InvalidRequest as error:
             raise InvalidRequest(f"line 1: {error}; or name the endpoint with --endpoint") from None
 
-    async def _write(
-        self, batches: Batches, batch_id: str, output: Path | None, follow: bool
-    ) -> None:
-        rows = await batches.results(self._tenant, batch_id, follow=follow)
-        first = await anext(rows, b"")
-        if not first:
-            say(f"{batch_id} has no rows; gristmill batch show {batch_id} says how it is")
-            return
-        target = output.open("wb") if output else sys.stdout.buffer
-        try:
-            target.write(first)
-            async for chunk in rows:
-                target.write(chunk)
-                target.flush()
-        finally:
+
+async def _write(
+    coming: Coroutine[Any, Any, AsyncIterator[bytes]], batch_id: str, output: Path | None
+) -> None:
+    rows = await coming
+    first = await anext(rows, b"")
+    if not first:
+        say(f"{batch_id} has no rows; gristmill batch show {batch_id} says how it is")
+        return
+    target = output.open("wb") if output else sys.stdout.buffer
+    try:
+        target.write(first)
+        async for chunk in rows:
+            target.write(chunk)
             target.flush()
-            if output:
-                target.close()
+    finally:
+        target.flush()
+        if output:
+            target.close()
 
 
 def _copy(source: str, upload: Upload) -> bytes:
@@ -167,7 +222,9 @@ def _copy(source: str, upload: Upload) -> bytes:
     with opened as stream:
         first = b""
         while chunk := stream.read(COPY_BYTES):
-            first = first or chunk
+            if not first:
+                first = chunk
+                check_start(first, repr(source))
             upload.write(chunk)
     return first.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf").rstrip(b"\r")
 
@@ -185,6 +242,7 @@ def _counts(record: BatchRecord) -> str:
 def _lines(record: BatchRecord) -> list[str]:
     lines = [
         f"batch    {record.id}",
+        f"tenant   {record.tenant}",
         f"status   {record.status}",
         f"counts   {_counts(record)}",
         f"tokens   {record.usage.input_tokens:,} in, {record.usage.output_tokens:,} out",

@@ -6,7 +6,7 @@ import time
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.commands.display import display
-from gristmill.producer.commands.session import absence
+from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
 
@@ -25,6 +25,7 @@ class BatchWatch:
     def __init__(self, batches: Batches, tenant: str) -> None:
         self._batches = batches
         self._tenant = tenant
+        self._hold_ups = HoldUps(batches.store.queue.keys.queue)
 
     async def watch(self, batch_id: str) -> BatchRecord:
         """Show progress until a batch has ended; returns it."""
@@ -33,20 +34,19 @@ class BatchWatch:
         tally = Tally(
             record.request_counts.total, time.monotonic(),
             num_finished=record.request_counts.finished, num_failed=_num_failed(record),
+            output_tokens=record.usage.output_tokens,
         )  # fmt: skip
         told, shown_s, num_failed_before = "", 0.0, tally.num_failed
-        with display(tally.total) as shown:
+        with display() as shown:
             while not record.is_final:
-                await asyncio.sleep(min(shown.interval_s, 1.0))
+                await asyncio.sleep(min(shown.interval_s, LOOK_S))
                 record = await self._batches.batch(self._tenant, batch_id)
-                tally.num_finished, tally.num_failed = record.request_counts.finished, _num_failed(record)  # fmt: skip
-                tally.num_bad = tally.num_failed - num_failed_before  # as if no worker saw them
-                tally.output_tokens = record.usage.output_tokens
-                tally.sample(time.monotonic())
+                _count(record, tally, num_failed_before)
+                told = await self._tell_problem(batch_id, told)
+                tally.sample(time.monotonic(), is_served=self._hold_ups.is_served)
                 if record.is_final or time.monotonic() - shown_s >= shown.interval_s:
                     shown_s = time.monotonic()
-                    shown.show(tally.num_finished, f"{record.status}: {tally.line()}")
-                told = await self._tell_problem(batch_id, told)
+                    shown.show(tally.progress(note=record.status))
         say(f"{record.id} {record.status} after {time.monotonic() - start_s:,.1f} s")
         return record
 
@@ -66,11 +66,16 @@ class BatchWatch:
         if not state.num_slices:
             problem = "no steward has taken the batch up yet; start one: gristmill steward"
         elif state.record.status == "in_progress":
-            workers = (await self._batches.store.queue.stats()).workers
-            problem = problem or absence(self._batches.store.queue.keys.queue, workers) or ""
+            self._hold_ups.tell(await self._batches.store.queue.stats())
         if problem and problem != told:
             say(problem)
         return problem
+
+
+def _count(record: BatchRecord, tally: Tally, num_failed_before: int) -> None:
+    tally.num_finished, tally.num_failed = record.request_counts.finished, _num_failed(record)
+    tally.num_bad = tally.num_failed - num_failed_before  # as if no worker saw them
+    tally.output_tokens = record.usage.output_tokens
 
 
 def _num_failed(record: BatchRecord) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
 
@@ -11,9 +11,9 @@ from gristmill.producer.batches.rows import BadLine, bad_line_row, result_row
 from gristmill.producer.batches.submit_run import InputFile
 from gristmill.producer.client import Client
 from gristmill.producer.commands.display import Display, display
-from gristmill.producer.commands.session import absence
+from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
+from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.producer.commands.tally import Tally
-from gristmill.shared.cli import say
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
 from gristmill.shared.tasks import end
@@ -62,13 +62,14 @@ class Collection:
         Raises:
             IdConflict: The run's name was used for another input.
         """
-        with display(self._tally.total) as shown:
+        self._tally.begin_ms = (await retrying(self._client.queue.stats)).now_ms
+        with display() as shown:
             async with self._watched(shown):
                 async for result in self._client.as_completed(self._requests(), window=window):
                     self._unfinished.discard(result.id)
                     self._write(result_row(result))
                     self._tally.add(result)
-            shown.show(self._tally.num_finished, self._tally.line(Counter()))
+            shown.show(self._tally.progress(Counter()))
 
     def _requests(self) -> Iterator[Request]:
         for _, entry in self._input.entries(self._finished):
@@ -88,23 +89,32 @@ class Collection:
             await end(watcher)
 
     async def _watch(self, shown: Display) -> None:
-        queue, told = self._client.queue, None
+        queue, next_show_s = self._client.queue, 0.0
+        hold_ups = HoldUps(queue.keys.queue)
         while True:
             start_s = time.monotonic()
-            states = await self._states()
-            problem = absence(queue.keys.queue, (await retrying(queue.stats)).workers)
-            if problem and not told:
-                say(problem)
-            told = problem
-            now_s = time.monotonic()
-            self._tally.sample(now_s)
-            shown.show(self._tally.num_finished, self._tally.line(states))
-            await asyncio.sleep(max(shown.interval_s, (now_s - start_s) / MAX_SHARE_OF_STATUS))
+            stats = await retrying(queue.stats)
+            hold_ups.tell(stats)
+            self._tally.sample(time.monotonic(), is_served=hold_ups.is_served)
+            if start_s >= next_show_s:
+                next_show_s = start_s + shown.interval_s
+                shown.show(self._tally.progress(await self._states(stats.workers)))
+            cost_s = time.monotonic() - start_s
+            pause_s = min(shown.interval_s, LOOK_S)
+            await asyncio.sleep(max(pause_s, cost_s / MAX_SHARE_OF_STATUS))
 
-    async def _states(self) -> Counter[str]:
-        """Count where the requests of this run are; the rest of the queue is not looked at."""
+    async def _states(self, workers: Mapping[str, int]) -> Counter[str]:
+        """Count where the requests of this run are; the rest of the queue is not looked at.
+
+        Args:
+            workers: Worker -> milliseconds left of its lease. Requests of a worker whose lease has
+                ended count as `orphaned`.
+        """
         states = await self._client.status(list(self._unfinished))
-        return Counter(state for state, _ in states)
+        return Counter(
+            "orphaned" if state == "running" and workers.get(worker, 1) <= 0 else state
+            for state, worker in states
+        )
 
 
 async def submit_only(client: Client, batch_input: InputFile, total: int) -> int:
@@ -117,11 +127,12 @@ async def submit_only(client: Client, batch_input: InputFile, total: int) -> int
     """
     num_submitted = 0
     requests = (entry for _, entry in batch_input.entries() if isinstance(entry, Request))
-    with display(total) as shown:
+    with display() as shown:
         next_s = time.monotonic() + shown.interval_s
         while chunk := list(islice(requests, CHUNK)):
             num_submitted += len(await client.submit_many(chunk))
             if time.monotonic() >= next_s:
-                shown.show(num_submitted, f"{num_submitted:,}/{total:,} submitted")
+                parts = (f"{num_submitted:,}/{total:,} submitted",)
+                shown.show(RunProgress(num_submitted, total, parts))
                 next_s = time.monotonic() + shown.interval_s
     return num_submitted

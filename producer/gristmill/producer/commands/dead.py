@@ -144,8 +144,11 @@ async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
 @all_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @queue_options
-def purge(ids: tuple[str, ...], all_letters: bool, yes: bool, settings: "QueueSettings") -> None:
-    """Delete dead letters with their requests; their results stay until their TTL ends."""
+def purge(ids: tuple[str, ...], all_letters: bool, yes: bool, settings: "QueueSettings") -> int:
+    """Delete dead letters with their requests; their results stay until their TTL ends.
+
+    Leaves with 1 if one was not there.
+    """
     from gristmill.producer.commands.session import on_queue
 
     _check_selection(ids, all_letters)
@@ -154,6 +157,9 @@ def purge(ids: tuple[str, ...], all_letters: bool, yes: bool, settings: "QueueSe
         click.confirm(f"Delete {what} of queue {settings.queue} for good?", abort=True, err=True)
     num_deleted = on_queue(settings, lambda queue: _purge(queue, ids))
     say(f"deleted {num_deleted:,}")
+    if num_missing := len(set(ids)) - num_deleted if ids else 0:
+        say(f"{num_missing:,} of the ids have no dead letter; see: gristmill dead list")
+    return 1 if num_missing else 0
 
 
 async def _purge(queue: "Queue", ids: tuple[str, ...]) -> int:

@@ -1,13 +1,14 @@
-"""Show the progress of a run to people: a bar on a terminal, else a line every few seconds."""
+"""Show the progress of a run to people: two lines on a terminal, else a line every few seconds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.shared.cli import people, say
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from gristmill.producer.commands.progress_lines import ProgressLines
 
 TERMINAL_INTERVAL_S = 0.5
 LINE_INTERVAL_S = 5.0
@@ -18,36 +19,41 @@ class Display(Protocol):
 
     interval_s: float
 
-    def show(self, num_done: int, line: str) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Show a new state."""
 
 
 @contextmanager
-def display(total: int) -> Iterator[Display]:
+def display() -> Iterator[Display]:
     """Open what fits: a bar if stderr is a terminal, else lines."""
     if not people().is_terminal:
         yield _Lines()
         return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.live import Live
 
-    columns = (BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=people()) as progress:
-        yield _Bar(progress, total)
+    from gristmill.producer.commands.progress_lines import ProgressLines, ReflowEraser
+
+    lines = ProgressLines()
+    with Live(lines, console=people()):
+        people().push_render_hook(ReflowEraser(lines, people()))
+        try:
+            yield _Terminal(lines)
+        finally:
+            people().pop_render_hook()
 
 
 class _Lines:
     interval_s = LINE_INTERVAL_S
 
-    def show(self, num_done: int, line: str) -> None:
-        say(line)
+    def show(self, progress: RunProgress) -> None:
+        say(progress.line)
 
 
-class _Bar:
+class _Terminal:
     interval_s = TERMINAL_INTERVAL_S
 
-    def __init__(self, progress: "Progress", total: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=total)
+    def __init__(self, lines: "ProgressLines") -> None:
+        self._lines = lines
 
-    def show(self, num_done: int, line: str) -> None:
-        self._progress.update(self._task, completed=num_done, description=line)
+    def show(self, progress: RunProgress) -> None:
+        self._lines.progress = progress

@@ -1,5 +1,6 @@
 """`gristmill status`, `result` and `cancel`: requests by their ids."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -20,11 +21,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="For programs
 @ids_argument
 @json_option
 @queue_options
-def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> None:
+def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> int:
     """Say where requests are.
 
     One of queued, delayed, running, done or unknown; the worker that runs it beside it. A line of a file
-    has the id that its row shows as response.request_id.
+    has the id that its row shows as response.request_id. Leaves with 1 if the queue does not know an id.
     """
     from gristmill.producer.commands.session import on_client, print_json
 
@@ -34,6 +35,19 @@ def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> No
             print_json({"id": request_id, "state": state, "worker": worker or None})
         else:
             click.echo(f"{request_id}  {state}" + (f"  on {worker}" if worker else ""))
+    return _told_unknown([state for state, _ in states], settings)
+
+
+def _told_unknown(states: Sequence[str], settings: "QueueSettings") -> int:
+    """Say how many ids the queue does not know; returns the exit code."""
+    num_unknown = states.count("unknown")
+    if not num_unknown:
+        return 0
+    say(
+        f"queue {settings.queue} does not know {num_unknown:,} of {len(states):,} ids: they were never submitted to it,"
+        " or the TTL of their results has ended; another queue: --queue NAME"
+    )
+    return 1
 
 
 @click.command()
@@ -102,11 +116,11 @@ async def _result(
 @ids_argument
 @json_option
 @queue_options
-def cancel(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> None:
+def cancel(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> int:
     """Cancel requests, waiting or running.
 
     No worker has to be alive. Says of each what it was: queued or running (it is cancelled now),
-    done or unknown.
+    done or unknown. Leaves with 1 if the queue does not know an id.
     """
     from gristmill.producer.commands.session import on_client, print_json
 
@@ -117,3 +131,4 @@ def cancel(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> No
             print_json({"id": request_id, "was": code, "is_cancelled": is_cancelled})
         else:
             click.echo(f"{request_id}  " + (f"cancelled, was {code}" if is_cancelled else code))
+    return _told_unknown(codes, settings)

@@ -183,7 +183,7 @@ class Submission:
         return 1 if tally.num_failed else 0
 
     def _summarise(self, run: RunRecord, tally: Tally) -> None:
-        elapsed_s = tally.elapsed_s(time.monotonic())
+        now_s = time.monotonic()
         if self._options.as_json:
             print_json(
                 {
@@ -195,16 +195,12 @@ class Submission:
                     "finished_earlier": tally.num_earlier,
                     "prompt_tokens": tally.prompt_tokens,
                     "output_tokens": tally.output_tokens,
-                    "elapsed_s": round(elapsed_s, 3),
+                    "elapsed_s": round(tally.elapsed_s(now_s), 3),
                 }
             )
         if tally.num_earlier == tally.total:
             return
-        say(
-            f"{tally.num_finished - tally.num_earlier:,} finished in {elapsed_s:,.1f} s, {tally.num_failed:,} of"
-            f" {tally.total:,} failed; {tally.output_tokens:,} output tokens,"
-            f" {tally.output_tokens / elapsed_s:,.0f} tok/s"
-        )
+        say(tally.summary(now_s))
 
 
 def _write_to_stdout(row: bytes) -> None:

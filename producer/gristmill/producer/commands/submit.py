@@ -1,5 +1,6 @@
 """`gristmill submit`: run a batch file, resumable at any moment."""
 
+import json
 import re
 import shutil
 import sys
@@ -101,13 +102,15 @@ def _check_options(options: "SubmitOptions") -> None:
 def _check_fields(options: "SubmitOptions") -> None:
     """Read a line with them: what no line may have is refused once, not with each line."""
     from gristmill.producer.batches.rows import BadLine, Line, LineReader
+    from gristmill.shared.body_fields import NEEDED
     from gristmill.shared.request import COMPLETIONS
 
     endpoint = COMPLETIONS if options.endpoint is None else options.endpoint
     reader = LineReader(
         "", max_request_bytes=1024, default_endpoint=endpoint, defaults=options.fields
     )
-    read = reader.read(Line(1, b'{"body": {}}', 0, 0))
+    body = dict.fromkeys(NEEDED.get(endpoint, ()), "")
+    read = reader.read(Line(1, json.dumps({"body": body}).encode(), 0, 0))
     if isinstance(read, BadLine):
         raise InvalidRequest(f"no line can have these options: {read.reason}")
 

@@ -3,34 +3,50 @@
 from collections import Counter, deque
 from datetime import timedelta
 
+from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.shared.results import Result
 
 RATE_WINDOW_S = 30.0
 """Time over which rates are measured: long enough to be steady, short enough to follow a change."""
 
+MIN_RATE_S = 1.0
+"""Shortest run whose summary has a rate; in less time a run only collects what others had begun."""
+
 
 class Tally:
     """Counts what finished; time is an argument.
+
+    Rates span the time up to the last request that this process saw finish. So a stall does not turn into
+    an ever longer time left; after `RATE_WINDOW_S` without an end there is no rate.
 
     Args:
         total: Requests of the whole run.
         now_s: Monotonic time.
         num_finished: Finished before this process began; not part of any rate.
         num_failed: How many of those failed.
+        output_tokens: Output tokens of those.
+
+    Attributes:
+        begin_ms: Redis time at which this process began to wait; a result that is older is part of no rate.
+        num_found: Results that were older.
     """
 
     def __init__(
-        self, total: int, now_s: float, *, num_finished: int = 0, num_failed: int = 0
-    ) -> None:
+        self, total: int, now_s: float, *, num_finished: int = 0, num_failed: int = 0, output_tokens: int = 0,
+    ) -> None:  # fmt: skip
         self.total = total
         self.num_finished = num_finished
         self.num_failed = num_failed
         self.num_bad = 0
+        self.num_found = 0
         self.num_earlier = num_finished
-        self.output_tokens = 0
+        self.begin_ms = 0
+        self.output_tokens = output_tokens
         self.prompt_tokens = 0
+        self._found_tokens = output_tokens
         self._samples = deque([(now_s, num_finished, 0)])
-        self._start_s = now_s
+        self._start_s = self._now_s = now_s
+        self._is_served = True
 
     def add(self, result: Result) -> None:
         """Count a result that this process received."""
@@ -39,6 +55,9 @@ class Tally:
         prompt_tokens, output_tokens = result.tokens
         self.prompt_tokens += prompt_tokens
         self.output_tokens += output_tokens
+        if 0 < result.finished_ms < self.begin_ms:
+            self.num_found += 1
+            self._found_tokens += output_tokens
 
     def add_bad_line(self) -> None:
         """Count a line that became an error row; no worker saw it, so it is part of no rate."""
@@ -46,20 +65,40 @@ class Tally:
         self.num_failed += 1
         self.num_bad += 1
 
-    def sample(self, now_s: float) -> None:
-        """Remember where the run stands; rates span the samples of the last `RATE_WINDOW_S`."""
-        self._samples.append((now_s, self.num_finished - self.num_bad, self.output_tokens))
-        while self._samples[1][0] < now_s - RATE_WINDOW_S:
+    def sample(self, now_s: float, *, is_served: bool = True) -> None:
+        """Remember where the run stands.
+
+        Args:
+            now_s: Monotonic time.
+            is_served: True while a worker is alive; when one is back, rates start from that moment.
+        """
+        sample = (now_s, self._num_seen, self.seen_tokens)
+        if is_served and not self._is_served:
+            self._samples = deque([sample])
+        elif sample[1] != self._samples[-1][1]:
+            self._samples.append(sample)
+        while len(self._samples) > 2 and self._samples[1][0] < now_s - RATE_WINDOW_S:
             self._samples.popleft()
+        self._now_s, self._is_served = now_s, is_served
+
+    @property
+    def _num_seen(self) -> int:
+        """Lines that ended otherwise than found or bad; rates are differences of it."""
+        return self.num_finished - self.num_bad - self.num_found
+
+    @property
+    def seen_tokens(self) -> int:
+        """Output tokens of the requests that this process saw finish."""
+        return self.output_tokens - self._found_tokens
 
     def rates(self) -> tuple[float, float]:
-        """Return requests/s and output tokens/s; zeros before the second sample."""
+        """Return requests/s and output tokens/s; zeros while nothing finishes."""
         (start_s, finished, tokens), (end_s, last_finished, last_tokens) = (
             self._samples[0],
             self._samples[-1],
         )
         span_s = end_s - start_s
-        if span_s <= 0:
+        if span_s <= 0 or not self._is_served or self._now_s - end_s > RATE_WINDOW_S:
             return 0.0, 0.0
         return (last_finished - finished) / span_s, (last_tokens - tokens) / span_s
 
@@ -72,19 +111,41 @@ class Tally:
         """Return how long this process has been at it."""
         return now_s - self._start_s
 
-    def line(self, states: Counter[str] | None = None) -> str:
-        """Return one line: how far, what runs, how fast, how long.
+    def progress(self, states: Counter[str] | None = None, note: str = "") -> RunProgress:
+        """Return what people see: how far, what is in flight, how fast, how long.
 
         Args:
             states: Of the unfinished requests that were submitted, requests of nobody else; None if
-                they are not known.
+                they are not known. `orphaned` are those of workers whose lease has ended.
+            note: More words for the outlook, such as the status of a batch.
         """
         parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
         if states is not None:
-            parts.append(f"{states['running']:,} running")
+            parts.append(f"{states['running']:,} in flight")
+            if states["orphaned"]:
+                parts.append(f"{states['orphaned']:,} held by a dead worker")
             parts.append(f"{states['queued'] + states['delayed']:,} waiting")
         if tokens_rate := self.rates()[1]:
             parts.append(f"{tokens_rate:,.0f} tok/s")
-        if (remaining_s := self.remaining_s()) is not None:
-            parts.append(f"{timedelta(seconds=round(remaining_s))} left")
-        return ", ".join(parts)
+        outlook = ", ".join(filter(None, [note, self._outlook()]))
+        return RunProgress(self.num_finished, self.total, tuple(parts), outlook)
+
+    def _outlook(self) -> str:
+        """Return how long the rest will take, why nothing moves, or "" if neither is known."""
+        if self.num_finished >= self.total:
+            return ""
+        if not self._is_served:
+            return "no worker is alive"
+        remaining_s = self.remaining_s()
+        return "" if remaining_s is None else f"{timedelta(seconds=round(remaining_s))} left"
+
+    def summary(self, now_s: float) -> str:
+        """Return one line about what this process has done."""
+        elapsed_s = self.elapsed_s(now_s)
+        num_here = self.num_finished - self.num_earlier - self.num_found
+        words = f"{self.num_found:,} had finished before, " if self.num_found else ""
+        words += f"{num_here:,} finished in {elapsed_s:,.1f} s, {self.num_failed:,} of {self.total:,} failed"
+        words += f"; {self.seen_tokens:,} output tokens"
+        if elapsed_s < MIN_RATE_S or not self.seen_tokens:
+            return words
+        return f"{words}, {self.seen_tokens / elapsed_s:,.0f} tok/s"

@@ -104,8 +104,11 @@ def list_all(settings: "QueueSettings") -> None:
     from gristmill.producer.commands.session import on_queue, print_json
     from gristmill.producer.tenants import Tenants
 
-    for each in on_queue(settings, lambda queue: Tenants(queue).list()):
+    known = on_queue(settings, lambda queue: Tenants(queue).list())
+    for each in known:
         print_json(_shown(each))
+    if not known:
+        say(f"queue {settings.queue} has no tenants; make one: gristmill tenant create NAME")
 
 
 @tenant.command()

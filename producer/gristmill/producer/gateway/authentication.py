@@ -11,6 +11,7 @@ CACHE_TTL_S = 5.0
 """Longest time until the gateway notices a changed tenant or a revoked key."""
 
 MAX_CACHED_KEYS = 10_000
+"""Most keys in the cache; when it is full, all are dropped."""
 
 ANONYMOUS = Tenant(
     name="default", max_depth=2**53, max_bytes=2**53, max_batches=2**31, requests_per_minute=1_000_000
@@ -52,5 +53,5 @@ class Authenticator:
         if self._is_open and not await retry_redis(self._tenants.exist):
             return ANONYMOUS
         what = "this API key is not known" if key else "an API key is needed"
-        message = f"{what}: send Authorization: Bearer KEY; gristmill tenant create NAME makes one"
+        message = f"{what}: send Authorization: Bearer KEY; the operator makes one: gristmill tenant create NAME"
         raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})

@@ -17,8 +17,8 @@ from gristmill.shared.settings import read_settings
 def gateway(redis_url: str | None, queue: str | None, host: str | None, port: int | None) -> int:
     """Serve OpenAI's Files and Batches API, and single requests, over HTTP.
 
-    `gristmill tenant create NAME` makes an API key. While no tenant exists, a gateway on a loopback address
-    needs no key. Every other setting is an environment variable; see the README.
+    `gristmill tenant create NAME` makes an API key. While no tenant exists, a gateway on a loopback
+    address needs no key. Every other setting is an environment variable; see the README.
     """
     from gristmill.producer.gateway.server import run_gateway
     from gristmill.producer.gateway.settings import GatewaySettings

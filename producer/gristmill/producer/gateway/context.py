@@ -1,6 +1,7 @@
 """The context of every route: the gateway's shared objects, and the tenant of the call.
 
-A route declares the arguments `gateway: CurrentGateway` and `tenant: CallingTenant`; FastAPI fills them in.
+A route declares the arguments `gateway: CurrentGateway` and `tenant: CallingTenant`; FastAPI fills
+them in.
 """
 
 import asyncio
@@ -77,7 +78,10 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
 
 
 async def current_gateway(request: Request) -> Gateway:
-    """Return the gateway of a call. It is a coroutine because FastAPI runs plain functions in a thread."""
+    """Return the gateway of a call.
+
+    It is a coroutine because FastAPI runs plain functions in a thread.
+    """
     gateway: Gateway = request.app.state.gateway
     return gateway
 
@@ -101,7 +105,7 @@ async def calling_tenant(
     """
     tenant = await gateway.authenticator.tenant_of(credentials.credentials if credentials else "")
     if tenant is ANONYMOUS and _is_from_another_site(request):
-        message = "a web page of another site may not call a gateway that asks for no key"
+        message = "a web page of another site needs an API key (gristmill tenant create NAME)"
         raise ApiError(403, message, code="cross_site")
     request.state.call.tenant = tenant.name
     await gateway.tenant_limits.count_call(tenant)
@@ -109,10 +113,14 @@ async def calling_tenant(
 
 
 def _is_from_another_site(request: Request) -> bool:
-    """Tell whether a browser calls for a page of another site; it can reach loopback, but names the page."""
+    """Return True if a browser calls for a page of another site.
+
+    It can reach loopback, but it names the site.
+    """
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 CallingTenant = Annotated[Tenant, Depends(calling_tenant)]
-"""The tenant of the call, as an argument of a route. A route with this argument needs an API key."""
+"""The tenant of the call, as an argument of a route. A route with this argument needs an API
+key."""

@@ -1,6 +1,7 @@
-"""Errors of HTTP calls, in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors of HTTP calls, in the form of OpenAI's API.
 
-This module alone decides which error has which HTTP status.
+The form is `{"error": {"message", "type", "param", "code"}}`. This module alone decides which error
+has which HTTP status.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,8 @@ from gristmill.shared.errors import (
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 5
-"""Value of Retry-After for a full queue, a reached limit or an absent Redis."""
+"""Seconds in Retry-After when the queue is full, a limit is reached, or Redis or the storage does
+not answer."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
 _PARAMS = {"model_not_found": "model", "endpoint_not_served": "endpoint"}
@@ -89,8 +91,11 @@ class ApiError(Exception):
 
 
 def too_large(what: str, limit: int, setting: str) -> ApiError:
-    """Return the error for a body over its limit."""
-    return ApiError(413, f"{what} has more than {limit:,} bytes, the limit ({setting}); split it")
+    """Return the error for a body over its limit; `setting` is the operator's, not the caller's."""
+    return ApiError(
+        413,
+        f"{what} has more than {limit:,} bytes, the limit; split it, or ask the operator to raise {setting}",
+    )
 
 
 _STATUS: Sequence[tuple[type[Exception], int, str]] = (
@@ -109,12 +114,12 @@ _STATUS: Sequence[tuple[type[Exception], int, str]] = (
 """Class of an error, its HTTP status and its code. The first row that fits decides."""
 
 _SAFE_MESSAGES = {
-    "redis_away": "the queue's Redis does not answer, or refuses to; nothing is lost, call again later",
+    "redis_away": "the queue's Redis does not answer, or refuses a command; nothing is lost, call again later",
     "storage_failed": "the storage of files failed; call again later",
 }
 """Messages for errors whose own text may name internal machines."""
 
-FAILED = "the gateway failed; its log says why, under the X-Request-Id of this answer"
+FAILED = "the gateway failed; its log has the reason under the X-Request-Id of this answer"
 
 
 def api_error(error: Exception) -> ApiError:
@@ -148,7 +153,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of an application in this form."""
+    """Make an application answer every error in OpenAI's form."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         found = api_error(error)

@@ -1,4 +1,4 @@
-"""The middleware around every HTTP call: its id, log line and metrics, a bound on its body, errors without a handler.
+"""The middleware around every HTTP call: id, log line, metrics, body limit, unexpected errors.
 
 It never logs bodies, keys or query strings.
 """
@@ -33,12 +33,12 @@ DURATION_BUCKETS_S = (0.002, 0.005, 0.02, 0.1, 0.5, 1, 5, 30, 60, 300, 1800)
 
 _calls = Counter("gristmill_gateway_calls", "HTTP calls", ["method", "route", "status"])
 _call_seconds = Histogram(
-    "gristmill_gateway_call_seconds", "From a call to the end of its answer", ["route"],
+    "gristmill_gateway_call_seconds", "Seconds from a call to the end of its answer", ["route"],
     buckets=DURATION_BUCKETS_S,
 )  # fmt: skip
 _open_calls = Gauge("gristmill_gateway_open_calls", "Calls that are being answered")
-_received_bytes = Counter("gristmill_gateway_received_bytes", "Bytes of bodies that came")
-_sent_bytes = Counter("gristmill_gateway_sent_bytes", "Bytes of bodies that went")
+_received_bytes = Counter("gristmill_gateway_received_bytes", "Bytes of received bodies")
+_sent_bytes = Counter("gristmill_gateway_sent_bytes", "Bytes of sent bodies")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
 
@@ -52,7 +52,7 @@ class HttpCall:
         tenant: Name of the calling tenant; empty before authentication.
         facts: Fields that the route adds to the log line.
         started_s: Monotonic clock at the start of the call.
-        status: HTTP status of the answer; 0 before it.
+        status: HTTP status of the answer; 0 before the answer begins.
         num_received: Bytes of the call's body.
         num_sent: Bytes of the answer's body.
     """
@@ -119,7 +119,10 @@ class CallMiddleware:
 
 
 def _body_refusal(scope: Scope) -> ApiError | None:
-    """Return an error for a body that is too large or has no length. FastAPI reads such bodies whole."""
+    """Return an error for a body that is too large or has no length.
+
+    FastAPI reads such bodies whole.
+    """
     request = Request(scope)
     length = request.headers.get("content-length")
     if scope["path"] in STREAMED:

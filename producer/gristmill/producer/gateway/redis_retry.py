@@ -1,4 +1,4 @@
-"""The gateway's retry of Redis calls: long enough for a failover, not for an outage."""
+"""The gateway's retry of Redis calls. It lasts long enough for a failover, not for an outage."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -17,7 +17,7 @@ async def retry_redis(operation: Callable[P, Awaitable[T]], *args: P.args, **kwa
     """Call an operation and repeat it until Redis answers, for `REDIS_RETRY_S` at most.
 
     Args:
-        operation: Safe to send twice.
+        operation: Operation that may safely be sent twice.
         args: Arguments of the operation.
         kwargs: Keyword arguments of the operation.
 

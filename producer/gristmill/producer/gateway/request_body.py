@@ -18,13 +18,14 @@ from gristmill.shared.request import Request as QueuedRequest
 from gristmill.shared.request_json import max_element_bytes, request_from_json
 
 MAX_BODIES_BYTES = 128 * 2**20
-"""Memory of all bodies that are being read at the same time."""
+"""Most bytes in memory for all bodies that the gateway reads at the same time."""
 
 MAX_BODY_S = 60.0
-"""Longest time to read one body; a body that stalls keeps its share of `MAX_BODIES_BYTES`."""
+"""Longest time to read one body, because a stalled body keeps its share of `MAX_BODIES_BYTES`."""
 
 NUM_DNS_THREADS = 8
 MAX_DNS_WAIT_S = 10.0
+"""Longest wait for the hosts of one request's media URLs."""
 
 
 class BodyMemory:
@@ -47,7 +48,7 @@ class BodyMemory:
             if self._num_bytes + num_bytes > MAX_BODIES_BYTES:
                 raise ApiError(
                     503,
-                    f"the gateway reads {MAX_BODIES_BYTES:,} bytes of bodies already; call again later",
+                    f"the gateway reads other bodies, {MAX_BODIES_BYTES:,} bytes at most; call again later",
                     code="gateway_busy",
                     headers={"Retry-After": str(RETRY_AFTER_S)},
                 )
@@ -65,11 +66,12 @@ async def read_body(request: Request, memory: BodyMemory, max_request_bytes: int
 
     Args:
         request: The HTTP call.
-        memory: The count that the body's bytes are added to.
+        memory: Counter of the bytes of all bodies that are being read.
         max_request_bytes: Largest request that the queue takes.
 
     Raises:
-        ApiError: 408 after `MAX_BODY_S`; 413 for a body over its limit; 503 if other bodies fill the memory.
+        ApiError: 408 after `MAX_BODY_S`; 413 for a body over its limit; 503 if other bodies fill
+            the memory.
     """
     try:
         with memory.share() as take:
@@ -86,8 +88,7 @@ async def _read(request: Request, take: Callable[[int], None], max_bytes: int) -
         take(len(chunk))
         body += chunk
         if len(body) > max_bytes:
-            what = "GRISTMILL_MAX_REQUEST_BYTES, with what JSON adds"
-            raise too_large("the body", max_bytes, what)
+            raise too_large("the body", max_bytes, "GRISTMILL_MAX_REQUEST_BYTES")
     return bytes(body)
 
 
@@ -111,7 +112,7 @@ def queued_request(
     if key is not None and request.id != key:
         raise InvalidRequest("the body has an id and the call an Idempotency-Key; send one of them")
     if request.batch:
-        raise InvalidRequest("'batch' is not taken here; POST /v1/batches makes batches")
+        raise InvalidRequest("'batch' is not accepted here; POST /v1/batches makes batches")
     return replace(
         request,
         id=f"{tenant.name}.{request.id}",
@@ -129,11 +130,11 @@ class MediaGuard:
 
     def __init__(self, allowed: frozenset[str]) -> None:
         self._allowed = allowed
-        # Separate threads: a slow DNS must not hold up the storage.
+        # Separate threads, so that a slow DNS does not delay the storage.
         self._threads = ThreadPoolExecutor(NUM_DNS_THREADS, thread_name_prefix="gristmill-dns")
 
     async def check(self, request: QueuedRequest) -> None:
-        """Check one request that may name media.
+        """Check the media URLs of one request.
 
         Raises:
             InvalidRequest: A URL is not allowed, or the DNS did not answer within `MAX_DNS_WAIT_S`.
@@ -178,4 +179,5 @@ BODY_SCHEMA: Mapping[str, object] = {
         }
     },
 }  # fmt: skip
-"""The body, for the OpenAPI page. FastAPI does not know it, because `read_body` reads the call."""
+"""The body's schema for the OpenAPI page. FastAPI does not know it, because `read_body` reads the
+call."""

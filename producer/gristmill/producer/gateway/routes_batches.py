@@ -1,4 +1,7 @@
-"""Routes of `/v1/batches`: OpenAI's Batch API (https://platform.openai.com/docs/api-reference/batch), retry and results."""
+"""Routes of `/v1/batches`: OpenAI's Batch API, and also retry and results.
+
+The API: https://platform.openai.com/docs/api-reference/batch
+"""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
@@ -37,7 +40,7 @@ class NewBatch(BaseModel):
     input_file_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     endpoint: str
     completion_window: Annotated[
-        str, Field(description="a whole number and s, m, h or d", examples=["24h", "30m", "7d"])
+        str, Field(description="whole number and unit: s, m, h or d", examples=["24h", "30m", "7d"])
     ] = "24h"
     metadata: Annotated[dict[MetadataName, MetadataValue] | None, Field(max_length=16)] = None
     output_expires_after: ExpiresAfter | None = None
@@ -60,7 +63,10 @@ class BatchPage(BaseModel):
 async def create(
     new: NewBatch, request: Request, gateway: CurrentGateway, tenant: CallingTenant
 ) -> object:
-    """Run every line of a file as one request. The gateway does not retry: a repeat would make a second batch."""
+    """Run every line of a file as one request.
+
+    The gateway does not retry: a repeat would make a second batch.
+    """
     expires = new.output_expires_after
     spec = BatchSpec(
         **new.model_dump(exclude={"output_expires_after"}),
@@ -113,7 +119,9 @@ async def retry(
 async def results(
     batch_id: str, gateway: CurrentGateway, tenant: CallingTenant, follow: bool = False
 ) -> StreamingResponse:
-    """Stream the rows written so far, as in the output file; with `follow`, until the batch has ended.
+    """Stream the rows written so far, as in the output file.
+
+    With `follow`, stream until the batch has ended.
 
     A gateway that stops in the middle breaks the connection, so a cut stream never looks complete.
     """

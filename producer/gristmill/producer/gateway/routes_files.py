@@ -1,4 +1,7 @@
-"""Routes of `/v1/files`: OpenAI's Files API (https://platform.openai.com/docs/api-reference/files)."""
+"""Routes of `/v1/files`: OpenAI's Files API.
+
+The API: https://platform.openai.com/docs/api-reference/files
+"""
 
 import asyncio
 from typing import Annotated, Literal
@@ -21,7 +24,7 @@ CHUNK_BYTES = 2**20
 """Bytes of one write; a thread for each packet would cost more than the write itself."""
 
 FORM_BYTES = 2**16
-"""Largest form without its file."""
+"""Most bytes of a form without its file."""
 
 
 class FilePage(BaseModel):

@@ -1,4 +1,4 @@
-"""Routes of `/v1/models`, and a 404 with a remedy for the engine's own paths such as `/v1/chat/completions`."""
+"""Routes of `/v1/models`, and a 404 with a remedy for the engine's own paths."""
 
 import time
 from typing import Literal
@@ -66,16 +66,17 @@ async def _served(queue: Queue) -> list[Model]:
 
 
 async def unsupported(request: Request) -> None:
-    """Refuse a call of an engine's path, where OpenAI's client looks first, and name the route to use.
+    """Refuse a call of an engine's path, such as `/v1/chat/completions`, and name the route to use.
 
-    A gateway queues requests; it does not hold a connection open to an engine.
+    OpenAI's client calls these paths by default. A gateway queues requests; it has no connection
+    to an engine.
     """
     path = request.url.path
     raise ApiError(
         404,
-        f"POST {path} is not answered here, requests are queued: POST /v1/requests with"
+        f"this gateway queues requests and has no POST {path}; send POST /v1/requests with"
         f' {{"endpoint": "{path}", "body": ...}} and the header Prefer: wait=60 to wait for the answer,'
-        " or POST /v1/batches for a file of them",
+        " or POST /v1/batches for a file of requests",
     )
 
 

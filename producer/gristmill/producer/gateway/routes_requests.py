@@ -1,7 +1,8 @@
 """Routes of `/v1/requests`: submit one request, return its status and result, cancel it.
 
-A request's id is `<tenant>.<rest>`; the rest is the caller's Idempotency-Key, or a new ULID. A caller that asks
-for the id of another tenant gets a 404, without a look at the queue.
+A request's id is `<tenant>.<rest>`. The rest is the caller's Idempotency-Key, the id in the body,
+or a new ULID. A caller that asks for the id of another tenant gets a 404, without a look at the
+queue.
 """
 
 import asyncio
@@ -52,8 +53,8 @@ class RequestObject(BaseModel):
     """One request, as callers see it.
 
     Attributes:
-        response: The engine's answer, also if it is an error of the request; None before the end.
-        error: The reason of an end without an answer: cancelled, expired or failed.
+        response: The engine's answer, even if that is an error; None if there is no answer yet.
+        error: The reason why the request ended without an answer: cancelled, expired or failed.
         metadata: The request's metadata, and `request_id`: the X-Request-Id of the call.
     """
 
@@ -71,7 +72,7 @@ class RequestObject(BaseModel):
     "/v1/requests",
     response_model=RequestObject,
     status_code=202,
-    responses={200: {"model": RequestObject, "description": "Its result, within the wait asked for"}},
+    responses={200: {"model": RequestObject, "description": "The result, if it came within the wait"}},
     openapi_extra={"requestBody": dict(BODY_SCHEMA)},
 )  # fmt: skip
 async def submit(
@@ -83,7 +84,7 @@ async def submit(
     idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
     prefer: Annotated[str | None, Header(description="wait=SECONDS")] = None,
 ) -> RequestObject:
-    """Queue a request. Repeated calls with the same Idempotency-Key run it once."""
+    """Queue a request. Repeated calls with the same Idempotency-Key queue it once."""
     max_bytes = gateway.settings.max_request_bytes
     body = await read_body(request, gateway.body_memory, max_bytes)
     call = request.state.call
@@ -126,7 +127,10 @@ async def cancel(request_id: str, gateway: CurrentGateway, tenant: CallingTenant
 
 
 async def _submit(gateway: Gateway, queued: QueuedRequest) -> None:
-    """Submit a request, for `REDIS_RETRY_S` at most; `Client` alone would wait for Redis without a limit."""
+    """Submit a request, for `REDIS_RETRY_S` at most.
+
+    `Client` alone would wait for Redis without a limit.
+    """
     try:
         async with asyncio.timeout(REDIS_RETRY_S):
             await gateway.client.submit(queued, wait_if_full=False)
@@ -149,7 +153,7 @@ async def _find(gateway: Gateway, request_id: str, wait_s: float) -> RequestObje
     if result is not None:
         return _finished(result)
     ((state, _),) = await retry_redis(gateway.queue.status, [request_id])
-    if state == "done":  # it ended after the look for its result
+    if state == "done":  # it ended after `_result_now`; the next call finds its result
         state = "running"
     if state == "unknown":
         raise NotFound(f"there is no request {request_id[:200]!r}, or its result has expired")

@@ -1,4 +1,4 @@
-"""A gateway process from start to exit: the application with all its routers, the probes, the socket, signals."""
+"""A gateway process from start to exit: application with routers, probes, socket, signals."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 BACKLOG = 2048
 MAX_HEAD_BYTES = 64 * 1024
-"""Largest head of a call; h11 closes the connection of a longer one."""
+"""Most bytes of a call's request line and headers; h11 closes the connection of a longer one."""
 
 READY_TIMEOUT_S = 2.0
 
@@ -45,7 +45,10 @@ probes = APIRouter(tags=["probes"], default_response_class=PlainTextResponse)
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """Return the ASGI application of a gateway: its routers, errors and middleware. It does not close the gateway."""
+    """Return the ASGI application of a gateway: its routers, errors and middleware.
+
+    It does not close the gateway.
+    """
     app = FastAPI(
         title="Gristmill",
         version=version("gristmill"),
@@ -84,7 +87,7 @@ async def readyz(gateway: CurrentGateway) -> Response:
 
 @probes.get("/metrics")
 async def metrics() -> Response:
-    """Return the gateway's series."""
+    """Return the gateway's metrics."""
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -106,8 +109,8 @@ def run_gateway(settings: GatewaySettings) -> int:
 async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
     """Answer calls on a socket until SIGTERM or SIGINT.
 
-    After the signal the gateway takes no new call. Calls that wait for a result return the request's status.
-    All others have `drain_timeout_s` to finish.
+    After the signal the gateway takes no new call. Calls that wait for a result return the
+    request's status. All others have `drain_timeout_s` to finish.
 
     Args:
         settings: The gateway's settings.
@@ -126,10 +129,13 @@ async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """Return uvicorn's configuration for an application. Its own log is off; the middleware logs each call."""
+    """Return uvicorn's configuration for an application.
+
+    Its own log is off; the middleware logs each call.
+    """
     return uvicorn.Config(
         app,
-        http="h11",  # httptools bounds no header
+        http="h11",  # httptools does not limit headers
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,
         log_level="critical",
@@ -155,7 +161,10 @@ class GatewayServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle the signals while serving. uvicorn's own method raises them again, which kills the process."""
+        """Handle the signals while serving.
+
+        uvicorn's own method raises them again at the end, which kills the process.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)

@@ -1,7 +1,8 @@
 """The limits of one tenant: calls per minute, requests in the queue and their bytes.
 
-Redis counts the calls per minute, so all gateways of a queue share one count. The gateway compares requests and
-bytes before a submit, not within it. Calls of the same moment may overshoot by the requests that they bring.
+Redis counts the calls per minute, so all gateways of a queue share one count. The gateway checks
+requests and bytes before a submit, not within it. So calls at the same moment may together exceed
+the limit.
 """
 
 import math
@@ -30,8 +31,8 @@ _refused_calls = Counter(
 class MovingWindows(Storage, MovingWindowSupport):
     """Moving windows of the library `limits`, in the queue's Redis and through the queue's client.
 
-    The library's own Redis storages do not accept every form of REDIS_URL. They also open more connections, and
-    write keys that a Redis user with few rights may not write.
+    The library's own Redis storages do not accept every form of REDIS_URL. They also open more
+    connections, and write keys that a Redis user with few rights may not write.
 
     Args:
         redis: A client of `connection.connect`.
@@ -48,7 +49,10 @@ class MovingWindows(Storage, MovingWindowSupport):
 
     @property
     def base_exceptions(self) -> type[Exception]:
-        """The errors that `limits` wraps: Redis raises none of them."""
+        """The errors that `limits` wraps.
+
+        Redis raises none of them, so its errors stay as they are.
+        """
         return ValueError
 
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
@@ -70,7 +74,7 @@ class MovingWindows(Storage, MovingWindowSupport):
         await self._redis.delete(self._key(key))
 
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Raise: another strategy of `limits` needs this and the four methods below."""
+        """Raise; only other strategies of `limits` use this and the four methods below."""
         raise NotImplementedError
 
     async def get(self, key: str) -> int:

@@ -1,6 +1,7 @@
 """The form of an upload (multipart/form-data), parsed while it arrives.
 
-The file goes straight to the storage: the gateway never holds it whole in memory or in a temporary file.
+The file goes straight to the storage. The gateway never has the whole file in memory or in a
+temporary file.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ class UploadForm:
 
     Args:
         content_type: Content-Type of the form, with its boundary.
-        write: Receives the bytes of the file; may block on the storage.
+        write: Callback for the bytes of the file; may block on the storage.
 
     Raises:
         ApiError: The content type is not that of a form.
@@ -48,7 +49,7 @@ class UploadForm:
         try:
             self._parser = StreamingFormDataParser({"Content-Type": content_type})
         except (ParseFailedException, ValueError, KeyError):
-            raise _bad_form("the body is no multipart/form-data with a boundary") from None
+            raise _bad_form("the body is not multipart/form-data with a boundary") from None
         self._file = _FileTarget(self._start, write)
         self._parser.register("file", self._file)
         self._parser.register("purpose", self._purpose)
@@ -78,9 +79,9 @@ class UploadForm:
             ApiError: The file or its purpose is missing, or a field is invalid.
         """
         if self._filename is None:
-            raise _bad_form("it has no file; send a part named file with a filename", "file")
+            raise _bad_form("the form has no file; send a part named file with a filename", "file")
         if not self._file.is_complete:
-            raise _bad_form("it ends within its file", "file")
+            raise _bad_form("the form ends within its file; send it again", "file")
         if not _text(self._purpose):
             raise _bad_form(f"purpose is needed; use {', '.join(PURPOSES)}", "purpose")
         self._check_purpose()
@@ -88,10 +89,10 @@ class UploadForm:
 
     def _start(self, filename: str | None) -> None:
         if self._filename is not None:
-            raise _bad_form("it has two files; send one a call", "file")
+            raise _bad_form("the form has two files; send one file per call", "file")
         self._filename = filename or "upload.jsonl"
         if len(self._filename) > MAX_NAME_CHARS:
-            raise _bad_form(f"its filename has more than {MAX_NAME_CHARS} characters", "file")
+            raise _bad_form(f"the filename has more than {MAX_NAME_CHARS} characters", "file")
         self._check_purpose()  # refuse a wrong field that came first before taking the file
         if _text(self._anchor) and _text(self._seconds):
             self._expires_after_s()
@@ -108,7 +109,7 @@ class UploadForm:
         if not anchor and not seconds:
             return None
         if anchor != "created_at" or not seconds.isascii() or not seconds.isdigit():
-            message = "expires_after has the anchor created_at and whole seconds"
+            message = "expires_after needs the anchor created_at and whole seconds"
             raise _bad_form(message, "expires_after")
         if not MIN_EXPIRY_S <= int(seconds) <= MAX_EXPIRY_S:
             message = (
@@ -166,4 +167,5 @@ FORM_SCHEMA: Mapping[str, object] = {
         }
     },
 }  # fmt: skip
-"""The form, for the OpenAPI page. FastAPI does not know it, because `UploadForm` parses the body."""
+"""The form's schema for the OpenAPI page. FastAPI does not know it, because `UploadForm` parses the
+body."""

@@ -9,10 +9,11 @@ import click
 @click.option("--redis-url", metavar="URL", help="URL of Redis.  [env: REDIS_URL]")
 @click.option("--queue", metavar="NAME", help="Name of the queue.  [env: GRISTMILL_QUEUE]")
 def steward(redis_url: str | None, queue: str | None) -> None:
-    """Move batches on until a signal stops it: validate, feed, write results, call webhooks.
+    """Move batches forward until a signal stops it: validate, feed, write results, call webhooks.
 
-    Run several to work on several batches at a time. Every other setting is an environment variable; see the
-    README. Exit codes: 0 stopped, 2 a setting is wrong, 3 Redis refuses the password.
+    Run several to work on several batches at a time. Every other setting is an environment
+    variable; see the README. Exit codes: 0 stopped, 2 a setting is wrong, 3 Redis refuses the
+    password.
     """
     from gristmill.producer.steward.jobs import steward_jobs
     from gristmill.producer.steward.process import run_steward

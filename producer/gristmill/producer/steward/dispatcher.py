@@ -1,7 +1,9 @@
-"""The thread that enqueues an RQ job for each batch that is due. Every steward has one, and none leads.
+"""The thread that enqueues an RQ job for each batch that is due.
 
-The queue's Redis records which batches are due. A job only names a batch. An extra job does no harm, because the
-batch's lease goes to one steward. A lost job is enqueued again.
+Every steward has one, and none leads.
+
+The queue's Redis records which batches are due. A job only names a batch. An extra job does no
+harm, because the batch's lease goes to one steward. A lost job is enqueued again.
 """
 
 import asyncio
@@ -20,16 +22,20 @@ from gristmill.producer.steward.time_slice import TimeSlice
 log = structlog.get_logger()
 
 BELL_S = 1.0
-"""Longest wait for the bell, the list that wakes a dispatcher; then it looks anyway."""
+"""Longest wait for the doorbell, the list that wakes a dispatcher; after it the dispatcher looks
+anyway."""
 
 ANNOUNCE_LOOK_S = 60.0
-"""Seconds between two looks at a batch whose webhook is not delivered; RQ repeats the webhook in between."""
+"""Seconds between two looks at a batch whose webhook is not delivered; RQ repeats the webhook in
+between."""
 
 WEBHOOK_WAIT_S = 1.0
-"""Delay of a webhook while another waits in RQ: slow receivers must not hold up the batches of other tenants."""
+"""Delay of a webhook while another waits in RQ, so that slow receivers do not delay the batches of
+other tenants."""
 
 MAX_WAITING = 32
-"""Most jobs that wait in RQ. The dispatcher looks at no further batches, so a thousand cost as little as 32."""
+"""Number of waiting jobs from which the dispatcher reads no due batches, so a thousand cost as
+little as 32."""
 
 
 class Dispatcher:
@@ -64,7 +70,10 @@ class Dispatcher:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the thread ends, which follows `time_slice.stop()`. Return at once if it never started."""
+        """Wait until the thread ends, which follows `time_slice.stop()`.
+
+        Return at once if it never started.
+        """
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
@@ -87,7 +96,10 @@ class Dispatcher:
             self._jobs.close()
 
     async def _look(self, store: BatchStore) -> None:
-        """Enqueue the jobs that are due now. RQ's calls block the event loop, which runs nothing else."""
+        """Enqueue the jobs that are due now.
+
+        RQ's calls block the event loop, which runs nothing else.
+        """
         self._jobs.sweep(self._settings.sweep_interval_s)
         waiting = self._jobs.waiting()
         if not any(map(is_webhook, waiting)):

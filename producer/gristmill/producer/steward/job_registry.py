@@ -1,7 +1,8 @@
-"""The registry of allowed jobs: an RQ job names one function of it and gives that function one string.
+"""The registry of allowed jobs. An RQ job names one of its functions and one string argument.
 
-RQ itself resolves a job's function, callbacks and webhooks from the job's hash in Redis. A client that can write
-to Redis could then run any code. Here the steward imports and calls nothing that a hash names.
+RQ itself resolves a job's function, callbacks and webhooks from the job's hash in Redis. A client
+that can write to Redis could then run any code. Here the steward imports and calls nothing that a
+hash names.
 """
 
 import asyncio
@@ -84,7 +85,8 @@ class AllowedJob(Job):
         """Read a job from its hash; an unreadable hash counts as missing.
 
         Raises:
-            NoSuchJobError: RQ then skips the job. Any other error would end the worker again and again.
+            NoSuchJobError: RQ then skips the job. Any other error would end the worker again and
+                again.
         """
         try:
             super().restore(raw_data)

@@ -16,7 +16,10 @@ log = structlog.get_logger()
 
 
 def steward_jobs(settings: StewardSettings) -> JobRegistry:
-    """Return the registry of all jobs. A new job needs a name here and a method in `rq_queue.py` that enqueues it."""
+    """Return the registry of all jobs.
+
+    A new job needs a name here and a method in `rq_queue.py` that enqueues it.
+    """
     time_slice = TimeSlice()
     jobs = Jobs(settings, time_slice)
     functions = {

@@ -1,4 +1,7 @@
-"""A steward process from start to exit: the dispatcher's thread, RQ's worker in the main thread, signals, probes."""
+"""A steward process from start to exit: dispatcher, RQ's worker, signals, probes.
+
+The dispatcher has its own thread; RQ's worker runs in the main thread.
+"""
 
 import asyncio
 import os
@@ -26,6 +29,7 @@ from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.probes import ProbeServer
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits
+from gristmill.shared.redis_trouble import is_missing_database
 
 log = structlog.get_logger()
 
@@ -39,12 +43,12 @@ EXIT_S = 3.0
 """Longest wait for the dispatcher when the process ends."""
 
 LEAVE_S = STOP_GRACE_S + 5.0
-"""Time from the signal until the process ends by force. Several of RQ's calls may hang, one after the other;
-a process that ends in the middle of them loses nothing."""
+"""Time from the signal until the process ends by force. Several of RQ's calls may hang, one after
+the other. A process that ends in the middle of them loses nothing."""
 
 
 class Steward:
-    """One steward.
+    """One steward process.
 
     Args:
         settings: The steward's settings.
@@ -67,7 +71,7 @@ class Steward:
 
         Raises:
             SettingsError: Redis does not allow RQ's commands, or the port of the probes is taken.
-            redis.exceptions.RedisError: Redis refuses the user or the password.
+            redis.exceptions.RedisError: Redis refuses the user or the password, or lacks the URL's database.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -95,7 +99,7 @@ class Steward:
             time.sleep(RESTART_S)
         time.sleep(LEAVE_S)
         log.warning("steward.left", reason="Redis did not answer in time; nothing is lost")
-        time.sleep(RESTART_S)  # the log is written by a thread
+        time.sleep(RESTART_S)  # a thread writes the log
         os._exit(0)
 
     def _until_redis_answers(self) -> None:
@@ -106,6 +110,8 @@ class Steward:
             except (AuthenticationError, AuthorizationError):
                 raise
             except (RedisError, OSError) as error:
+                if is_missing_database(error):
+                    raise
                 self._wait(error)
             else:
                 return

@@ -1,6 +1,6 @@
-"""RQ's connections to Redis: synchronous and undecoded.
+"""RQ's connections to Redis: synchronous, with undecoded replies.
 
-RQ changes the pool of its connections, so they are never shared with the queue's.
+RQ changes the settings of its connection pool, so the queue never shares that pool.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ SOCKET_TIMEOUT_S = 15.0
 """Longest wait for an answer; it exceeds the time for which RQ's worker blocks."""
 
 EXIT_TIMEOUT_S = 2.0
-"""Longest wait for an answer once the process ends."""
+"""Longest wait for an answer when the process is ending."""
 
 
 def rq_connect(url: str) -> Redis:
-    """Return a client for RQ; connects at the first use.
+    """Return a client for RQ, which connects at its first use.
 
     Args:
         url: Any form of `redis_url.parse`, except a cluster.
@@ -49,7 +49,8 @@ def _socket_options(timeout_s: float) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(5.0, timeout_s),
-        # redis-py's handshake for maintenance events catches all exceptions, even the one that ends the worker
+        # redis-py's handshake for maintenance events catches every exception, even the one that
+        # ends the worker
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
 
@@ -74,8 +75,8 @@ def check_access(redis: Redis) -> None:
         redis.exists("rq:queues")
     except NoPermissionError as error:
         raise SettingsError(
-            f"Redis refuses the steward what RQ needs ({error}); give its user ~rq:* and +info beside the"
-            " queue's keys (docs/steward.md), or set RQ_REDIS_URL to another Redis"
+            f"Redis does not allow the steward RQ's commands ({error}); give its user ~rq:* and +info in addition to"
+            " the queue's keys (docs/steward.md), or set RQ_REDIS_URL to another Redis"
         ) from None
 
 

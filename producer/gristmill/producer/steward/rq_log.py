@@ -1,4 +1,4 @@
-"""Log events for what RQ's own loggers say."""
+"""Turn the messages of RQ's own loggers into log events."""
 
 import logging
 
@@ -11,14 +11,20 @@ MAX_CHARACTERS = 200
 
 
 def route_rq_logs() -> None:
-    """Send RQ's warnings and errors to structlog. RQ's other messages repeat events of the steward."""
+    """Send RQ's warnings and errors to structlog.
+
+    RQ's other messages repeat events of the steward.
+    """
     logger = logging.getLogger("rq")
     logger.handlers = [_Router(logging.WARNING)]
     logger.propagate = False
 
 
 class _Router(logging.Handler):
-    """Logs the first line of a message. The other lines are a trace, which may quote a job's arguments."""
+    """Logs the first line of a message.
+
+    The other lines are a trace, which may quote a job's arguments.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage().partition("\n")[0][:MAX_CHARACTERS]

@@ -19,7 +19,8 @@ from gristmill.producer.steward.time_slice import ALARM_MARGIN_S, MAX_RUN_S
 
 JOB_TIMEOUT_S = int(MAX_RUN_S + ALARM_MARGIN_S) + 30
 LONG_JOB_TIMEOUT_S = 6 * 3600
-"""Timeout of the phases in `LONG_PHASES`: they read or write a whole file, cannot pause, and restart when cut short."""
+"""Timeout of the phases in `LONG_PHASES`. They read or write a whole file. They cannot pause, and
+restart if cut off."""
 
 LONG_PHASES = ("validate", "finalize")
 
@@ -28,10 +29,11 @@ FAILURE_TTL_S = 3 * 24 * 3600
 
 ANNOUNCE_TIMEOUT_S = 90
 ANNOUNCE_FAILURE_TTL_S = 24 * 3600
-"""Lifetime of a failed webhook job. Its id is unique while its hash lives, so a new job follows after a day."""
+"""Lifetime of a failed webhook job. Its id is unique while its hash lives, so a new job follows
+after a day."""
 
 RETRY_INTERVALS_S = (30, 120, 600, 1800, 3600, 2 * 3600, 6 * 3600)
-"""Waits between the 8 tries of a webhook: 10 hours in all."""
+"""Seconds between the 8 tries of a webhook: 10 hours in all."""
 
 
 def is_webhook(job_id: str) -> bool:
@@ -45,7 +47,10 @@ def batch_of(job_id: str) -> str:
 
 
 def rq_queue_of(connection: Any, gristmill_queue: str, job_class: type[AllowedJob]) -> Queue:
-    """Return the RQ queue of one Gristmill queue; its name keeps it apart from other users of RQ."""
+    """Return the RQ queue of one Gristmill queue.
+
+    Its name keeps it apart from other users of RQ.
+    """
     return Queue(
         f"gristmill-{gristmill_queue}",
         connection=connection,
@@ -117,7 +122,10 @@ class JobQueue:
 
 
 class _Scheduler(RQScheduler):
-    """RQ's scheduler without a process: RQ would fork this one with its threads, and its fork would end with Redis."""
+    """RQ's scheduler without its process.
+
+    RQ would fork the steward with its threads, and the fork would end when Redis fails.
+    """
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(
@@ -130,7 +138,7 @@ class _Scheduler(RQScheduler):
 
     @property
     def connection(self) -> Redis:
-        """The queue's connection: RQ would make one without support for Sentinel."""
+        """The queue's connection. RQ would make a new one, without support for Sentinel."""
         return self._queue_connection
 
     def tick(self) -> None:

@@ -1,7 +1,7 @@
 """RQ's worker, changed to survive the loss of Redis and to stop at a signal.
 
-`work` of RQ 3.0.0 returns when a Redis command fails outside its wait for a job; `process.py` then calls it again.
-docs/decisions/0010-rq.md lists each method that is overridden here, and the reason.
+`work` of RQ 3.0.0 returns when a Redis command fails outside its wait for a job; `process.py` then
+calls it again. docs/decisions/0010-rq.md lists each method that is overridden here, and the reason.
 """
 
 from contextlib import suppress
@@ -52,7 +52,9 @@ class StewardWorker(SimpleWorker):
         self._has_left = False
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Stop after the running job, or at once if no job runs. It does not use Redis, unlike RQ's method.
+        """Stop after the running job, or at once if no job runs.
+
+        It does not use Redis, unlike RQ's method.
 
         Raises:
             Stopped: No job runs. It ends `work`.
@@ -66,7 +68,10 @@ class StewardWorker(SimpleWorker):
         """Do nothing: RQ's thread for commands ends at the first timeout, with a traceback."""
 
     def run_maintenance_tasks(self) -> None:
-        """Clean up as RQ does. A malformed job may make that fail, which must not end the worker."""
+        """Clean up as RQ does.
+
+        A malformed job may make that fail, which must not end the worker.
+        """
         try:
             super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # rq's
         except RedisError:
@@ -83,7 +88,7 @@ class StewardWorker(SimpleWorker):
             self._time_slice.end()
 
     def teardown(self) -> None:
-        """Leave RQ's lists, once, if Redis answers."""
+        """Remove the worker from RQ's lists if Redis answers. A second call does nothing."""
         if self._has_left:
             return
         self._has_left = True

@@ -1,4 +1,7 @@
-"""The settings of a steward, in addition to those of files and batches. Only the entry point reads them."""
+"""The settings of a steward, in addition to those of files and batches.
+
+Only the entry point reads them.
+"""
 
 from typing import Annotated, Literal, Self
 
@@ -48,7 +51,7 @@ class StewardSettings(BatchSettings):
         if parse(self.rq_url).kind == "cluster":
             message = (
                 "RQ, which runs the steward's jobs, cannot use a cluster; set RQ_REDIS_URL to a single Redis"
-                " or to its sentinels (a small one does: batches live in REDIS_URL, RQ only has their next step)"
+                " or to its sentinels (a small one suffices: batches are in REDIS_URL, RQ has only their next step)"
             )
             raise ValueError(message)
         return self

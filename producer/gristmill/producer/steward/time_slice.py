@@ -1,4 +1,7 @@
-"""The time slice of the running job. A steward runs one job at a time, and the others wait behind it."""
+"""The time slice of the running job.
+
+A steward runs one job at a time, and the others wait behind it.
+"""
 
 import time
 
@@ -6,24 +9,32 @@ SLICE_S = 10.0
 """Longest time slice while other jobs wait."""
 
 IDLE_S = 1.0
-"""Longest time slice of an idle batch while other jobs wait: most of the time, a batch waits for its answers."""
+"""Longest idle time in a time slice while other jobs wait: most of the time, a batch waits for its
+answers."""
 
 MAX_RUN_S = 300.0
-"""Longest time slice while the RQ queue is empty. The next slice then shows RQ that the steward lives."""
+"""Longest time slice while no other job waits. The next slice then shows RQ that the steward
+lives."""
 
 STOP_GRACE_S = 5.0
 """Time from SIGTERM until the running job is cancelled."""
 
 ALARM_MARGIN_S = 30.0
-"""Time between the cancellation of a job and RQ's timeout, whose alarm interrupts an event loop anywhere."""
+"""Time between the cancellation of a job and RQ's timeout, whose alarm interrupts an event loop
+anywhere."""
 
 
 class Stopped(SystemExit):
-    """Raised by a signal while no job runs. RQ lets it pass, and no `except Exception` catches it."""
+    """Raised by a signal while no job runs.
+
+    RQ lets it pass, and no `except Exception` catches it.
+    """
 
 
 class TimeSlice:
-    """The clock of the running job, shared by the RQ worker, the dispatcher and the job. Safe across threads.
+    """The clock of the running job, shared by the RQ worker, the dispatcher and the job.
+
+    Safe across threads.
 
     Attributes:
         is_stopping: True once the process is stopping.

@@ -1,7 +1,7 @@
 """Webhooks: an event for the tenant's server when a batch has ended.
 
-The event has OpenAI's form (https://platform.openai.com/docs/api-reference/webhook-events). Its signature follows
-Standard Webhooks (https://www.standardwebhooks.com).
+The event has OpenAI's form (https://platform.openai.com/docs/api-reference/webhook-events). Its
+signature follows Standard Webhooks (https://www.standardwebhooks.com).
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ from gristmill.shared.addresses import is_public
 from gristmill.shared.errors import GristmillError
 
 GONE = 410
-"""Status with which a receiver refuses all further events (Standard Webhooks)."""
+"""HTTP status with which a receiver refuses all further events (Standard Webhooks)."""
 
 
 class NotDelivered(GristmillError):
@@ -40,9 +40,10 @@ class Event:
     """The end of a batch.
 
     Attributes:
-        id: Equal for every delivery of the same end, so that the receiver can skip repeats.
+        id: Id of the event; equal in every delivery of the same end, so that the receiver can skip
+            repeats.
         type: `batch.` and the status.
-        created_at: Time of the end, seconds since 1970.
+        created_at: Time of the end, in seconds since 1970.
         batch: Id of the batch.
     """
 
@@ -95,7 +96,8 @@ class Webhooks:
         """Deliver an event. The body of the answer is not read.
 
         Raises:
-            NotDelivered: No answer, no 2xx, or no public address. The message names only the URL's host.
+            NotDelivered: No answer, no 2xx, or no public address. The message names only the URL's
+                host.
             NotWanted: The receiver answered 410, or the URL or the secret is invalid.
         """
         target, headers = _checked(url), _signed(event, secret)
@@ -125,8 +127,8 @@ class Webhooks:
 def public_socket(found: tuple[Any, ...]) -> socket.socket:
     """Make a socket for an address, if it is public; aiohttp calls this as its `socket_factory`.
 
-    The check sees the address that is connected to. A name that changes its address (DNS rebinding) does not
-    avoid it, nor does an address in the URL.
+    This checks the very address that aiohttp connects to. So neither a name that changes its
+    address (DNS rebinding) nor an address in the URL avoids the check.
 
     Raises:
         PrivateAddress: The address is not public.
@@ -145,7 +147,7 @@ def _checked(url: str) -> URL:
     except ValueError:
         raise NotWanted("the webhook's URL cannot be read") from None
     if target.scheme not in ("http", "https") or not target.host:
-        raise NotWanted("the webhook's URL is not one of http or https")
+        raise NotWanted("the webhook's URL needs http or https, and a host")
     return target
 
 
@@ -154,7 +156,7 @@ def _signed(event: Event, secret: str) -> dict[str, str]:
         return event.headers(secret)
     except Exception:  # noqa: BLE001  # of several libraries; their messages may quote the secret
         raise NotWanted(
-            "the webhook's secret is not one of Standard Webhooks (whsec_...)"
+            "the webhook's secret is not a Standard Webhooks secret (whsec_...)"
         ) from None
 
 

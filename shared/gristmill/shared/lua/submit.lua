@@ -27,32 +27,43 @@ local function is_metadata(payload)
   return metadata and pcall(cjson.decode, metadata)
 end
 
-local function is_well_formed(request)
-  if not request.payload or not IS_PRIORITY[request.priority] or #request.id > MAX_NAME or #request.tenant > MAX_NAME
-    or #request.digest > MAX_DIGEST or #request.tail > MAX_TAIL then
+local function is_well_formed(id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload)
+  if not payload or not IS_PRIORITY[priority] or #id > MAX_NAME or #tenant > MAX_NAME
+    or #digest > MAX_DIGEST or #tail > MAX_TAIL then
     return false
   end
-  local line = request.id .. "|" .. request.tenant .. "|" .. request.deadline_in_ms .. "|" .. request.delay_ms .. "|"
-    .. request.digest .. "|" .. request.tail
+  local line = id .. "|" .. tenant .. "|" .. deadline_in_ms .. "|" .. delay_ms .. "|" .. digest .. "|" .. tail
   local deadline, delay, prompt_tokens, max_tokens, max_attempts = string.match(line, FORMAT)
   return deadline and #deadline <= MAX_DIGITS and #delay <= MAX_DIGITS and #prompt_tokens <= MAX_DIGITS
-    and #max_tokens <= MAX_DIGITS and #max_attempts <= MAX_DIGITS and is_metadata(request.payload)
+    and #max_tokens <= MAX_DIGITS and #max_attempts <= MAX_DIGITS and is_metadata(payload)
 end
 
 if KEYS[2] and call("GET", KEYS[2]) ~= table.remove(ARGV) then
   return { "LOST" }
 end
 
-local request, is_new, num_new, new_bytes = {}, {}, 0, 0
+-- Return whether none of the ids has a request or a result, which is the ordinary case: one call instead of one an id.
+local function are_all_new()
+  local keys = {}
+  for first = FIRST, #ARGV, WIDTH do
+    keys[#keys + 1], keys[#keys + 2] = prefix .. "request:" .. ARGV[first], prefix .. "result:" .. ARGV[first]
+  end
+  return #keys > 0 and #keys <= MAX_UNPACKED and call("EXISTS", unpack(keys)) == 0
+end
+
 for first = FIRST, #ARGV, WIDTH do
-  read_request(request, first)
-  if not is_well_formed(request) then
+  if not is_well_formed(unpack(ARGV, first, first + WIDTH - 1)) then
     return redis.error_reply("INVALID request " .. (first - FIRST) / WIDTH + 1 .. " of this call breaks the format of docs/protocol.md")
   end
-  if call("EXISTS", prefix .. "request:" .. request.id, prefix .. "result:" .. request.id) == 0 then
+end
+
+local all_new, is_new, num_new, new_bytes = are_all_new(), {}, 0, 0
+for first = FIRST, #ARGV, WIDTH do
+  local id, payload = ARGV[first], ARGV[first + 7]
+  if all_new or call("EXISTS", prefix .. "request:" .. id, prefix .. "result:" .. id) == 0 then
     is_new[first] = true
     num_new = num_new + 1
-    new_bytes = new_bytes + #request.payload
+    new_bytes = new_bytes + #payload
   end
 end
 
@@ -64,7 +75,7 @@ if num_new > 0 then
 end
 
 local time_ms = now_ms()
-local codes = { "OK" }
+local codes, request = { "OK" }, {}
 for first = FIRST, #ARGV, WIDTH do
   read_request(request, first)
   codes[#codes + 1] = accept(request, is_new[first], time_ms)

@@ -1,4 +1,4 @@
-"""Calculate how much of the queue the engine has room for.
+"""Calculate how many requests and tokens the engine has room for.
 
 `room.py` is the public module; the others are its parts.
 """

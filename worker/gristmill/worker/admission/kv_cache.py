@@ -22,7 +22,8 @@ OVERDUE_SHARE = 0.5
 large because lengths have long tails."""
 
 REFILL_SHARE = 20
-"""Once the cache is full, the next claim waits until a twentieth of the held requests has ended."""
+"""Divisor. Once the cache is full, the next claim waits until a twentieth of the held requests has
+ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +32,7 @@ class Promise:
 
     Attributes:
         estimated: Tokens by the request's header.
-        entered_at: Number of engine steps when the request entered.
+        entered_at: Engine steps, estimated from output tokens, when the request entered.
     """
 
     estimated: Tokens
@@ -72,13 +73,13 @@ class CacheAccount:
         return release
 
     def learn(self, record: Record, response: Response) -> None:
-        """Learn how many tokens a request took; cached prompt tokens are shared and count as 0."""
+        """Learn how many tokens a request took; shared (cached) prompt tokens do not count."""
         own_prompt_tokens = max(0, response.prompt_tokens - response.cached_tokens)
         counted = Tokens(own_prompt_tokens, response.output_tokens)
         self._seen = self._seen.after(self._estimated(record), counted)
 
     def look(self, stats: EngineStats) -> None:
-        """Update the account from the engine's counters; after a restart they begin at zero."""
+        """Update the account from the engine's counters, which restart at zero with the engine."""
         num_tokens = max(0, stats.output_tokens - self._last.output_tokens)
         self._num_steps += num_tokens / max(1, stats.running)
         self._overcommit = self._overcommit.after(
@@ -95,7 +96,7 @@ class CacheAccount:
         metrics.committed_tokens.set(self._seen.corrected(self._held).total)
 
     def free_tokens(self, gathered: Sequence[Record], num_free: int) -> int:
-        """Return how many tokens a claim may take, by the headers' estimates; 0 means no request.
+        """Return how many tokens a claim may take, by the headers' estimates; 0 forbids a claim.
 
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
@@ -112,9 +113,8 @@ class CacheAccount:
         taken = self._seen.corrected(estimated)
         free = self._budget - taken.total
         each = taken.total / num_held
-        if (
-            free < num_free * each
-        ):  # the worst-case sum exceeds the budget, so project the actual overlap
+        if free < num_free * each:
+            # The sum of all final lengths exceeds the budget, so project the actual overlap.
             newcomer = Course(taken.output / num_held, taken.prompt / num_held)
             free = each * num_fitting(self._courses(estimates), newcomer, self._budget)
         self._is_full, self._num_ended_since_full = free < each, 0

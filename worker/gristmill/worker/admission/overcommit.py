@@ -1,17 +1,21 @@
-"""Adapt how many times the KV cache may be promised: up in small steps, down at once.
+"""Adapt the ratio of promised tokens to the size of the KV cache: raise it slowly, cut it at once.
 
 Requests do not all reach their full length at the same time, so the promises may exceed the cache.
-A preemption shows that they exceeded it too far for a moment: the engine computes the preempted
-request again. A few preemptions cost less than an engine that runs half empty. Many cost more.
+A preemption shows that the requests needed more than the cache for a moment. The engine then
+computes the preempted request again. A few preemptions cost less than an engine that runs half
+empty. Many cost more.
 """
 
 from dataclasses import dataclass, replace
 
 MIN_FACTOR, MAX_FACTOR = 0.5, 4.0
+"""Bounds of the ratio of the budget to the cache."""
+
 CUT, RAISE, LARGE_RAISE = 0.85, 1.1, 1.25
+"""Multipliers of that ratio, one for each kind of change."""
 
 LOW_USAGE = 0.75
-"""Peak used share of the cache up to which the budget grows in large steps."""
+"""Largest peak of the used share of the cache at which the budget grows in large steps."""
 
 FEW, MANY = 0.25, 0.75
 """Preemptions per held request. Up to FEW the budget may grow; above MANY it shrinks."""
@@ -19,12 +23,12 @@ FEW, MANY = 0.25, 0.75
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Observations of an engine since the look before.
+    """Observations of an engine since the previous look.
 
     Attributes:
         num_held: Requests that the engine holds now.
-        num_ended: Requests that have ended since.
-        num_preempted: Preemptions since.
+        num_ended: Requests that have ended since the previous look.
+        num_preempted: Preemptions since the previous look.
         usage: Used share of the engine's cache now, 0 to 1.
         is_full: True if no further request fits into the budget.
     """
@@ -41,15 +45,16 @@ class Overcommit:
     """The ratio of the budget to the cache, and the observations that change it.
 
     Observations last one generation: until as many requests have ended as the engine held. A
-    shorter time proves nothing, because its requests are still short.
+    shorter time proves nothing, because young requests still use little of the cache.
 
     Attributes:
-        factor: Ratio of the budget to the cache; 1 at first, which is safe if the estimates are.
+        factor: Ratio of the budget to the cache. It is 1 at first, which is safe if the estimates
+            are not too low.
         num_held: Most requests that the engine held at a time in this generation.
         num_ended: Requests that ended in this generation.
         num_preempted: Preemptions in this generation.
         peak_usage: Largest used share of the cache in this generation.
-        was_full: True if the budget was used up in this generation.
+        was_full: True if promises used up the budget in this generation.
     """
 
     factor: float = 1.0

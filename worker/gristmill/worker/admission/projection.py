@@ -1,6 +1,7 @@
 """Project how full the KV cache will be: a request grows by a token a step and leaves at its end.
 
-The sum of all final lengths is a safe bound and too large, because requests end at different times.
+`kv_cache.py` calls this module, because the sum of all final lengths would be too large a bound:
+requests end at different times.
 """
 
 from collections.abc import Iterable

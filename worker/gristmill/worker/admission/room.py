@@ -17,13 +17,13 @@ UNBOUNDED = 2**53
 """Token limit of a claim if the size of the cache is unknown: in effect, no limit."""
 
 WAITING_SHARE = 10
-"""One request may wait in the engine for each ten sequences, so that it replaces an ended one at
-once."""
+"""Divisor. One request may wait in the engine for each ten sequences, so that it replaces an ended
+one at once."""
 
 REFILL_SHARE = 20
-"""A claim for a full engine waits until a twentieth of its places is free, not for each request
-that ends. A twentieth is half of the requests that wait in the engine, so the engine never runs out
-of work."""
+"""Divisor. A claim for a full engine waits until a twentieth of its places is free, so not every
+end of a request causes a claim. A twentieth is half of the requests that wait in the engine, so the
+engine never runs out of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Capacity:
         max_in_flight: Most requests in the engine, running or waiting.
         max_num_seqs: Sequences that run at the same time.
         kv_cache_tokens: Tokens that its KV cache holds; 0 for an engine that does not report it,
-            such as a server behind a URL. Then requests count, up to `max_in_flight`.
+            such as a server behind a URL. Then only `max_in_flight` limits the requests.
     """
 
     max_in_flight: int
@@ -75,8 +75,8 @@ class Room(NamedTuple):
 
     Attributes:
         num_requests: Requests; 0 means that the worker must not claim.
-        num_tokens: Tokens of all of them together, by the headers' estimates. The first request
-            always fits.
+        num_tokens: Tokens of the whole claim, by the headers' estimates. The claim's first request
+            may exceed it.
     """
 
     num_requests: int
@@ -109,7 +109,7 @@ def free_places(capacity: Capacity, num_held: int, demand: Demand, num_waiting: 
 
     Args:
         capacity: Capacity of the engine.
-        num_held: Requests that the engine has, or that are claimed for it.
+        num_held: Requests in the engine, or claimed for it.
         demand: Demand of the queue to claim from.
         num_waiting: Requests that wait in the engine by its own count, which may lag a step behind.
     """

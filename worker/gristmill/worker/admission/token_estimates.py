@@ -1,7 +1,7 @@
-"""Estimate a request's tokens before it runs: correct the header's estimate by the ended requests.
+"""Estimate a request's tokens before it runs, from its header and from the requests that ended.
 
-A header has prompt_tokens (bytes divided by four) and max_tokens (a limit, which few answers
-reach).
+The header has prompt_tokens (bytes divided by four) and max_tokens (a limit, which few answers
+reach). The counts of ended requests correct both.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ MIN_WEIGHT = 1 / 64
 """Weight of the newest request in the moving average, once many have ended."""
 
 NUM_BELIEVED = 8
-"""Weight of the header's estimate at first, in requests. The shortest requests of a generation end
-first, so the first ends must not count for more than their number."""
+"""Weight of the header's estimate at first, in requests. The shortest requests end first, so the
+first few must not outweigh the estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Tokens:
         return Tokens(self.prompt - other.prompt, self.output - other.output)
 
     def clipped(self, limit: int) -> "Tokens":
-        """Return at most `limit` of each: no request can use more than the cache holds."""
+        """Return a copy with at most `limit` prompt tokens and at most `limit` output tokens."""
         return Tokens(min(self.prompt, limit), min(self.output, limit))
 
 

@@ -1,4 +1,4 @@
-"""Functions that read and change JSON bodies, for the transports that see only bytes."""
+"""Read and change the JSON bodies of requests and answers; every transport calls this module."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,10 @@ from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response
 
 ABORTED = "abort"
+"""finish_reason of a generation that the engine aborted."""
+
 MAX_QUOTED_BYTES = 500
+"""Most bytes of a body that is not JSON to quote in the error."""
 
 
 def with_priority(body: bytes, priority: int) -> bytes:
@@ -36,8 +39,8 @@ def with_priority(body: bytes, priority: int) -> bytes:
 def response_of(status: int, body: bytes) -> Response:
     """Return the response with the token counts and the finish_reason that its body names.
 
-    A body that is not JSON (a proxy's HTML, NaN, a lone surrogate) would spoil the record that
-    holds it. The function then returns an error that quotes the body.
+    A body that is not JSON (a proxy's HTML, NaN, a lone surrogate) would make the record that holds
+    it invalid. The function then returns an error that quotes the body.
 
     Args:
         status: The HTTP status.
@@ -47,7 +50,7 @@ def response_of(status: int, body: bytes) -> Response:
         fields = orjson.loads(body)
     except ValueError as error:
         quoted = body[:MAX_QUOTED_BYTES].decode(errors="replace")
-        message = f"the server answered {status} with {len(body):,} bytes that are no JSON ({error}): {quoted}"
+        message = f"the server answered {status} with {len(body):,} bytes that are not JSON ({error}): {quoted}"
         is_error = status >= HTTPStatus.BAD_REQUEST
         code = status if is_error else HTTPStatus.INTERNAL_SERVER_ERROR
         return error_response(code, message, "BadGatewayError")

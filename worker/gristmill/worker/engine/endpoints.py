@@ -1,7 +1,7 @@
-"""The paths to which a worker may post requests.
+"""List the paths to which a worker may post requests.
 
-This is an allow-list, because vLLM's application also has routes for administration. They pause the
-engine, change its weights or abort requests. A request body from a queue must never reach those.
+This is an allow-list, because vLLM's application also has routes for administration, which pause
+the engine, change its weights or abort requests. A request from a queue must never reach those.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The choice of a worker's engine; the worker's process and bench each call it once."""
+"""Choose the engine of a worker; the worker's process and bench each call this once."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def engine_from(settings: WorkerSettings, argv: Sequence[str]) -> Engine:
     if settings.vllm_url and argv:
         raise SettingsError(
             f"VLLM_URL is set, so the model runs there, but arguments for an engine in this "
-            f"process are given too ({' '.join(without_secrets(argv))}); take one of them away"
+            f"process are given too ({' '.join(without_secrets(argv))}); remove one of them"
         )
     if settings.vllm_url:
         key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None

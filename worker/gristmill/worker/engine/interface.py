@@ -1,8 +1,10 @@
-"""The interface between a worker and its engine, the same for every transport.
+"""Define the interface between a worker and its engine, the same for every transport.
 
-The loop calls `post` for each request. The watchdog calls `check`. The supervisor calls `start`,
-`evidence` and `close`. A `Response` holds the request's own outcome, errors included. `post` raises
-only failures that are not the request's own, such as `EngineUnavailable` or `EngineDied`.
+The runner calls `post` for each request, and admission calls `stats` before each claim. The
+supervisor calls `start` and `check`. The loop calls `evidence` after a death, and the worker's
+process calls `close` at its end. A `Response` holds the request's own outcome, errors included.
+`post` raises only failures that are not the request's own, such as `EngineUnavailable` or
+`EngineDied`.
 """
 
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ Transport = Literal["in_process", "remote", "stub"]
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits that end a request which would otherwise run on.
+    """Limits of one request: of its time, its repetition and its answer's size.
 
     Attributes:
         max_request_s: Seconds from the request's arrival at the engine to its answer.
@@ -155,7 +157,8 @@ class Engine(Protocol):
         """Check that the engine still works, not only that its process exists.
 
         Args:
-            timeout_s: Seconds to wait for the answer; above the longest step (30 to 60 s on a GPU).
+            timeout_s: Seconds to wait for the answer, and for a token if the engine holds requests.
+                It must exceed the engine's longest step (30 to 60 s on a GPU).
 
         Raises:
             EngineDied: The engine is dead, did not answer in time, or holds requests and yields no
@@ -165,11 +168,11 @@ class Engine(Protocol):
     def evidence(self) -> Mapping[str, Any]:
         """Return the evidence of a death as a JSON object without prompts and secrets.
 
-        Call it after the death and before `close` or the next `start`.
+        After a death, call it before `close` or the next `start`, which discard the evidence.
         """
 
     def stats(self) -> EngineStats:
         """Return the counters; zeros if the transport has none."""
 
     async def close(self) -> None:
-        """Shut down the engine and its processes; in-flight posts end. Safe to call twice."""
+        """Shut down the engine and its processes, and end the posts in flight; safe to call twice."""

@@ -1,9 +1,9 @@
-"""Error bodies in OpenAI's format, for requests and answers that the worker refuses.
+"""Write error bodies in OpenAI's format, for requests and answers that the worker refuses.
 
-All transports refuse the same requests before the engine sees them, and always with an error:
+All transports refuse the same requests before the engine sees them:
 
-- A stream has no reader, because the worker writes a result once and as a whole.
-- An endpoint that the engine does not serve would answer with a bare 404.
+- a request for a stream, because the worker writes a result once and as a whole;
+- a request to an endpoint that the engine does not serve, because vLLM's 404 names no endpoints.
 """
 
 import json
@@ -20,13 +20,13 @@ _BOOL = TypeAdapter(bool)
 ROOM_LEVELS = 10
 """Levels of nesting to keep free around an answer.
 
-A record and a batch's row of it need them; a few are spare.
+The record, and the row of a batch, nest the answer in a few levels; the rest are spare.
 """
 
 MANY_LEVELS = 200
-"""Opening brackets from which a body's depth is checked.
+"""Opening brackets in a body from which `_is_too_deep` measures its depth.
 
-orjson reads 1,024 levels but writes only 254, and fewer brackets cannot be nested that deep.
+orjson reads 1,024 levels but writes only 254. A body with fewer brackets cannot be that deep.
 """
 
 
@@ -50,7 +50,7 @@ def refusal(endpoint: str, body: bytes, endpoints: Sequence[str]) -> Response | 
 
     Args:
         endpoint: The path that the request names.
-        body: The JSON body. The engine's own error handler answers one that cannot be read.
+        body: The JSON body. The engine's own error handler answers an unreadable one.
         endpoints: The paths that the engine serves.
     """
     if endpoint not in endpoints:
@@ -86,7 +86,7 @@ def bounded(response: Response, max_bytes: int) -> Response:
     if len(response.body) > max_bytes:
         return too_large(f"{len(response.body):,}", max_bytes)
     if _is_too_deep(response.body):
-        message = "the answer is nested deeper than the 240 levels or so that a result can have"
+        message = "the answer has more levels of nesting than a result can hold (about 240)"
         return error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooDeepError")
     return response
 
@@ -106,9 +106,9 @@ def too_large(num_bytes: str, max_bytes: int) -> Response:
 
 
 def _is_too_deep(body: bytes) -> bool:
-    """Return whether the record of this answer could not be written.
+    """Return whether the record of this answer is nested too deeply to be written.
 
-    The count of brackets comes first, because it is cheap.
+    The function counts the brackets first, because that is cheap.
     """
     if body.count(b"[") + body.count(b"{") < MANY_LEVELS:
         return False
@@ -130,7 +130,7 @@ def _not_served(endpoint: str, endpoints: Sequence[str]) -> Response:
 def _asks_for_stream(body: bytes) -> bool:
     """Return whether vLLM would read `stream` as true.
 
-    The search for the bytes comes first, because it is cheap: 20 us for 1 MB.
+    The function searches for the bytes first, because that is cheap: 20 us for 1 MB.
     """
     if b'"stream"' not in body:
         return False

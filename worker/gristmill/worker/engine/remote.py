@@ -1,10 +1,11 @@
-"""The engine behind a URL: a vLLM server, or any server with its OpenAI-compatible API.
+"""Call an engine behind a URL: a vLLM server, or any server with its OpenAI-compatible API.
 
 The module sends and returns bodies as bytes. It raises one of three errors for a server's failure:
 
 - `EngineUnavailable`: the server does not answer or is overloaded; try again.
 - `EngineDied`: the server went away while it held a request, which may be the cause.
-- `EngineHungUp`: the server lives, but broke off this request alone; try again, and count it.
+- `EngineHungUp`: the server lives, but broke off this request alone; try again, and count the
+  attempt.
 """
 
 import asyncio
@@ -40,9 +41,17 @@ from gristmill.worker.engine.refusals import (
 log = structlog.get_logger(__name__)
 
 CONNECT_S = 10.0
+"""Most seconds to open a connection."""
+
 PROBE_S = 10.0
+"""Most seconds to wait for /health and other short answers."""
+
 POLL_S = 0.5
+"""Seconds between two looks at a server that is not healthy yet."""
+
 NOTICE_S = 10.0
+"""Seconds between two log lines about such a server."""
+
 TOGETHER_S = 1.0
 """Seconds within which broken connections count as having one cause."""
 
@@ -76,7 +85,7 @@ class RemoteEngine:
         """Keep the address; send nothing before `start`.
 
         Args:
-            url: Base URL, without `/v1`.
+            url: Base URL, with or without `/v1`.
             api_key: API key, sent as a bearer token.
             limits: Limits of a request and its answer. `max_repeated_tokens` has no effect, because
                 the server's tokens cannot be seen from here.
@@ -104,7 +113,7 @@ class RemoteEngine:
     async def start(self) -> EngineInfo:
         """Wait until the server is healthy, then ask what it serves; see `Engine.start`.
 
-        It posts no request, because the server has warmed itself up.
+        It posts no request, because a healthy server has warmed itself up.
         """
         await self.close()
         self._session = self._connected()
@@ -146,10 +155,7 @@ class RemoteEngine:
             raise EngineDied(f"{self._url}/health answered {status}")
 
     def evidence(self) -> Mapping[str, Any]:
-        """Return the address, without user and password.
-
-        The server's own log has the rest.
-        """
+        """Return the address without user and password; the server's own log has the rest."""
         return {"vllm_url": self._url}
 
     def stats(self) -> EngineStats:

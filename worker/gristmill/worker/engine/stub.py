@@ -1,4 +1,4 @@
-"""An engine without a model, for scheduling tests, load simulation and fault tests.
+"""Simulate an engine without a model, for scheduling tests, load simulation and fault tests.
 
 It answers chat and completions by repeating the words of the prompt up to `max_tokens`. So a test
 knows each answer beforehand and can tell which request it belongs to.
@@ -30,7 +30,7 @@ class StubEngine:
         """Make the engine.
 
         Args:
-            token_delay_s: Seconds of a step; 0 answers at once, so that no request waits.
+            token_delay_s: Seconds of a step; 0 answers each request at once.
             max_num_seqs: Requests that run at the same time.
             kv_cache_tokens: Prompt and output tokens that the running requests may hold; 0 for any
                 number.

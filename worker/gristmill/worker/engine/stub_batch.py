@@ -1,10 +1,10 @@
-"""The running batch of the stub engine, with seats, a KV cache and preemptions.
+"""Simulate the running batch of the stub engine, with seats, a KV cache and preemptions.
 
 A step is a call, so this module knows no time. It schedules as vLLM does:
 
 - Sequences get seats in the order of arrival, each when its prompt fits into the KV cache.
-- If the cache is full, the newest running sequence is preempted. It goes to the front of the
-  waiting ones, and its tokens are computed again.
+- If the cache is full, the batch preempts the newest running sequence. That sequence goes to the
+  front of the waiting ones, and its tokens take room in the cache again once it gets a seat.
 """
 
 from collections import deque
@@ -81,7 +81,7 @@ class StubBatch:
             self._waiting.remove(sequence)
 
     def step(self) -> list[Sequence]:
-        """Give each running sequence one token, and free seats to waiting sequences.
+        """Give each running sequence one token, then give the free seats to waiting sequences.
 
         Returns:
             The sequences that ended.

@@ -117,6 +117,7 @@ class Execution:
         if self._tracker.closing:
             return
         if await self._store.records.is_cancelled(self._leased.id):
+            await self._leased.reload()  # the next commit keeps `cancelling_at`
             await self._close("cancelled")
         elif time.time() >= self._leased.record.expires_at:
             await self._close("expired")

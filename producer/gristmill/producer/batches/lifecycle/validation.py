@@ -13,6 +13,8 @@ from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, Ro
 from gristmill.producer.batches.objects import BatchError, BatchErrors
 from gristmill.producer.batches.parts import parts_folder
 from gristmill.producer.batches.rows import BadLine, bad_line_row, lines_of
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.file_format import check_stream
 from gristmill.shared.fleet import read_fleet
 
 MAX_ERRORS = 100
@@ -45,13 +47,26 @@ class Validation:
         Args:
             input_path: Path of the input in the storage.
         """
+        if failure := await self._leased.run_blocking(partial(self._foreign_format, input_path)):
+            await end_without_rows(self._leased, failure)
+            return
         validator = await self._validator()
         if not await self._read(validator, input_path):
+            await self._leased.reload()  # the record then has `cancelling_at`
             await end_without_rows(self._leased)
         elif failure := self._failure(validator):
             await end_without_rows(self._leased, failure)
         else:
             await self._begin_execution(validator)
+
+    def _foreign_format(self, input_path: str) -> BatchErrors | None:
+        """Return the error of a file that is not JSONL at all, or None."""
+        try:
+            with self._store.storage.open(input_path) as stream:
+                check_stream(stream, "the file")
+        except InvalidRequest as error:
+            return BatchErrors(data=(BatchError(code=error.code, message=error.reason, line=1),))
+        return None
 
     async def _validator(self) -> LineValidator:
         settings = self._store.settings
@@ -92,8 +107,8 @@ class Validation:
             return BatchErrors(data=(BatchError(code="empty_file", message=message),))
         if validator.num_lines > max_requests:
             message = (
-                f"the file has more than {max_requests:,} lines, the limit of one batch"
-                " (GRISTMILL_MAX_BATCH_REQUESTS); split it"
+                f"the file has more than {max_requests:,} lines, the limit of one batch; split it, or"
+                " ask the operator to raise GRISTMILL_MAX_BATCH_REQUESTS"
             )
             too_many = BatchError(code="too_many_requests", message=message, line=max_requests + 1)
             return BatchErrors(data=(too_many, *self._errors))

@@ -13,6 +13,7 @@ from gristmill.producer.batches.rows import (
     duplicate_line,
     lines_of,
 )
+from gristmill.shared.file_format import check_stream
 from gristmill.shared.request import Request
 
 MAX_SHOWN = 10
@@ -58,7 +59,13 @@ class InputFile:
         self._duplicates: Mapping[int, int] = {}
 
     def check(self) -> InputReport:
-        """Read the whole file and report its bad lines. Memory: a digest of each custom_id."""
+        """Read the whole file and report its bad lines. Memory: a digest of each custom_id.
+
+        Raises:
+            InvalidRequest: The file has another format than JSONL.
+        """
+        with self._path.open("rb") as stream:
+            check_stream(stream, "the input")
         report = InputReport()
         custom_ids = CustomIds()
         for line in self._lines():

@@ -7,8 +7,12 @@ local HEADER = "^1|(%d+)|(%d+)" .. TEXT .. TEXT .. TEXT .. TEXT .. "|(%d+)|(%d+)
 
 -- Bound what a request costs its tenant. Below 1, a tenant of free requests would always be next.
 -- Above 2^24, one request would lift virtual time to where a double no longer sees the costs of others.
+local MAX_COST = 2 ^ 24
 local function bounded_cost(tokens)
-  return math.min(math.max(1, tokens), 2 ^ 24)
+  if tokens < 1 then
+    return 1
+  end
+  return tokens < MAX_COST and tokens or MAX_COST
 end
 
 -- Return a header with which an unreadable record can still be ended, so that no script stops half-way.
@@ -25,8 +29,9 @@ local function header_of(record)
   if not IS_PRIORITY[priority] then
     return unreadable_header()
   end
+  prompt_tokens, max_tokens = tonumber(prompt_tokens), tonumber(max_tokens)
   return { is_readable = true, enqueued_ms = enqueued_ms, deadline_ms = tonumber(deadline_ms), tenant = tenant,
-    priority = priority, digest = digest, batch = batch, prompt_tokens = tonumber(prompt_tokens),
-    max_tokens = tonumber(max_tokens), cost = bounded_cost(prompt_tokens + max_tokens),
+    priority = priority, digest = digest, batch = batch, prompt_tokens = prompt_tokens,
+    max_tokens = max_tokens, cost = bounded_cost(prompt_tokens + max_tokens),
     max_attempts = tonumber(max_attempts), reply = reply, endpoint = endpoint, metadata = metadata, record = record }
 end

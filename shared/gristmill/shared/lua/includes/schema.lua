@@ -54,6 +54,10 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function integer(number) -- Lua prints large floats as 1e+15; Redis prints all digits of an argument
-  return string.format("%.0f", number)
+-- Return all digits of a number; Lua itself prints large ones as 1e+15. Most are asked for again (the time, 0, 1),
+-- and one costs as much to print as a command to call.
+local digits = {}
+local function integer(number)
+  digits[number] = digits[number] or string.format("%.0f", number)
+  return digits[number]
 end

@@ -1,5 +1,5 @@
-"""The engine in this process: the only modules that use vLLM and torch.
+"""Run vLLM in this process. Only these modules use vLLM and torch.
 
-Importing them loads neither vLLM nor torch. The exceptions are `statistics`, which loads vLLM and
-which other modules import late, and `cpu_worker`, which vLLM itself imports.
+Importing them loads neither, with two exceptions: `statistics`, which other modules import late,
+and `cpu_worker`, which only vLLM imports.
 """

@@ -1,4 +1,4 @@
-"""AMX, the matrix unit of newer Intel processors, and the permission to use it.
+"""Ask for permission to use AMX, the matrix unit of newer Intel processors.
 
 Linux lets a process use AMX only after the process has asked for permission (kernel documentation,
 x86/xstate). SIGILL kills a process that does not ask, at its first AMX instruction. vLLM's CPU

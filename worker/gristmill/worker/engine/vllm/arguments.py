@@ -1,6 +1,6 @@
-"""Functions that turn the arguments of `vllm serve` into the configuration of AsyncLLM.
+"""Turn the arguments of `vllm serve` into the configuration of AsyncLLM.
 
-vLLM's own parser reads the argv after `--`, so nothing is translated. This module adds clear
+vLLM's own parser reads the words after `--`, so this module translates no flag. It adds clear
 errors, because argparse would end the worker with an unexplained code. It also adds defaults for a
 CPU.
 """
@@ -18,7 +18,7 @@ from gristmill.worker.engine.vllm import compat
 from gristmill.worker.engine.vllm.devices import Devices, available_memory_bytes, compute_threads
 
 MAX_CPU_KV_CACHE_BYTES = 4 * 2**30
-"""Default bytes of KV cache on a CPU, unless a quarter of the free memory is less.
+"""Largest default size of the KV cache on a CPU; a quarter of the free memory if that is less.
 
 vLLM's own default on a CPU is a share of NUMA node 0, whose size says little about the machine.
 """
@@ -27,6 +27,7 @@ CPU_WORKER = "gristmill.worker.engine.vllm.cpu_worker.AmxWorker"
 """Name by which vLLM imports the CPU worker class, unless `--worker-cls` names another."""
 
 HIDDEN = "***"
+"""Text that replaces a secret in logs and errors."""
 
 _SECRET_FLAGS = ("--api-key", "--hf-token")
 _LIKE_A_SECRET = re.compile("api-?key|hf-?token|secret|password")
@@ -43,8 +44,9 @@ _ENVIRONMENT = {
 def prepare_environment() -> None:
     """Set the environment variables of vLLM that the operator has not set.
 
-    Call it before importing vllm. They stop usage statistics and send vLLM's log to stderr, because
-    the worker writes its own log to stdout, one JSON object a line.
+    The variables stop usage statistics and redirects of media URLs. They send vLLM's log to stderr,
+    because the worker writes its own log to stdout, one JSON object a line. Call this before
+    importing vllm.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -67,7 +69,7 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
 def _names_a_secret(flag: str) -> bool:
     """Return whether a flag takes a secret.
 
-    Abbreviations count, because argparse accepts them; so do similar names, because people mistype.
+    Abbreviations count, because argparse accepts them. Similar names count, because people mistype.
     """
     is_short_form = len(flag) > len("--") and any(full.startswith(flag) for full in _SECRET_FLAGS)
     return is_short_form or bool(_LIKE_A_SECRET.search(flag))
@@ -148,7 +150,7 @@ def engine_config(args: Namespace) -> tuple[Any, Any]:
     H100. Most other contexts get 128 and 2,048.
 
     Raises:
-        SettingsError: vLLM refuses the combination, or does not find or know the model.
+        SettingsError: vLLM refuses the arguments, does not find the model or does not support it.
     """
     from vllm.usage.usage_lib import UsageContext
 

@@ -1,10 +1,10 @@
-"""vLLM's whole HTTP application, called without a socket: every route, every error body.
+"""Call vLLM's whole HTTP application without a socket.
 
-It answers every request that the hot path (`serving.py`) does not take, with 2.6 ms of Python each.
-This module solves three problems of such calls:
+The application answers every request that the hot path (`serving.py`) does not take. Each costs
+2.6 ms of Python. This module solves three problems of such calls:
 
-- A cancelled ASGI call leaks its request, so the client "disconnects" instead.
-- The error handler of a dead engine stops a server, so `app.state.server` is a stand-in for one.
+- A cancelled ASGI call leaks its request, so `Application.post` sends a disconnect message instead.
+- vLLM's handler for a dead engine stops `app.state.server`, so a stand-in takes the server's place.
 - After an unforeseen error Starlette sends its 500 and also raises, so that a server can log the
   error. `Application.post` logs it instead.
 """
@@ -27,7 +27,7 @@ Message = MutableMapping[str, Any]
 
 
 class Application:
-    """vLLM's FastAPI application and the few calls made to it."""
+    """Posts requests to vLLM's FastAPI application."""
 
     def __init__(self, app: Any, api_keys: Sequence[str] = ()) -> None:
         """Keep the application.

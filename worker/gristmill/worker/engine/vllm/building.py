@@ -1,7 +1,7 @@
-"""Functions that build AsyncLLM; a thread calls them, because they block.
+"""Build AsyncLLM, in a thread because a build blocks.
 
-A build takes half a minute on a CPU and minutes on a GPU. Only `in_process` calls this module.
-`in_process` does the rest of a start itself: vLLM's application, which needs the event loop.
+A build takes half a minute on a CPU and minutes on a GPU. Only `in_process` calls this module. It
+makes vLLM's application itself, because that needs the event loop.
 """
 
 import gc
@@ -151,8 +151,8 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
 def _kv_cache_tokens(cache_config: Any, num_engines: int) -> int:
     """Return the tokens that the KV caches of all engines hold.
 
-    vLLM's own count comes first. In a model with several kinds of attention these share blocks, so
-    blocks times block size would be wrong.
+    Use vLLM's own count if it has one. In a model with several kinds of attention, the kinds share
+    blocks, so blocks times block size would be wrong.
     """
     of_one: int | None = getattr(cache_config, "kv_cache_size_tokens", None)
     if of_one:

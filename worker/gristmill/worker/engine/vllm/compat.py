@@ -1,8 +1,8 @@
-"""The only module for code that differs between versions of vLLM (0.24 to 0.33).
+"""Hide the differences between versions of vLLM (0.24 to 0.33); only this module knows them.
 
-It also holds the calls of PyTorch's private functions. The in-process transport calls this module,
-and importing it loads no vLLM. A function tries the new import path first, because newer versions
-keep some of the old paths with a warning.
+It also calls PyTorch's private functions. The in-process transport calls this module, and importing
+it does not load vLLM. A function tries the new import path first, because newer versions keep some
+old paths and warn about them.
 """
 
 import re
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from gristmill.shared.errors import SettingsError
 
 DEFAULT_SHUTDOWN_TIMEOUT_S = 60
+"""Seconds that an engine which gets a signal may take to finish its requests."""
 
 
 def openai_layer() -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -57,7 +58,7 @@ def request_types() -> dict[str, Any]:
 
 
 def handlers(state: Any) -> dict[str, Callable[..., Any]]:
-    """Return the serving objects that `init_app_state` left in `state`, by endpoint.
+    """Return the function that answers each endpoint, from the serving objects in `state`.
 
     Args:
         state: The application's state; it has None for an endpoint that the model cannot serve.

@@ -1,8 +1,8 @@
-"""EngineCore, the child process in which vLLM computes, isolated from the worker's signals.
+"""Isolate EngineCore, the child process in which vLLM computes, from the worker's signals.
 
-A Ctrl-C sends SIGINT to the whole process group; `kill -- -group` or a supervisor sends SIGTERM to
-it. EngineCore would then end and return partial outputs as normal answers. The worker's drain would
-find no requests. This module therefore changes four things in EngineCore:
+A Ctrl-C sends SIGINT to the whole process group. `kill -- -group` or a process supervisor sends
+SIGTERM to it. EngineCore would then end and return partial outputs as normal answers, so the
+worker's drain would find no requests. This module therefore changes four things in EngineCore:
 
 - It runs in a separate session.
 - It watches its parent and ends with it, so that a killed worker leaves no model in memory.
@@ -33,6 +33,8 @@ import psutil
 from gristmill.worker.engine.vllm.exits import describe_exit
 
 LOG_TAIL_LINES = 40
+"""Lines at the end of the engine's log that a dead letter keeps as evidence."""
+
 _LOG_BYTES = 64 * 2**10
 _MAX_REASON_CHARS = 2000
 
@@ -69,7 +71,7 @@ class CoreReports:
     def kill(self) -> None:
         """Kill the reported processes at once.
 
-        They may be dead or hung, or their start may have lost its caller.
+        Some may be dead already, and some may hang. Others belong to a start that was cancelled.
         """
         self._read()
         while self._processes:
@@ -156,11 +158,11 @@ def _watch_log(log: str, reports: Connection) -> None:
 
 
 def _dead_worker(record: logging.LogRecord) -> str | None:
-    """Return how a worker process ended, or None if the record reports no such end.
+    """Return how a worker process of vLLM ended, or None if the log record reports no such end.
 
     Only vLLM's log has the exit code (`monitor_workers` in v1/executor/multiproc_executor.py). The
-    error that follows says only that the engine stopped. vLLM may look before the kernel knows the
-    code, and then logs None.
+    error that follows says only that the engine stopped. If the kernel does not know the code yet,
+    vLLM logs None.
     """
     match record.args:
         case (str(name), int() | None as exit_code) if "died unexpectedly" in str(record.msg):
@@ -177,7 +179,7 @@ def _target() -> Callable[..., None]:
 
 
 def _die_with_parent() -> None:
-    """Kill this process when the worker ends; vLLM's own workers notice this and end too."""
+    """Kill this process when the worker ends; vLLM's own workers then end by themselves."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

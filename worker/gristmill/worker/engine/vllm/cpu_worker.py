@@ -1,4 +1,4 @@
-"""vLLM's worker on a CPU, which asks for AMX before it computes.
+"""Extend vLLM's worker on a CPU: ask for AMX before it computes.
 
 vLLM imports this class by name (`--worker-cls`) in each process that computes. These include the
 spawned children of tensor parallelism. `arguments.py` names it unless the operator names another.

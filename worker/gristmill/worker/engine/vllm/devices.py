@@ -1,8 +1,8 @@
-"""The devices of this machine, found without initialising CUDA in this process.
+"""Find the devices of this machine without initialising CUDA in this process.
 
-vLLM's platform asks NVML. torch.cuda would cost a context of several hundred MB in this process and
-make vLLM spawn instead of fork. `import vllm` comes first, because it makes torch's device count
-fork-safe (vllm/env_override.py).
+vLLM's platform asks NVML. A call of torch.cuda would take several hundred MB for a context in this
+process. vLLM would then spawn its processes instead of forking them. `import vllm` comes first,
+because it makes torch's device count fork-safe (vllm/env_override.py).
 """
 
 import contextlib
@@ -79,9 +79,9 @@ def available_memory_bytes() -> int:
 def compute_threads() -> int:
     """Return the number of threads for the model on a CPU: all cores but one.
 
-    OpenMP's threads spin. If Redis, the event loop and the model share the last core, each step
-    waits for it: two threads on two busy cores made a round up to eight times slower. A container's
-    CPU quota counts as its number of cores.
+    OpenMP's threads spin while they wait for each other. If the event loop or Redis takes a core
+    from one thread, all others wait for that thread in each step. Two threads on two busy cores
+    were up to eight times slower. A container's CPU quota counts as its number of cores.
     """
     num_cores: float = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"

@@ -1,4 +1,4 @@
-"""Texts for the end of an engine process: what happened, the likely cause and the remedy.
+"""Describe the end of an engine process: what happened, the likely cause and the remedy.
 
 An operator who reads a dead letter at night cannot interpret an exit code such as -4.
 """
@@ -16,8 +16,8 @@ _BY_SIGNAL = {
         "library; try --enforce-eager or another version of vLLM"
     ),
     signal.SIGBUS: (
-        "Memory could not be provided, most often because /dev/shm is full or a file of the model "
-        "was cut short; give the pod a larger /dev/shm and check the model's folder"
+        "It used memory that the kernel could not provide, most often because /dev/shm is full or a "
+        "model file is incomplete; give the pod a larger /dev/shm and check the model's folder"
     ),
     signal.SIGKILL: (
         "Most often the kernel sends it because a memory limit was reached; raise the limit, or "
@@ -28,12 +28,12 @@ _BY_SIGNAL = {
         "failed"
     ),
     signal.SIGFPE: "Native code divided by zero; try another version of vLLM",
-    signal.SIGTERM: "Somebody told the engine's process itself to stop",
+    signal.SIGTERM: "A person or a program sent the signal to the engine's process itself",
 }
 
 
 def describe_exits(exit_codes: Mapping[str, int]) -> str:
-    """Return how the processes ended, one clause each; an empty text without processes.
+    """Return how the processes ended, separated by semicolons; empty without processes.
 
     Args:
         exit_codes: Process name to exit code. A negative code is the number of the signal that

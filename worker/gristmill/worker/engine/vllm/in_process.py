@@ -1,8 +1,8 @@
-"""The engine in this process: AsyncLLM behind vLLM's own OpenAI layer, without socket or server.
+"""Run the engine in this process: AsyncLLM behind vLLM's own OpenAI layer, without socket or server.
 
 The serving objects (`serving.py`) answer the requests that they can take. The ASGI application
 (`asgi.py`) answers all others. Both answer as `vllm serve` would. One thread builds and shuts down
-in order, so a close during a start waits for the start and then undoes it.
+in order. A close during a build makes the build fail, waits for its end and then cleans up.
 """
 
 import asyncio
@@ -36,9 +36,13 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S = 0.1
+"""Seconds between two looks at a shutdown that waits for a build."""
+
 DEATH_LOOK_S = 1.0
+"""Seconds between two looks for a death while a check waits for the engine."""
+
 CUT_S = 10.0
-"""Seconds past a request's time limit in which the runaway guard may cut it and get its text."""
+"""Seconds after a request's time limit that the runaway guard has to cut it and get its text."""
 
 ABORT_CHECK_S = 5.0
 """Seconds in which the engine must show that it lives, after it aborted an answer unasked."""
@@ -126,8 +130,8 @@ class InProcessEngine:
     async def _sign_of_life(engine: Any) -> None:
         """Wait for the busy loop's answer.
 
-        The call never returns if the engine dies during it. So look for that every `DEATH_LOOK_S`,
-        and raise the engine's error.
+        The call never returns if the engine dies during it. So the method looks for a death every
+        `DEATH_LOOK_S` seconds, and raises the engine's error.
         """
         asking = asyncio.ensure_future(engine.is_paused())
         try:
@@ -156,7 +160,7 @@ class InProcessEngine:
         return summed(self._core.counters)
 
     async def close(self) -> None:
-        """Shut down in the thread, after a build that may still run there; safe to call twice."""
+        """Shut down in the thread, and end a build that still runs there; safe to call twice."""
         if self._running:
             await end(self._running.guarding)
         self._running = None

@@ -1,7 +1,7 @@
-"""The runaway guard, which ends requests that run too long or only repeat themselves.
+"""End requests that run too long or only repeat themselves: the runaway guard.
 
 Such a request ends with the text that it has so far. The guard checks all running requests once a
-second, which costs the engine nothing. vLLM's own repetition detection compares at every token, in
+second, in the worker's process. vLLM's own repetition detection would compare at every token, in
 the engine's loop.
 """
 
@@ -19,9 +19,10 @@ from gristmill.worker.engine.vllm.trace import Generation
 log = structlog.get_logger(__name__)
 
 CHECK_S = 1.0
+"""Seconds between two checks of the running requests."""
 
 MIN_REPEATS = 8
-"""Times that a pattern must repeat in the span; its length is at most an eighth of the span."""
+"""Least times that a pattern repeats in the span, so a pattern is at most an eighth of it."""
 
 
 async def guard(engine: Any, generations: Iterable[Generation], limits: RunLimits) -> None:
@@ -42,7 +43,7 @@ async def guard(engine: Any, generations: Iterable[Generation], limits: RunLimit
                 log.warning("request.cut", engine_id=generation.request_id, limit=generation.cut)
                 try:
                     await engine.abort(generation.request_id)
-                except Exception:  # the watchdog finds out if the engine is at fault
+                except Exception:  # the supervisor's check finds out if the engine is dead
                     log.exception("request.cut_failed", engine_id=generation.request_id)
 
 

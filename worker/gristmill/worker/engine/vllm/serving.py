@@ -1,11 +1,11 @@
-"""The hot path: direct calls of vLLM's serving objects, with 0.5 ms of Python for a request.
+"""Call vLLM's serving objects directly: the hot path, with 0.5 ms of Python for a request.
 
 It takes only chat, completions and embeddings, and only bodies that vLLM's own request classes
 accept. All other requests go through the ASGI application (`asgi.py`). The application's error
 handlers then write the same body as `vllm serve`.
 
-This module never builds SamplingParams: a float in the place of an int would hang the engine. The
-request classes convert or refuse such a value.
+This module never builds SamplingParams itself, because a float in the place of an int would hang
+the engine. vLLM's request classes convert or refuse such a value.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class ServingObjects:
         """
         try:
             return self._parsers[endpoint](json.loads(body))
-        except Exception:  # noqa: BLE001  (the application repeats and words any refusal)
+        except Exception:  # noqa: BLE001  (the application parses it again and words the error)
             return None
 
     async def _answered(self, endpoint: str, request: Any) -> Any:

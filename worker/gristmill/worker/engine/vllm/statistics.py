@@ -1,7 +1,7 @@
-"""Counters of the engine, which vLLM reports once a step on the event loop.
+"""Count the engine's steps and tokens, which vLLM reports once a step on the event loop.
 
-Other modules import this one only after vLLM, because it needs vLLM's base class. The base class
-has the methods that newer versions add to a stat logger.
+Other modules import this one late, because it imports vLLM for a base class. That class has the
+methods that newer versions add to a stat logger.
 """
 
 from collections.abc import Callable

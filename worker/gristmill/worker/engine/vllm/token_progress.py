@@ -1,6 +1,6 @@
-"""The policy that decides from the engine's counters whether it still yields tokens.
+"""Decide from the engine's counters whether it still yields tokens.
 
-It gets the time as an argument.
+`in_process.py` calls this module in each check; tests pass the time as an argument.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Facts about a request that only the engine's outputs hold: first token, cache hits, an abort.
+"""Collect facts that only the engine's outputs hold: first token, cache hits, an abort.
 
 vLLM's OpenAI layer does not return them. So `watch` wraps `generate`, and the wrapper notes them in
 its caller's trace. A context variable carries the trace; tasks that the layer starts inherit it.
@@ -19,7 +19,7 @@ _CUT_REASONS = {
     "max_request_s": ("length", "max_request_s"),
     "max_repeated_tokens": ("repetition", "repetition_detected"),
 }
-"""finish_reason and stop_reason of a cut choice, by limit; vLLM's own words if it has any."""
+"""finish_reason and stop_reason of a cut choice, by limit; vLLM's own words where they exist."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Generation:
     started_at: float = field(default_factory=time.monotonic)
 
     def explain(self, output: Any) -> None:
-        """Replace `abort` in the output of a cut request by the reasons for the limit."""
+        """Replace `abort` in the output of a cut request by the limit's own reasons."""
         for each in output.outputs:
             if self.cut and each.finish_reason == ABORTED:
                 each.finish_reason, each.stop_reason = _CUT_REASONS[self.cut]

@@ -1,0 +1,63 @@
+"""Say what holds up the requests of a queue, and when that is over; for commands that wait."""
+
+from collections.abc import Mapping
+
+from gristmill.producer.commands.session import absence
+from gristmill.shared.cli import say
+from gristmill.shared.operations import Stats
+
+LOOK_S = 1.0
+"""Longest time between two looks at the workers."""
+
+
+class HoldUps:
+    """Watches the workers and the suspects of one queue. It says each state once.
+
+    Args:
+        queue: Name of the queue.
+
+    Attributes:
+        is_served: True while the lease of some worker runs.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._longest_ms: dict[str, int] = {}
+        self._problem: str | None = None
+        self._has_suspects = False
+        self.is_served = True
+
+    def tell(self, stats: Stats) -> None:
+        """Say what has changed since the last call."""
+        self.is_served = any(left_ms > 0 for left_ms in stats.workers.values())
+        self._tell_problem(absence(self._queue, stats.workers) or self._silence(stats.workers))
+        num_suspects = stats.depth_by_lane["suspect"]
+        if num_suspects and not self._has_suspects:
+            say(
+                f"an engine or a worker died; {num_suspects:,} requests that it ran are tried again first, a few at a"
+                " time, to find out which of them kills it"
+            )
+        self._has_suspects = num_suspects > 0
+
+    def _tell_problem(self, problem: str | None) -> None:
+        if problem and problem != self._problem:
+            say(problem)
+        elif self._problem and not problem:
+            say(f"a worker of queue {self._queue} is alive; requests run")
+        self._problem = problem
+
+    def _silence(self, workers: Mapping[str, int]) -> str | None:
+        """Return what to say if no worker has renewed its lease for half of it, or None.
+
+        A worker renews its lease at least three times while it lasts. The longest remaining time that was seen
+        stands for the whole lease.
+        """
+        for worker, left_ms in workers.items():
+            self._longest_ms[worker] = max(left_ms, self._longest_ms.get(worker, 0))
+        if any(2 * left_ms > self._longest_ms[worker] for worker, left_ms in workers.items()):
+            return None
+        half_s = max(self._longest_ms[worker] for worker in workers) / 2000
+        return (
+            f"no worker of queue {self._queue} has renewed its lease for {half_s:.0f} s; if it is dead, its requests"
+            " go to other workers when the lease ends"
+        )

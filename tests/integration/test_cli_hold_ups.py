@@ -1,0 +1,86 @@
+"""What waiting commands say of workers and suspects."""
+
+import asyncio
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from command_line import CommandLine, SettlingWorker
+from queues import claimed_by, die, end_lease, open_worker
+
+from gristmill.producer.commands.hold_ups import HoldUps
+from gristmill.shared.queue import Queue
+
+ALIVE = "is alive; requests run"
+
+
+async def told(hold_ups: HoldUps, queue: Queue, capsys: pytest.CaptureFixture[str]) -> str:
+    hold_ups.tell(await queue.stats())
+    return capsys.readouterr().err
+
+
+async def test_a_worker_that_dies_and_one_that_comes_are_told_once(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold_ups = HoldUps(queue.keys.queue)
+    assert "no worker serves queue" in await told(hold_ups, queue, capsys)
+    assert await told(hold_ups, queue, capsys) == ""
+    await open_worker(queue, "w1")
+    assert ALIVE in await told(hold_ups, queue, capsys)
+    assert (hold_ups.is_served, await told(hold_ups, queue, capsys)) == (True, "")
+    await end_lease(queue, "w1")
+    assert "is alive; start one: gristmill worker" in await told(hold_ups, queue, capsys)
+    assert (hold_ups.is_served, await told(hold_ups, queue, capsys)) == (False, "")
+    await open_worker(queue, "w2")
+    assert ALIVE in await told(hold_ups, queue, capsys)
+
+
+async def test_a_worker_that_is_silent_is_told_before_its_lease_ends(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold_ups = HoldUps(queue.keys.queue)
+    await open_worker(queue, "w1")
+    assert await told(hold_ups, queue, capsys) == ""
+    silent_ms = queue.limits.lease_ms * 0.6
+    await queue.redis.zincrby(queue.keys.workers, -silent_ms, "w1")
+    assert "has renewed its lease for 5 s" in await told(hold_ups, queue, capsys)
+    assert (hold_ups.is_served, await told(hold_ups, queue, capsys)) == (True, "")
+    await queue.beat("w1")
+    assert ALIVE in await told(hold_ups, queue, capsys)
+
+
+async def test_suspects_are_told_once_for_each_death(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold_ups = HoldUps(queue.keys.queue)
+    await claimed_by(queue, "w1", 3)
+    await open_worker(queue, "w2")
+    await die(queue, "w1")
+    said = await told(hold_ups, queue, capsys)
+    assert "3 requests that it ran are tried again first, a few at a time" in said
+    assert await told(hold_ups, queue, capsys) == ""
+
+
+async def test_requests_of_a_dead_worker_are_not_in_flight(redis_url: str, tmp_path: Path) -> None:
+    shell = CommandLine(redis_url, f"test-{uuid4().hex[:12]}", tmp_path)
+    shell.write("in.jsonl", [{"prompt": f"say {number}"} for number in range(5)])
+    async with shell.open_queue() as queue:
+        process = await shell.start("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+        assert process.stderr
+        await queue.register("dead", {})
+        while len((await queue.claim("dead", uuid4().hex, 2)).claimed) < 2:
+            await asyncio.sleep(0)
+        await end_lease(queue, "dead")
+        said = ""
+        while "held by a dead worker" not in said:
+            said = (await process.stderr.readline()).decode()
+        assert said == (
+            "0/5 finished (0 failed), 0 in flight, 2 held by a dead worker, 3 waiting, no worker is alive\n"
+        )
+        async with SettlingWorker(queue).running():
+            while ALIVE not in said:
+                said = (await process.stderr.readline()).decode()
+            await die(queue, "dead")
+            rest = (await process.stderr.read()).decode()
+        assert await process.wait() == 0, rest
+    assert "5 finished in" in rest

@@ -1,0 +1,53 @@
+import gzip
+import io
+import lzma
+
+import pytest
+
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.file_format import check_start, check_stream
+
+REQUEST = b'{"prompt": "a, b; c"}\n'
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        (b"PAR1\x15", "a Parquet file"),
+        (b"ARROW1\x00\x00", "an Arrow file"),
+        (gzip.compress(REQUEST), "compressed with gzip"),
+        (lzma.compress(REQUEST), "compressed with xz"),
+        (b"PK\x03\x04", "a ZIP or Excel file"),
+        (REQUEST.decode().encode("utf-16"), "UTF-16"),
+        (b"id,text\n1,hello\n", "a CSV file"),
+        (b'\xef\xbb\xbf"id";"text"\r\n"1";"{}"\r\n', "a CSV file"),
+        (b"id\ttext\n1\thello\n", "a CSV file"),
+        (b"\n[\n  {\n", "one JSON array"),
+        (b'[{"prompt": "a"}, {"prompt": "b"}]\n', "one JSON array"),
+        (b'{\n  "prompt": "a"\n}\n', "a JSON object on several lines"),
+    ],
+)
+def test_another_format_is_named_with_its_remedy(start: bytes, found: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^in is {found}.*; ") as caught:
+        check_start(start, "in")
+    assert caught.value.code == "invalid_json_line"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"\n",
+        REQUEST,
+        b"\xef\xbb\xbf" + REQUEST,
+        b"null\n",
+        b'"a, b"\n',
+        b"[1,2]\n" + REQUEST,
+        b"broken, line\n" + REQUEST,
+        b'{"prompt": "a, b"\n',
+    ],
+)
+def test_jsonl_passes_also_with_a_bad_first_line(start: bytes) -> None:
+    stream = io.BytesIO(start)
+    check_stream(stream, "in")
+    assert stream.read() == start
