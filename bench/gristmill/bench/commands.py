@@ -101,7 +101,7 @@ def _parts(text: str | None) -> list[str]:
     default=50.0,
     show_default=True,
     metavar="MS",
-    help="Longest wait to fill a batch, for policies that wait.",
+    help="Most milliseconds to fill a batch, for policies that wait.",
 )
 @click.option(
     "--rounds",
@@ -132,19 +132,20 @@ def _parts(text: str | None) -> list[str]:
     "--redis-url",
     metavar="URL",
     envvar=["GRISTMILL_REDIS_URL", "REDIS_URL"],
-    help="Redis for the runs' queues, which are deleted afterwards.  [env: REDIS_URL; default: an embedded server]",
+    help="URL of Redis; the runs delete their queues at their end.  [env: REDIS_URL; default: an embedded server]",
 )
 @click.option(
     "--vllm-url",
     metavar="URL",
     envvar=["GRISTMILL_VLLM_URL", "VLLM_URL"],
-    help="Server to measure, instead of an engine in this process.  [env: VLLM_URL]",
+    help="URL of an OpenAI-compatible server to use instead of an engine in this process."
+    "  [env: VLLM_URL; default: none]",
 )
 @click.option(
     "--plot",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="JSON",
-    help="results.json of an earlier bench; write its tables and plots again beside it, without a run.",
+    help="results.json of an earlier bench, whose tables and plots to write again next to it, without a run.",
 )
 @click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
 @click.pass_context

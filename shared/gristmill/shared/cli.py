@@ -2,7 +2,7 @@
 
 Commands are entry points of the group `gristmill.commands`. They are loaded when they are called or
 listed, so no portion imports another. A machine without an extra still has the other commands. A
-module of commands imports only click at its top, so that `gristmill --help` is quick.
+module of commands imports click and little else at its top, so that `gristmill --help` is quick.
 
 Messages for people go to stderr, data to stdout. A command returns its exit code: 0 or None when
 all went well, 1 when some requests failed. `run` turns errors into 2, 3, 4 and 130.
@@ -42,7 +42,10 @@ BAD_INPUT, REDIS_UNREACHABLE, OTHER_ERROR, INTERRUPTED = 2, 3, 4, 130
 
 
 class FiniteRange(click.FloatRange):
-    """A finite number within bounds; click's own range accepts NaN: its comparisons are false."""
+    """A finite number within bounds.
+
+    Click's own range accepts NaN, because every comparison with NaN is false.
+    """
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -100,7 +103,7 @@ def gristmill() -> None:
 
 
 def main() -> None:
-    """Run the command line of this process and leave with its exit code."""
+    """Run the command line of this process and exit with its code."""
     sys.exit(run(sys.argv[1:]))
 
 
@@ -142,8 +145,16 @@ def exit_code(error: GristmillError) -> int:
 def queue_options(command: Callable[P, R]) -> Callable[..., R]:
     """Add `--redis-url` and `--queue` to a command; it gets `settings`, a `QueueSettings`."""
 
-    @click.option("--redis-url", metavar="URL", help="Which Redis.  [env: REDIS_URL]")
-    @click.option("--queue", metavar="NAME", help="Which queue.  [env: GRISTMILL_QUEUE]")
+    @click.option(
+        "--redis-url",
+        metavar="URL",
+        help="URL of Redis.  [env: REDIS_URL; default: redis://localhost:6379/0]",
+    )
+    @click.option(
+        "--queue",
+        metavar="NAME",
+        help="Name of the queue.  [env: GRISTMILL_QUEUE; default: default]",
+    )
     @functools.wraps(command)
     def with_settings(*args: Any, redis_url: str | None, queue: str | None, **options: Any) -> R:
         from gristmill.shared.settings import QueueSettings, read_settings
@@ -195,7 +206,7 @@ def made_folder(path: Path, option: str = "--out") -> Path:
 
     Args:
         path: Path of the folder.
-        option: The option that names another one, for the message.
+        option: Option that names another folder, for the message.
 
     Raises:
         SettingsError: The folder cannot be created, or nothing can be written into it.

@@ -167,7 +167,7 @@ def test_a_file_that_is_not_there_is_named(shell: CommandLine) -> None:
     [
         (("--window", "soon"), "completion_window 'soon' is not allowed"),
         (("--endpoint", "/v1/nothing"), "endpoint '/v1/nothing' is unknown"),
-        (("--metadata", "x"), "--metadata 'x' is no NAME=VALUE"),
+        (("--metadata", "x"), "--metadata 'x' is not NAME=VALUE"),
         (("-o", "out.jsonl"), "-o needs --wait"),
         (("--wait", "-o", "nowhere/out.jsonl"), "there is no folder nowhere"),
     ],

@@ -54,14 +54,18 @@ class EngineCommand(click.Command):
 
 
 @click.command(cls=EngineCommand)
-@click.option("--redis-url", help="Redis to claim from (REDIS_URL).")
+@click.option(
+    "--redis-url", help="URL of Redis.  [env: REDIS_URL; default: redis://localhost:6379/0]"
+)
 @click.option(
     "--queue",
-    help="Queue to claim from, or several by weight: interactive:3,bulk:1 (GRISTMILL_QUEUE).",
+    help="Name of the queue, or several names with weights: interactive:3,bulk:1."
+    "  [env: GRISTMILL_QUEUE; default: default]",
 )
 @click.option(
     "--vllm-url",
-    help="Send requests to this server instead of an engine in this process (VLLM_URL).",
+    help="URL of an OpenAI-compatible server to use instead of an engine in this process."
+    "  [env: VLLM_URL; default: none]",
 )
 @click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
 def worker(

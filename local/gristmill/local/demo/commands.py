@@ -21,15 +21,15 @@ from gristmill.shared.cli import cache_folder
     "--cache", type=click.Path(file_okay=False, path_type=Path),
     default=cache_folder, help="Folder for the model.  [default: ~/.cache/gristmill]",
 )  # fmt: skip
-@click.option("--redis-url", metavar="URL", help="Redis to use instead of an embedded one.")
-@click.option("--model", metavar="MODEL", help="Model for vLLM instead of SmolLM2-135M.")
+@click.option("--redis-url", metavar="URL", help="URL of Redis.  [default: an embedded server]")
+@click.option("--model", metavar="MODEL", help="Model for vLLM.  [default: SmolLM2-135M]")
 def demo(
     requests: Path | None, output: Path, cache: Path, redis_url: str | None, model: str | None
 ) -> int:
     """Show everything, with no set-up.
 
-    Starts a Redis and a worker with a small model, runs a file of requests through them, prints
-    answers and speed, and stops what it started.
+    Starts a Redis and a worker with a small model, and runs a file of requests through them. Prints
+    answers and speed, and stops Redis and the worker.
     """
     from gristmill.local.demo.run_demo import REQUESTS, Demo
 

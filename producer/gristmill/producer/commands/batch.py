@@ -1,4 +1,4 @@
-"""`gristmill batch`: OpenAI's Batch API without HTTP, for whoever reaches Redis and the storage."""
+"""`gristmill batch`: OpenAI's Batch API without HTTP, for users who reach Redis and the storage."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
     from gristmill.shared.settings import QueueSettings
 
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
+)
 id_argument = click.argument("batch_id", metavar="BATCH")
 
 
@@ -21,22 +23,27 @@ id_argument = click.argument("batch_id", metavar="BATCH")
 def batch_group() -> None:
     """Run files of any size in the background.
 
-    A steward (gristmill steward) validates a file, feeds it to the workers a window at a time and
-    writes the rows; nothing has to stay open meanwhile.
+    A steward (gristmill steward) validates a file, submits it a window at a time and writes the
+    rows. No command has to stay open.
     """
 
 
 tenant_option = click.option(
-    "--tenant", metavar="NAME", help="Batches of this tenant only.  [default: all tenants]"
+    "--tenant",
+    metavar="NAME",
+    help="Tenant whose batches this command may use.  [default: all tenants]",
 )
 
 
 def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `settings`, a `BatchSettings`."""
+    """Add `--storage-url`, `--redis-url` and `--queue` to a command; it gets a `BatchSettings`."""
 
     @queue_options
     @click.option(
-        "--storage-url", metavar="URL", help="Where files lie.  [env: GRISTMILL_STORAGE_URL]"
+        "--storage-url",
+        metavar="URL",
+        help="Storage of the files: a folder, or a URL that fsspec knows."
+        "  [env: GRISTMILL_STORAGE_URL; default: ~/.local/share/gristmill]",
     )
     @functools.wraps(command)
     def with_settings(
@@ -54,43 +61,56 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @batch_group.command()
 @click.argument("file", metavar="FILE|URL|-")
-@click.option("--endpoint", metavar="PATH", help="Of every line.  [default: the first line's]")
+@click.option(
+    "--endpoint",
+    metavar="PATH",
+    help="Endpoint of every line, such as /v1/completions.  [default: the first line's]",
+)
 @click.option(
     "--window",
     "completion_window",
     default="24h",
     show_default=True,
-    help="What is unfinished then expires: 30m, 24h, 7d, ...",
+    help="Time after which unfinished lines expire: 30m, 24h, 7d, ...",
 )
 @click.option(
-    "--lenient", is_flag=True, help="Turn bad lines into error rows instead of failing the file."
+    "--lenient",
+    is_flag=True,
+    help="Turn bad lines into error rows and run the others, instead of refusing the file.",
 )
 @click.option(
     "--order",
     type=click.Choice(["completion", "input"]),
     default="completion",
     show_default=True,
-    help="Of the rows.",
+    help="Order of the rows: as requests end, or as in the input.",
 )
 @click.option(
     "--priority",
     type=click.Choice(["high", "normal", "low"]),
     default="normal",
     show_default=True,
-    help="Lane.",
+    help="Lane of requests that set no priority.",
 )
 @click.option(
-    "--metadata", metavar="NAME=VALUE", multiple=True, help="Comes back with the batch; repeatable."
+    "--metadata",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Name and value that come back with the batch; repeatable.",
 )
-@click.option("--wait", is_flag=True, help="Show progress until it has ended.")
+@click.option("--wait", is_flag=True, help="Show progress until the batch has ended.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --wait: where the rows go.",
+    help="File for the rows, overwritten; needs --wait.",
 )
 @click.option(
-    "--tenant", metavar="NAME", default="default", show_default=True, help="Owner of the batch."
+    "--tenant",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="Tenant that owns the batch; its requests use this tenant's share of the engine.",
 )
 @json_option
 @batch_options
@@ -98,10 +118,13 @@ def create(
     *, file: str, wait: bool, output: Path | None, as_json: bool, lenient: bool, metadata: tuple[str, ...],
     tenant: str, settings: "BatchSettings", **options: Any,
 ) -> int:  # fmt: skip
-    """Create a batch of a JSONL file; prints its id.
+    """Create a batch from a JSONL file.
 
-    FILE is a path, or a URL that fsspec knows, such as s3://bucket/in.jsonl. It is copied into the
-    storage, so it may change or go afterwards. With --wait, leaves with 0 if every line succeeded.
+    FILE is a path, a URL that fsspec knows, such as s3://bucket/in.jsonl, or - for stdin. The
+    command copies the file into the storage, so you may change or delete it afterwards.
+
+    Prints the id of the batch; with --wait, the batch once it has ended. With --wait, exits with 0
+    if every line succeeded, 1 if not.
     """
     if output and not wait:
         raise click.UsageError("-o needs --wait: without it there are no rows to write")
@@ -128,19 +151,28 @@ def create(
 def _pairs(metadata: tuple[str, ...]) -> dict[str, str] | None:
     pairs = [pair.partition("=") for pair in metadata]
     if bad := [name for name, mark, _ in pairs if not (name and mark)]:
-        raise click.UsageError(f"--metadata {bad[0]!r} is no NAME=VALUE")
+        raise click.UsageError(f"--metadata {bad[0]!r} is not NAME=VALUE, such as team=search")
     return {name: value for name, _, value in pairs} or None
 
 
 @batch_group.command("list")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="Most batches to list.",
+)
 @json_option
 @tenant_option
 @batch_options
 def list_batches(
     *, limit: int, as_json: bool, tenant: str | None, settings: "BatchSettings"
 ) -> None:
-    """List batches, newest first; without --tenant those of all tenants, each with its tenant."""
+    """List batches, newest first.
+
+    Without --tenant, lists the batches of all tenants, each with its tenant.
+    """
     from gristmill.producer.commands.batch_session import BatchSession
 
     BatchSession(settings, tenant).list_batches(limit, as_json=as_json)
@@ -148,16 +180,16 @@ def list_batches(
 
 @batch_group.command()
 @id_argument
-@click.option("--wait", is_flag=True, help="Show progress until it has ended.")
+@click.option("--wait", is_flag=True, help="Show progress until the batch has ended.")
 @json_option
 @tenant_option
 @batch_options
 def show(
     *, batch_id: str, wait: bool, as_json: bool, tenant: str | None, settings: "BatchSettings"
 ) -> int:
-    """Show how far a batch is, and what is wrong with it.
+    """Show the status, counts, tokens, errors and files of a batch.
 
-    With --wait, leaves with 0 if every line succeeded, 1 if not.
+    With --wait, exits with 0 if every line succeeded, 1 if not.
     """
     from gristmill.producer.commands.batch_session import BatchSession
 
@@ -173,7 +205,10 @@ def show(
 @tenant_option
 @batch_options
 def cancel(*, batch_id: str, as_json: bool, tenant: str | None, settings: "BatchSettings") -> None:
-    """Cancel a batch; rows that are written stay, every other line gets one that says so."""
+    """Cancel a batch.
+
+    Finished lines keep their row. Every other line gets an error row.
+    """
     from gristmill.producer.commands.batch_session import BatchSession
 
     session = BatchSession(settings, tenant)
@@ -186,9 +221,9 @@ def cancel(*, batch_id: str, as_json: bool, tenant: str | None, settings: "Batch
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to; stdout if left out.",
+    help="File for the rows, overwritten.  [default: stdout]",
 )
-@click.option("--follow", is_flag=True, help="Go on until the batch has ended.")
+@click.option("--follow", is_flag=True, help="Write new rows until the batch has ended.")
 @tenant_option
 @batch_options
 def results(
@@ -199,7 +234,7 @@ def results(
     tenant: str | None,
     settings: "BatchSettings",
 ) -> None:
-    """Write the rows that are there, answers and errors, also while the batch runs."""
+    """Write the rows that a batch has so far, answers and errors."""
     from gristmill.producer.commands.batch_session import BatchSession
 
     BatchSession(settings, tenant).write_results(batch_id, output, follow=follow)
@@ -207,7 +242,11 @@ def results(
 
 @batch_group.command("retry-failed")
 @id_argument
-@click.option("--window", metavar="WINDOW", help="Of the new batch.  [default: as before]")
+@click.option(
+    "--window",
+    metavar="WINDOW",
+    help="Time after which unfinished lines expire: 30m, 24h, 7d, ...  [default: as before]",
+)
 @json_option
 @tenant_option
 @batch_options
@@ -219,7 +258,7 @@ def retry_failed(
     tenant: str | None,
     settings: "BatchSettings",
 ) -> None:
-    """Create a batch of the lines of an ended one that failed, expired or were cancelled."""
+    """Create a batch from the lines of an ended batch that failed, expired or were cancelled."""
     from gristmill.producer.commands.batch_session import BatchSession
 
     session = BatchSession(settings, tenant)

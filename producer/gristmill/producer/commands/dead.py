@@ -1,4 +1,4 @@
-"""`gristmill dead`: look at dead letters, submit them anew, delete them."""
+"""`gristmill dead`: show dead letters, submit them again, or delete them."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -16,28 +16,34 @@ if TYPE_CHECKING:
     from gristmill.shared.settings import QueueSettings
 
 LETTERS_A_CALL = 20
-"""Each carries its request, which may have megabytes."""
+"""Dead letters that one call reads; each contains its request, which may have megabytes."""
 
 
 @click.group()
 def dead() -> None:
-    """Show, requeue, purge dead letters.
+    """Show, requeue or purge dead letters.
 
-    Requests and inbox elements that could not be served.
+    A dead letter is a request or an inbox element that could not be served.
     """
 
 
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1)
 all_option = click.option(
-    "--all", "all_letters", is_flag=True, help="Every dead letter there is now."
+    "--all", "all_letters", is_flag=True, help="Take all dead letters of the queue."
 )
 
 
 @dead.command("list")
 @click.option(
-    "--count", type=click.IntRange(min=1), default=20, show_default=True, help="The newest so many."
+    "--count",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Most dead letters to list.",
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs; with evidence.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line, with the evidence."
+)
 @queue_options
 def list_letters(count: int, as_json: bool, settings: "QueueSettings") -> None:
     """List dead letters, newest first."""
@@ -88,7 +94,10 @@ def _moment(at_ms: int) -> str:
 @click.argument("dead_id", metavar="ID")
 @queue_options
 def show(dead_id: str, settings: "QueueSettings") -> None:
-    """Show one dead letter: its facts and evidence, then the body or the bytes that came."""
+    """Show one dead letter: its facts and evidence, then its body.
+
+    An inbox element that is no request is shown as it arrived.
+    """
     from gristmill.producer.commands.session import on_queue
 
     letter = on_queue(settings, lambda queue: queue.dead_letters.get(dead_id))
@@ -99,7 +108,7 @@ def show(dead_id: str, settings: "QueueSettings") -> None:
 
 
 def _body_of(record: bytes) -> bytes:
-    """Return the body of a request; an element that never was one is shown as it came."""
+    """Return the body of a request, or all bytes of an element that is no request."""
     from gristmill.shared.records import Record
 
     try:
@@ -113,9 +122,10 @@ def _body_of(record: bytes) -> bytes:
 @all_option
 @queue_options
 def requeue(ids: tuple[str, ...], all_letters: bool, settings: "QueueSettings") -> int:
-    """Submit dead letters anew; prints the old and the new id of each.
+    """Submit dead letters again as new requests; prints the old and the new id of each.
 
-    The old result stands; the new request names it as its origin. Leaves with 1 if one could not be.
+    The old result stays, and the new request names the old id as its origin. The new request has no
+    deadline and belongs to no batch. Exits with 1 if a dead letter could not be requeued.
     """
     from gristmill.producer.commands.session import on_queue
 
@@ -132,7 +142,8 @@ async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
         if await queue.dead_letters.requeue(dead_id, fresh) == "missing":
             num_refused += 1
             say(
-                f"{dead_id}: not there, or it never was a request; see: gristmill dead show {dead_id}"
+                f"{dead_id}: no such dead letter, or it never was a request; see: gristmill dead show"
+                f" {dead_id}"
             )
         else:
             click.echo(f"{dead_id}  {fresh}")
@@ -142,12 +153,12 @@ async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
 @dead.command()
 @ids_argument
 @all_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
 @queue_options
 def purge(ids: tuple[str, ...], all_letters: bool, yes: bool, settings: "QueueSettings") -> int:
-    """Delete dead letters with their requests; their results stay until their TTL ends.
+    """Delete dead letters with the bodies of their requests.
 
-    Leaves with 1 if one was not there.
+    The results of the requests stay until their TTL ends. Exits with 1 if an ID has no dead letter.
     """
     from gristmill.producer.commands.session import on_queue
 
@@ -172,7 +183,7 @@ async def _purge(queue: "Queue", ids: tuple[str, ...]) -> int:
 
 def _check_selection(ids: tuple[str, ...], all_letters: bool) -> None:
     if bool(ids) == all_letters:
-        raise click.UsageError("name the dead letters, or all of them with --all")
+        raise click.UsageError("name dead letters by ID, or take all with --all, not both")
 
 
 async def _all_ids(queue: "Queue") -> AsyncIterator[str]:

@@ -1,4 +1,4 @@
-"""`gristmill queue`: what is in the queue, who gets which share of it, whether its invariants hold."""
+"""`gristmill queue`: the state of a queue, the weights of its tenants, an audit of its invariants."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
 
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
+)
 
 
 @click.group("queue")
 def queue_group() -> None:
-    """Look at the queue as a whole, and share it out."""
+    """Show the state of a queue, set the weights of its tenants, or audit it."""
 
 
 @queue_group.command()
 @json_option
 @queue_options
 def stats(as_json: bool, settings: "QueueSettings") -> None:
-    """Show depth, lanes, workers and counters, all of one moment."""
+    """Show depth, lanes, workers and counters of the queue, all at one moment."""
     from gristmill.producer.commands.session import on_queue, print_json
 
     view = on_queue(settings, lambda queue: queue.stats())
@@ -78,11 +80,11 @@ def _lease(remaining_ms: int) -> str:
 @json_option
 @queue_options
 def weights(given: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> None:
-    """Show, or set first, the shares of tenants under fair scheduling.
+    """Show the weights of tenants under fair scheduling; with arguments, set them first.
 
-    A tenant of weight 3 gets three times the tokens of one of weight 1, which is what every tenant
-    has that is not listed; 1 takes one off the list. From 0.001 to 1000; it may change under a
-    backlog, and counts for what is claimed from then on.
+    A tenant of weight 3 gets three times the tokens of a tenant of weight 1. A weight is from 0.001
+    to 1000. Every tenant that is not listed has weight 1, and setting 1 removes a tenant from the
+    list. New weights apply to later claims.
     """
     from gristmill.producer.commands.session import on_queue, print_json
 
@@ -107,18 +109,17 @@ def _weight(text: str) -> tuple[str, float]:
     try:
         return tenant, float(weight)
     except ValueError:
-        raise click.UsageError(
-            f"{text!r} is not a tenant and its weight, such as team-a=3"
-        ) from None
+        raise click.UsageError(f"{text!r} is not TENANT=WEIGHT, such as team-a=3") from None
 
 
 @queue_group.command()
 @json_option
 @queue_options
 def audit(as_json: bool, settings: "QueueSettings") -> int:
-    """Look for requests that are in no place, or in two.
+    """Check that each request is in exactly one place, and that the counters are true.
 
-    Only reads, so it may run beside producers and workers. Leaves with 1 if something harmful is found.
+    The audit only reads, so producers and workers may run at the same time. Exits with 1 if it finds
+    something harmful.
     """
     from gristmill.producer.commands.session import on_queue, print_json
     from gristmill.shared.audit import audit as audit_of

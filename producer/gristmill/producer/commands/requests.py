@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from gristmill.shared.settings import QueueSettings
 
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
+)
 
 
 @click.command()
@@ -22,10 +24,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="For programs
 @json_option
 @queue_options
 def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> int:
-    """Say where requests are.
+    """Show the state of requests.
 
-    One of queued, delayed, running, done or unknown; the worker that runs it beside it. A line of a file
-    has the id that its row shows as response.request_id. Leaves with 1 if the queue does not know an id.
+    A state is queued, delayed, running, done or unknown. A running request also has the name of its
+    worker. The request of a file's line n has the id RUN-n, or BATCH-n. Exits with 1 if the queue
+    does not know an id.
     """
     from gristmill.producer.commands.session import on_client, print_json
 
@@ -39,28 +42,33 @@ def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> in
 
 
 def _told_unknown(states: Sequence[str], settings: "QueueSettings") -> int:
-    """Say how many ids the queue does not know; returns the exit code."""
+    """Report how many ids the queue does not know, and return the exit code."""
     num_unknown = states.count("unknown")
     if not num_unknown:
         return 0
     say(
         f"queue {settings.queue} does not know {num_unknown:,} of {len(states):,} ids: they were never submitted to it,"
-        " or the TTL of their results has ended; another queue: --queue NAME"
+        " or the TTL of their results has ended; name another queue: --queue NAME"
     )
     return 1
 
 
 @click.command()
 @ids_argument
-@click.option("--wait", is_flag=True, help="Wait until each is finished.")
-@click.option("--timeout-s", type=FiniteRange(min=0), help="Longest wait for each.")
+@click.option("--wait", is_flag=True, help="Wait until each request is finished.")
+@click.option(
+    "--timeout-s",
+    type=FiniteRange(min=0),
+    help="Most seconds to wait for each request; needs --wait.  [default: no limit]",
+)
 @queue_options
 def result(
     ids: tuple[str, ...], wait: bool, timeout_s: float | None, settings: "QueueSettings"
 ) -> int:
     """Print results as JSON lines.
 
-    Leaves with 0 if all succeeded, 1 if one did not or is not finished, 4 if one is unknown.
+    Exits with 0 if all requests succeeded, 1 if one did not succeed or is not finished, 4 if the
+    queue does not know an id.
     """
     if timeout_s is not None and not wait:
         raise click.UsageError("--timeout-s needs --wait")
@@ -74,7 +82,7 @@ def result(
 async def _print_results(
     client: "Client", ids: tuple[str, ...], wait: bool, timeout_s: float | None
 ) -> int:
-    """Print each; returns the worst exit code."""
+    """Print each result, and return the highest exit code."""
     worst = 0
     for request_id in ids:
         try:
@@ -99,7 +107,7 @@ def _print_result(found: "Result | None") -> int:
 async def _result(
     client: "Client", request_id: str, wait: bool, timeout_s: float | None
 ) -> "Result | None":
-    """Return a result, or None after saying that it is not there yet."""
+    """Return a result; if the request is not finished, report that and return None."""
     if not wait:
         found = await client.result(request_id)
         if found is None:
@@ -117,10 +125,10 @@ async def _result(
 @json_option
 @queue_options
 def cancel(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> int:
-    """Cancel requests, waiting or running.
+    """Cancel waiting and running requests; prints the previous state of each.
 
-    No worker has to be alive. Says of each what it was: queued or running (it is cancelled now),
-    done or unknown. Leaves with 1 if the queue does not know an id.
+    A request that was queued or running is cancelled now. One that is done does not change. No
+    worker has to be alive. Exits with 1 if the queue does not know an id.
     """
     from gristmill.producer.commands.session import on_client, print_json
 

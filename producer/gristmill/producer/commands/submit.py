@@ -1,4 +1,4 @@
-"""`gristmill submit`: run a batch file, resumable at any moment."""
+"""`gristmill submit`: run a JSONL file of requests; an interrupted run can be resumed."""
 
 import json
 import re
@@ -29,47 +29,67 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to; stdout if left out.",
+    help="File for the rows; needs --wait.  [default: stdout]",
 )
 @click.option(
-    "--lenient", is_flag=True, help="Turn bad lines into error rows instead of refusing the file."
+    "--lenient",
+    is_flag=True,
+    help="Turn bad lines into error rows and run the others, instead of refusing the file.",
 )
 @click.option(
-    "--priority", type=click.Choice(["high", "normal", "low"]), help="Lane.  [default: normal]"
-)
-@click.option("--tenant", metavar="NAME", help="Whose share of the engine.  [default: default]")
-@click.option(
-    "--deadline-s", type=FiniteRange(min=0), help="Seconds after which a request expires; 0: never."
+    "--priority",
+    type=click.Choice(["high", "normal", "low"]),
+    help="Lane of requests that set no priority.  [default: normal]",
 )
 @click.option(
-    "--max-attempts", type=click.IntRange(1, 100), help="Tries of each request.  [default: 3]"
+    "--tenant",
+    metavar="NAME",
+    help="Tenant of requests that name none; they use its share of the engine.  [default: default]",
 )
 @click.option(
-    "--endpoint", metavar="PATH", help="For lines that name none, such as /v1/completions."
+    "--deadline-s",
+    type=FiniteRange(min=0),
+    help="Seconds after which an unfinished request expires; 0 for never.  [default: 0]",
 )
-@click.option("--batch", metavar="NAME", help="The batch that the requests are counted in.")
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1, 100),
+    help="Most attempts of each request.  [default: 3]",
+)
+@click.option(
+    "--endpoint",
+    metavar="PATH",
+    help="Endpoint of lines that name none, such as /v1/completions."
+    "  [default: the one that suits the body]",
+)
+@click.option(
+    "--batch", metavar="NAME", help="Name of the batch that counts the requests.  [default: none]"
+)
 @click.option("--window", type=click.IntRange(1, 100_000), default=4096, show_default=True,
-              help="With --wait: requests in Redis at a time.")  # fmt: skip
+              help="Most unfinished requests in Redis at a time; needs --wait.")  # fmt: skip
 @click.option(
-    "--run", metavar="RUN", help="Name of the run; the same name again submits nothing twice."
+    "--run",
+    metavar="RUN",
+    help="Name of the run; the same name again submits nothing twice.  [default: a new name]",
 )
-@click.option("--force", is_flag=True, help="Overwrite OUTPUT and begin a new run.")
+@click.option("--force", is_flag=True, help="Overwrite the output file and begin a new run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @queue_options
 def submit(
     *, file: str, wait: bool, output: Path | None, lenient: bool, window: int, run: str | None,
     force: bool, as_json: bool, endpoint: str | None, settings: "QueueSettings", **fields: Any,
 ) -> int:  # fmt: skip
-    """Run a JSONL file, a request a line.
+    """Run a JSONL file with one request per line.
 
-    Submits it; with --wait, also writes the results.
+    Submits the requests; with --wait, also writes their results.
 
     A line is OpenAI's batch format, an envelope {"body": ...}, or a plain {"prompt": ...},
-    {"messages": ...} or {"input": ...}. The whole file is checked before anything is submitted.
+    {"messages": ...} or {"input": ...}. The command checks the whole file before it submits anything.
 
-    An interrupted run resumes with the same command: lines that have their row in OUTPUT are left
-    out, and requests that finished meanwhile are not run again. Leaves with 0 if all succeeded, 1 if
-    some failed.
+    The same command with the same -o or --run resumes an interrupted run. It skips lines that have
+    their row in the output file, and runs no finished request again.
+
+    Exits with 0 if all requests succeeded, 1 if some failed.
     """
     from gristmill.producer.commands.submission import Submission, SubmitOptions
 
@@ -87,7 +107,9 @@ def _check_options(options: "SubmitOptions") -> None:
     if options.output is not None and not options.wait:
         raise click.UsageError("-o needs --wait: without it there are no results to write")
     if options.as_json and options.wait and options.output is None:
-        raise click.UsageError("--json with --wait needs -o: the rows go to stdout, JSON each")
+        raise click.UsageError(
+            "--json with --wait needs -o: rows and summary would both go to stdout"
+        )
     if options.run is not None and not _RUN_NAME.fullmatch(options.run):
         raise click.UsageError(
             f"--run {options.run!r} is not allowed; use 1 to 100 letters, digits, '.', '_' or '-'"
@@ -100,7 +122,10 @@ def _check_options(options: "SubmitOptions") -> None:
 
 
 def _check_fields(options: "SubmitOptions") -> None:
-    """Read a line with them: what no line may have is refused once, not with each line."""
+    """Refuse options that no line may have once, instead of with every line.
+
+    It reads a sample line with these options.
+    """
     from gristmill.producer.batches.rows import BadLine, Line, LineReader
     from gristmill.shared.body_fields import NEEDED
     from gristmill.shared.request import COMPLETIONS

@@ -1,4 +1,4 @@
-"""`gristmill tenant`: who may use the gateway, under which key and how much of it."""
+"""`gristmill tenant`: the tenants of the gateway, with their API keys, limits and webhooks."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,33 @@ name_argument = click.argument("name")
 
 
 def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the fields of a tenant but its name and secret."""
+    """Add options for the limits and the webhook of a tenant."""
     for option in (
-        click.option("--webhook-url", metavar="URL", help="Told when a batch ends."),
-        click.option("--requests-per-minute", type=int, help="Calls of the gateway."),
-        click.option("--max-batches", type=int, help="Batches that have not ended."),
-        click.option("--max-bytes", type=int, help="Bytes of its requests in the queue."),
-        click.option("--max-depth", type=int, help="Its requests in the queue."),
+        click.option(
+            "--webhook-url",
+            metavar="URL",
+            help="URL that gets an event when a batch ends.  [default at creation: none]",
+        ),
+        click.option(
+            "--requests-per-minute",
+            type=int,
+            help="Most calls of the gateway per minute.  [default at creation: 6000]",
+        ),
+        click.option(
+            "--max-batches",
+            type=int,
+            help="Most batches that have not ended.  [default at creation: 100]",
+        ),
+        click.option(
+            "--max-bytes",
+            type=int,
+            help="Most bytes of requests in the queue.  [default at creation: 1073741824]",
+        ),
+        click.option(
+            "--max-depth",
+            type=int,
+            help="Most requests in the queue, waiting or in flight.  [default at creation: 100000]",
+        ),
     ):
         command = option(command)
     return command
@@ -29,7 +49,7 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def tenant() -> None:
-    """Say who may use the gateway, and how much of it."""
+    """Manage the tenants of the gateway: API keys, limits and webhooks."""
 
 
 @tenant.command()
@@ -37,7 +57,7 @@ def tenant() -> None:
 @limit_options
 @queue_options
 def create(name: str, settings: "QueueSettings", **fields: Any) -> None:
-    """Add a tenant; prints its API key and webhook secret, this once."""
+    """Add a tenant; prints its API key and webhook secret, which no command shows again."""
     from gristmill.producer.commands.session import on_queue, print_json
     from gristmill.producer.tenants import Tenants, new_webhook_secret, tenant_from
 
@@ -52,7 +72,7 @@ def create(name: str, settings: "QueueSettings", **fields: Any) -> None:
 @limit_options
 @queue_options
 def change(name: str, settings: "QueueSettings", **fields: Any) -> None:
-    """Give a tenant other limits or another webhook; what is not named stays."""
+    """Change the limits or the webhook of a tenant; options that are left out stay as they are."""
     from gristmill.producer.commands.session import on_queue
     from gristmill.producer.tenants import Tenants, tenant_from
     from gristmill.shared.queue import Queue
@@ -68,10 +88,10 @@ def change(name: str, settings: "QueueSettings", **fields: Any) -> None:
 
 @tenant.command()
 @name_argument
-@click.option("--revoke", is_flag=True, help="End the keys that it has.")
+@click.option("--revoke", is_flag=True, help="Revoke the existing keys of the tenant first.")
 @queue_options
 def key(name: str, revoke: bool, settings: "QueueSettings") -> None:
-    """Print one more API key of a tenant."""
+    """Add an API key to a tenant and print the key."""
     from gristmill.producer.commands.session import on_queue, print_json
     from gristmill.producer.tenants import Tenants
     from gristmill.shared.queue import Queue
@@ -115,7 +135,7 @@ def list_all(settings: "QueueSettings") -> None:
 @name_argument
 @queue_options
 def delete(name: str, settings: "QueueSettings") -> None:
-    """End a tenant and its keys; its requests and batches run on."""
+    """Delete a tenant, its keys and its weight; its requests and batches run on."""
     from gristmill.producer.commands.session import on_queue
     from gristmill.producer.tenants import Tenants
 

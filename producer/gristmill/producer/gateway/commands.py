@@ -6,13 +6,23 @@ from gristmill.shared.settings import read_settings
 
 
 @click.command()
-@click.option("--redis-url", metavar="URL", help="URL of Redis.  [env: REDIS_URL]")
-@click.option("--queue", metavar="NAME", help="Name of the queue.  [env: GRISTMILL_QUEUE]")
-@click.option("--host", help="Address to listen on.  [env: GRISTMILL_GATEWAY_HOST]")
+@click.option(
+    "--redis-url",
+    metavar="URL",
+    help="URL of Redis.  [env: REDIS_URL; default: redis://localhost:6379/0]",
+)
+@click.option(
+    "--queue",
+    metavar="NAME",
+    help="Name of the queue.  [env: GRISTMILL_QUEUE; default: default]",
+)
+@click.option(
+    "--host", help="Address to listen on.  [env: GRISTMILL_GATEWAY_HOST; default: 127.0.0.1]"
+)
 @click.option(
     "--port",
     type=int,
-    help="Port to listen on; 0 picks a free port.  [env: GRISTMILL_GATEWAY_PORT]",
+    help="Port to listen on; 0 picks a free port.  [env: GRISTMILL_GATEWAY_PORT; default: 8000]",
 )
 def gateway(redis_url: str | None, queue: str | None, host: str | None, port: int | None) -> int:
     """Serve OpenAI's Files and Batches API, and single requests, over HTTP.

@@ -6,14 +6,22 @@ import click
 
 
 @click.command()
-@click.option("--redis-url", metavar="URL", help="URL of Redis.  [env: REDIS_URL]")
-@click.option("--queue", metavar="NAME", help="Name of the queue.  [env: GRISTMILL_QUEUE]")
+@click.option(
+    "--redis-url",
+    metavar="URL",
+    help="URL of Redis.  [env: REDIS_URL; default: redis://localhost:6379/0]",
+)
+@click.option(
+    "--queue",
+    metavar="NAME",
+    help="Name of the queue.  [env: GRISTMILL_QUEUE; default: default]",
+)
 def steward(redis_url: str | None, queue: str | None) -> None:
-    """Move batches forward until a signal stops it: validate, feed, write results, call webhooks.
+    """Run batches until a signal stops it: validate files, submit lines, write rows, call webhooks.
 
-    Run several to work on several batches at a time. Every other setting is an environment
-    variable; see the README. Exit codes: 0 stopped, 2 a setting is wrong, 3 Redis refuses the
-    password.
+    Start several stewards to work on several batches at a time. Every other setting is an
+    environment variable; see the README. Exit codes: 0 after a signal, 2 if a setting is wrong, 3 if
+    Redis refuses the login.
     """
     from gristmill.producer.steward.jobs import steward_jobs
     from gristmill.producer.steward.process import run_steward
