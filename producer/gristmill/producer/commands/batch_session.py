@@ -1,4 +1,4 @@
-"""The work of the commands of `gristmill batch`; each call opens a connection and closes it."""
+"""Do the work of the `gristmill batch` commands; each call opens a connection and closes it."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -34,11 +34,12 @@ DEFAULT_TENANT = "default"
 
 
 class BatchSession:
-    """One command on batches.
+    """The calls of one `gristmill batch` command.
 
     Args:
         settings: Redis, queue and storage.
-        tenant: The tenant that must own them; None for any, and for `default` in `create`.
+        tenant: Tenant that must own the batches. None allows any tenant, and `create` then uses
+            `default`.
     """
 
     def __init__(self, settings: BatchSettings, tenant: str | None) -> None:
@@ -46,10 +47,15 @@ class BatchSession:
         self._tenant = tenant
 
     def create(self, source: str, options: Mapping[str, Any]) -> BatchRecord:
-        """Copy a file into the storage and create a batch of it.
+        """Copy a file into the storage and create a batch from it.
+
+        Args:
+            source: Path or URL of the file, or `-` for stdin.
+            options: Fields of `BatchSpec` except the input; an `endpoint` of None stands for the
+                endpoint of the first line.
 
         Raises:
-            InvalidRequest: It cannot be read, or an option is wrong.
+            InvalidRequest: The file cannot be read, or an option is wrong.
         """
         return self._run(lambda batches: self._create(batches, source, dict(options)))
 
@@ -62,7 +68,7 @@ class BatchSession:
         return self._on_batch(batch_id, lambda batches, owner: batches.cancel(owner, batch_id))
 
     def retry_failed(self, batch_id: str, window: str | None) -> BatchRecord:
-        """Create a batch of what failed."""
+        """Create a batch from the failed lines of an ended one; a `window` of None stays the same."""
         return self._on_batch(
             batch_id,
             lambda batches, owner: batches.retry_failed(owner, batch_id, completion_window=window),
@@ -76,12 +82,13 @@ class BatchSession:
             )
         except KeyboardInterrupt:
             say(
-                f"interrupted; {batch_id} runs on: gristmill batch show {batch_id} --wait, or batch cancel {batch_id}"
+                f"interrupted; {batch_id} runs on; to watch it: gristmill batch show {batch_id} --wait; to end it:"
+                f" gristmill batch cancel {batch_id}"
             )
             raise
 
     def list_batches(self, limit: int, *, as_json: bool) -> None:
-        """Print batches: those of the tenant, or those of all tenants with a column that names them."""
+        """Print the newest batches of the tenant, or those of all tenants with a tenant column."""
         records = self._run(lambda batches: self._newest(batches, limit))
         width = max((len(record.tenant) for record in records), default=0)
         for record in records:
@@ -101,7 +108,7 @@ class BatchSession:
         return list(map(with_cancelling_status, await batches.store.records.newest(limit)))
 
     def write_results(self, batch_id: str, output: Path | None, *, follow: bool = False) -> None:
-        """Write rows to a file or to stdout."""
+        """Write the rows of a batch to a file, or to stdout if `output` is None."""
         self._on_batch(
             batch_id,
             lambda batches, owner: _write(batches.results(owner, batch_id, follow=follow), batch_id, output),
@@ -120,12 +127,12 @@ class BatchSession:
 
     @staticmethod
     def exit_code(record: BatchRecord) -> int:
-        """Return 0 if every line succeeded."""
+        """Return 0 if every line succeeded, else 1."""
         counts = record.request_counts
         return 0 if record.status == "completed" and counts.completed == counts.total else 1
 
     def _on_batch(self, batch_id: str, work: Callable[[Batches, str], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine that takes the owner of a batch."""
+        """Run a coroutine with the tenant that owns the batch."""
 
         async def with_owner(batches: Batches) -> T:
             return await work(batches, await self._owner(batches, batch_id))
@@ -133,18 +140,18 @@ class BatchSession:
         return self._run(with_owner)
 
     async def _owner(self, batches: Batches, batch_id: str) -> str:
-        """Return the tenant of a batch. An operator who reaches Redis may see the batches of all tenants.
+        """Return the tenant that owns a batch. An operator who reaches Redis may see all batches.
 
         Raises:
-            NotFound: There is no such batch, or `--tenant` names another tenant than its own.
+            NotFound: There is no such batch, or `--tenant` names another tenant than its owner.
         """
         try:
             owner = (await batches.store.records.state(batch_id)).record.tenant
         except NotFound:
             days = self._settings.batch_ttl_s / 86_400
             raise NotFound(
-                f"queue {self._settings.queue} has no batch {batch_id!r}; it never had one, or forgot it {days:g} days"
-                " after its end; list those it has: gristmill batch list; name another queue: --queue"
+                f"queue {self._settings.queue} has no batch {batch_id!r}: none was created under this id, or it ended"
+                f" more than {days:g} days ago; list batches: gristmill batch list; name another queue: --queue"
             ) from None
         if self._tenant not in (None, owner):
             raise NotFound(
@@ -182,7 +189,11 @@ class BatchSession:
             raise
 
     def _endpoint_of(self, first: bytes) -> str:
-        """Return what the first line asks for; what is wrong with it the validation tells."""
+        """Return the endpoint of the first line.
+
+        Raises:
+            InvalidRequest: The first line is no request, so it names no endpoint.
+        """
         limit = self._settings.max_request_bytes
         try:
             return request_from_json(first, max_request_bytes=limit).endpoint
@@ -196,7 +207,7 @@ async def _write(
     rows = await coming
     first = await anext(rows, b"")
     if not first:
-        say(f"{batch_id} has no rows; gristmill batch show {batch_id} says how it is")
+        say(f"{batch_id} has no rows; see its status: gristmill batch show {batch_id}")
         return
     target = output.open("wb") if output else sys.stdout.buffer
     try:
@@ -211,7 +222,7 @@ async def _write(
 
 
 def _copy(source: str, upload: Upload) -> bytes:
-    """Copy a file, a URL or stdin; returns its first line."""
+    """Copy a file, a URL or stdin into the upload, and return its first line."""
     try:
         opened = sys.stdin.buffer if source == "-" else fsspec.open(source, "rb").open()
     except (OSError, ValueError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""Show how a batch goes on until it has ended, and say what holds it up."""
+"""Show the progress of a batch until its end, and report what delays it."""
 
 import asyncio
 import time
@@ -11,11 +11,11 @@ from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
 
 UNTAKEN_S = 5.0
-"""Time after which people are told that no steward has taken a new batch up."""
+"""Seconds that a batch may be `validating` before the command reports what delays it."""
 
 
 class BatchWatch:
-    """Watches batches of one tenant.
+    """Shows the progress of batches of one tenant.
 
     Args:
         batches: The batches of the queue.
@@ -28,7 +28,7 @@ class BatchWatch:
         self._hold_ups = HoldUps(batches.store.queue.keys.queue)
 
     async def watch(self, batch_id: str) -> BatchRecord:
-        """Show progress until a batch has ended; returns it."""
+        """Show progress until a batch has ended, and return the ended batch."""
         start_s = time.monotonic()
         record = await self._until_begun(batch_id)
         tally = Tally(
@@ -60,7 +60,12 @@ class BatchWatch:
         return record
 
     async def _tell_problem(self, batch_id: str, told: str) -> str:
-        """Say what holds a batch up, unless it was told before; returns what it is."""
+        """Report what delays a batch, and return it.
+
+        Args:
+            batch_id: Id of the batch.
+            told: Delay that was reported last, which is not repeated; "" for none.
+        """
         state = await self._batches.store.records.state(batch_id, self._tenant)
         problem = state.problem and f"a steward failed and will try again: {state.problem}"
         if not state.num_slices:
@@ -74,7 +79,7 @@ class BatchWatch:
 
 def _count(record: BatchRecord, tally: Tally, num_failed_before: int) -> None:
     tally.num_finished, tally.num_failed = record.request_counts.finished, _num_failed(record)
-    tally.num_bad = tally.num_failed - num_failed_before  # as if no worker saw them
+    tally.num_bad = tally.num_failed - num_failed_before  # so that failures are part of no rate
     tally.output_tokens = record.usage.output_tokens
 
 

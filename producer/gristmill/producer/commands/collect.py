@@ -1,4 +1,7 @@
-"""Submit the lines of a file and write each row as its request finishes; `submission.py` calls this."""
+"""Submit the lines of a file and write each row as its request finishes.
+
+`submission.py` and the demo call it.
+"""
 
 import asyncio
 import time
@@ -19,20 +22,22 @@ from gristmill.shared.request import Request
 from gristmill.shared.tasks import end
 
 CHUNK = 5_000
+"""Requests that `submit_only` submits in one call."""
+
 MAX_SHARE_OF_STATUS = 0.02
-"""Share of the time that may go into asking where requests are."""
+"""Largest share of the time that the display may spend on asking Redis for states."""
 
 
 class Collection:
-    """One pass over a batch input: submit a window at a time, write rows as they come.
+    """One pass over an input: it submits a window at a time and writes rows as requests finish.
 
     Args:
-        client: The client.
-        batch_input: Checked before.
-        run: The run's name.
-        write: Takes each row.
-        tally: Counts them.
-        finished: Lines that have their row already.
+        client: Client of the queue that gets the requests.
+        batch_input: Input whose `check` was called.
+        run: Name of the run.
+        write: Callback that takes each row.
+        tally: Counter of the finished lines.
+        finished: Element n is 1 if line n has its row already; None if no line has one.
     """
 
     def __init__(
@@ -54,13 +59,13 @@ class Collection:
         self._unfinished: set[str] = set()
 
     async def run(self, window: int) -> None:
-        """Return when every line has its row.
+        """Submit the lines, and return when every line has its row.
 
         Args:
-            window: Requests that may be unfinished at a time; what bounds Redis.
+            window: Most unfinished requests at a time, which bounds the memory of Redis.
 
         Raises:
-            IdConflict: The run's name was used for another input.
+            IdConflict: A run of this name submitted another input.
         """
         self._tally.begin_ms = (await retrying(self._client.queue.stats)).now_ms
         with display() as shown:
@@ -104,7 +109,7 @@ class Collection:
             await asyncio.sleep(max(pause_s, cost_s / MAX_SHARE_OF_STATUS))
 
     async def _states(self, workers: Mapping[str, int]) -> Counter[str]:
-        """Count where the requests of this run are; the rest of the queue is not looked at.
+        """Count the unfinished requests of this run by state, without those of other runs.
 
         Args:
             workers: Worker -> milliseconds left of its lease. Requests of a worker whose lease has
@@ -118,12 +123,12 @@ class Collection:
 
 
 async def submit_only(client: Client, batch_input: InputFile, total: int) -> int:
-    """Submit every good line and wait for none; returns how many.
+    """Submit every good line without waiting for results, and return the number of requests.
 
     Args:
-        client: The client.
-        batch_input: Checked before.
-        total: Lines of it, for the display.
+        client: Client of the queue that gets the requests.
+        batch_input: Input whose `check` was called.
+        total: Lines of the input, for the display.
     """
     num_submitted = 0
     requests = (entry for _, entry in batch_input.entries() if isinstance(entry, Request))

@@ -15,17 +15,21 @@ LINE_INTERVAL_S = 5.0
 
 
 class Display(Protocol):
-    """Where progress appears."""
+    """A place that shows progress to people.
+
+    Attributes:
+        interval_s: Seconds between two calls of `show`.
+    """
 
     interval_s: float
 
     def show(self, progress: RunProgress) -> None:
-        """Show a new state."""
+        """Show the progress at this moment."""
 
 
 @contextmanager
 def display() -> Iterator[Display]:
-    """Open what fits: a bar if stderr is a terminal, else lines."""
+    """Open a display: two live lines if stderr is a terminal, else a printed line per call."""
     if not people().is_terminal:
         yield _Lines()
         return

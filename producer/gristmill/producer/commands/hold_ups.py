@@ -1,4 +1,4 @@
-"""Say what holds up the requests of a queue, and when that is over; for commands that wait."""
+"""Report what delays the requests of a queue, and when the delay ends; for commands that wait."""
 
 from collections.abc import Mapping
 
@@ -7,17 +7,17 @@ from gristmill.shared.cli import say
 from gristmill.shared.operations import Stats
 
 LOOK_S = 1.0
-"""Longest time between two looks at the workers."""
+"""Longest time between two looks at the workers, in seconds."""
 
 
 class HoldUps:
-    """Watches the workers and the suspects of one queue. It says each state once.
+    """Watches the workers and the suspects of one queue, and reports each change once.
 
     Args:
         queue: Name of the queue.
 
     Attributes:
-        is_served: True while the lease of some worker runs.
+        is_served: True if the lease of at least one worker has not ended.
     """
 
     def __init__(self, queue: str) -> None:
@@ -28,7 +28,7 @@ class HoldUps:
         self.is_served = True
 
     def tell(self, stats: Stats) -> None:
-        """Say what has changed since the last call."""
+        """Report what has changed since the last call."""
         self.is_served = any(left_ms > 0 for left_ms in stats.workers.values())
         self._tell_problem(absence(self._queue, stats.workers) or self._silence(stats.workers))
         num_suspects = stats.depth_by_lane["suspect"]
@@ -47,10 +47,10 @@ class HoldUps:
         self._problem = problem
 
     def _silence(self, workers: Mapping[str, int]) -> str | None:
-        """Return what to say if no worker has renewed its lease for half of it, or None.
+        """Return a notice if no worker has renewed its lease for half of the lease time, else None.
 
-        A worker renews its lease at least three times while it lasts. The longest remaining time that was seen
-        stands for the whole lease.
+        A worker renews its lease at least three times per lease time. The workers choose this time, so
+        the longest remaining time that was seen stands for it.
         """
         for worker, left_ms in workers.items():
             self._longest_ms[worker] = max(left_ms, self._longest_ms.get(worker, 0))

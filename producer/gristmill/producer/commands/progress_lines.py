@@ -1,4 +1,4 @@
-"""The two lines that a terminal shows of a run: a bar with the outlook, and below it the counts.
+"""The two lines that show a run on a terminal: a bar with the outlook, and the counts below it.
 
 `display.py` imports this only if there is a terminal, because it imports rich.
 """
@@ -57,7 +57,7 @@ class ProgressLines:
         yield text
 
     def num_rows(self, width: int) -> int:
-        """Return how many rows the drawn lines take after the terminal has got another width."""
+        """Return the number of rows that the drawn lines take on a terminal of another width."""
         return sum(max(1, ceil(cells / width)) for cells in self.cells)
 
 
@@ -77,7 +77,7 @@ class ReflowEraser(RenderHook):
         self._width = console.width
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Put the erasure in front of what is to be drawn."""
+        """Put the erasure before the renderables if the terminal became narrower."""
         width, before = self._console.width, self._width
         self._width = width
         if width >= before or not _terminal_reflows():

@@ -1,4 +1,4 @@
-"""The command that resumes an interrupted `gristmill submit`, for people to copy."""
+"""Print the command that resumes an interrupted `gristmill submit`, for people to copy."""
 
 import re
 import shlex
@@ -12,30 +12,31 @@ _URL_WITH_PASSWORD = re.compile(r"\w+://\S*@\S*")
 
 @contextmanager
 def hint_on_interrupt(command: str, *, is_piped: bool) -> Iterator[None]:
-    """On Ctrl-C, say how to go on.
+    """On Ctrl-C, print the command that resumes the run.
 
     Args:
-        command: The command that resumes the run.
-        is_piped: Whether the input comes from stdin, so that it must be piped in again.
+        command: Command that resumes the run.
+        is_piped: True if the input comes from stdin, so people must pipe it in again.
     """
     try:
         yield
     except KeyboardInterrupt:
         how = "pipe the same input into" if is_piped else "resume with"
-        say(f"interrupted; what was submitted runs on, what was written stays; {how}: {command}")
+        say(f"interrupted; submitted requests run on, written rows stay; {how}: {command}")
         raise
 
 
 def resume_command(
     arguments: Sequence[str], run: str, *, has_output: bool, is_collecting: bool = False
 ) -> str:
-    """Return the command that goes on with a run.
+    """Return the command that continues a run.
 
     Args:
-        arguments: Of this process; a URL with a password is not repeated.
-        run: Added unless the output knows it.
-        has_output: Whether there is one.
-        is_collecting: Whether to add what writes the results.
+        arguments: Arguments of this process. The command has `$REDIS_URL` in place of a URL with a
+            password.
+        run: Name of the run; the command names it unless there is an output, whose record has it.
+        has_output: True if the run has an output file.
+        is_collecting: True to add the options that wait for the results and write them.
     """
     left_out = {"--force", "--json"} if is_collecting else {"--force"}
     words = [_quoted(word) for word in arguments if word not in left_out]

@@ -22,5 +22,5 @@ class RunProgress:
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
+        """The counts and the outlook in one line."""
         return ", ".join([*self.parts, self.outlook] if self.outlook else self.parts)

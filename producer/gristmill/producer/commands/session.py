@@ -1,4 +1,4 @@
-"""What every command that touches the queue begins with: a queue whose Redis has answered."""
+"""Open the queue for a command once Redis has answered, and run the command's coroutine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -23,11 +23,11 @@ NOTICE_INTERVAL_S = 5.0
 
 @asynccontextmanager
 async def open_queue(settings: QueueSettings) -> AsyncIterator[Queue]:
-    """Connect, make sure that Redis answers, and say so when it later does not.
+    """Connect and check that Redis answers. From then on, print a notice while it does not answer.
 
     Raises:
-        redis.exceptions.RedisError: No answer at the first call; `queue_options` turns it into
-            exit code 3. Later calls of `Client` wait instead until Redis is back.
+        redis.exceptions.RedisError: Redis does not answer the first call; `queue_options` turns this
+            into exit code 3. Later calls of `Client` wait instead until Redis is back.
     """
     url = settings.redis_url.get_secret_value()
     announce_redis_waits(
@@ -73,7 +73,7 @@ def on_client(
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; Ctrl-C ends it, however it takes its cancellation."""
+    """Run a command's coroutine; Ctrl-C ends it, even if it loses its first cancellation."""
     return asyncio.run(_run(work))
 
 
@@ -86,11 +86,11 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def absence(queue: str, workers: Mapping[str, int]) -> str | None:
-    """Return what to tell people when no worker is alive to run what waits, or None.
+    """Return a notice if no worker of the queue is alive, else None.
 
     Args:
         queue: Name of the queue.
-        workers: Worker -> milliseconds left of its lease; 0 or less for a dead worker that nobody has reaped yet.
+        workers: Worker -> milliseconds left of its lease; 0 or less for a dead worker before its reap.
     """
     if any(left_ms > 0 for left_ms in workers.values()):
         return None

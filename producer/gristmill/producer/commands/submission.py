@@ -35,9 +35,15 @@ class SubmitOptions:
     """The options of one `gristmill submit`.
 
     Attributes:
-        source: FILE, or `-` for stdin.
+        source: Path of the input, or `-` for stdin.
+        wait: True to wait for the results and write their rows.
         output: File that gets the rows; None for stdout.
-        endpoint: Endpoint of lines that name none.
+        lenient: True to run the good lines of a file that has bad ones.
+        window: Most unfinished requests at a time.
+        run: Name of the run; None for that of the output, or a new one.
+        force: True to begin a new run although the output has rows.
+        as_json: True to print the summary as JSON.
+        endpoint: Endpoint of lines that name none; None for the one that suits the body.
         fields: Fields of `Request` for lines that do not set them.
     """
 
@@ -57,9 +63,9 @@ class Submission:
     """Check a file, submit it, and with `--wait` collect its rows.
 
     Args:
-        path: The input; a file, read twice.
-        options: The command line.
-        settings: Which queue.
+        path: Path of the input, which is read twice; for stdin, of its copy.
+        options: Options of the command.
+        settings: Redis, queue and limits.
     """
 
     def __init__(self, path: Path, options: SubmitOptions, settings: QueueSettings) -> None:
@@ -69,10 +75,11 @@ class Submission:
         self._fleet: Fleet | None = None
 
     def execute(self) -> int:
-        """Return the exit code: 0 if all succeeded, 1 if some failed.
+        """Run the command and return the exit code: 0 if all succeeded, 1 if some failed.
 
         Raises:
-            InvalidRequest: The input, or an output that does not belong to it; nothing was submitted.
+            InvalidRequest: The input is wrong, or the output belongs to another run. Nothing was
+                submitted.
         """
         self._fleet = on_queue(self._settings, self._look)
         if self._options.output is None:
@@ -81,7 +88,7 @@ class Submission:
             return self._execute(output)
 
     async def _look(self, queue: Queue) -> Fleet:
-        """Make sure that Redis answers; who does not wait is told if nobody would take the requests."""
+        """Return what the workers serve. Without `--wait`, also report that no worker is alive."""
         if not self._options.wait and (
             problem := absence(queue.keys.queue, (await queue.stats()).workers)
         ):
@@ -105,7 +112,11 @@ class Submission:
             return self._collect(batch_input, report, run, output.append, written)
 
     def _run(self, output: OutputFile | None) -> tuple[RunRecord, bool]:
-        """Return the run and whether it began earlier, in which case it must be the same."""
+        """Return the run, and True if the output shows that it began earlier.
+
+        Raises:
+            InvalidRequest: The earlier run had another input or other options.
+        """
         input_bytes, input_digest = fingerprint(self._path)
         endpoint = {"endpoint": self._options.endpoint} if self._options.endpoint else {}
         now = RunRecord(
@@ -122,7 +133,10 @@ class Submission:
         return earlier, True
 
     def _input(self, run: str, *, is_new: bool) -> InputFile:
-        """Return the input; of a run that goes on, lines may be done whatever is served now."""
+        """Return the input. Only for a new run, check that workers serve the models of its lines.
+
+        A resumed run may have results for models that no worker serves now.
+        """
         reader = LineReader(
             run,
             max_request_bytes=self._settings.max_request_bytes,
@@ -217,9 +231,9 @@ def _refuse_bad_lines(report: InputReport, options: SubmitOptions) -> None:
     if more := report.num_bad - len(report.bad):
         shown += f"\n  and {more:,} more"
     if options.lenient:
-        say(f"{report.num_bad:,} of {report.num_lines:,} lines are no requests:\n{shown}")
+        say(f"{report.num_bad:,} of {report.num_lines:,} lines are not requests:\n{shown}")
         return
     raise InvalidRequest(
-        f"{report.num_bad:,} of {report.num_lines:,} lines of {options.source} are no requests, so"
-        f" nothing was submitted:\n{shown}\nMend them, or have error rows for them with --lenient."
+        f"{report.num_bad:,} of {report.num_lines:,} lines of {options.source} are not requests, so"
+        f" nothing was submitted:\n{shown}\nCorrect them, or run the other lines with --lenient."
     )

@@ -1,4 +1,4 @@
-"""Count what a run has finished, and say how fast it goes and how long it will take."""
+"""Count the finished requests of a run, and compute its rate and its remaining time."""
 
 from collections import Counter, deque
 from datetime import timedelta
@@ -7,28 +7,29 @@ from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.shared.results import Result
 
 RATE_WINDOW_S = 30.0
-"""Time over which rates are measured: long enough to be steady, short enough to follow a change."""
+"""Seconds over which rates are measured: long enough to be steady, short enough to follow a change."""
 
 MIN_RATE_S = 1.0
-"""Shortest run whose summary has a rate; in less time a run only collects what others had begun."""
+"""Shortest run, in seconds, whose summary has a rate. A shorter one mostly collects what earlier
+processes submitted."""
 
 
 class Tally:
-    """Counts what finished; time is an argument.
+    """Counts the finished requests of a run; the caller passes the time.
 
-    Rates span the time up to the last request that this process saw finish. So a stall does not turn into
-    an ever longer time left; after `RATE_WINDOW_S` without an end there is no rate.
+    A rate covers the time up to the last request that this process saw finish. So the time left does
+    not grow during a stall. After `RATE_WINDOW_S` without a finished request there is no rate.
 
     Args:
         total: Requests of the whole run.
-        now_s: Monotonic time.
-        num_finished: Finished before this process began; not part of any rate.
-        num_failed: How many of those failed.
+        now_s: Monotonic time at which this process began, in seconds.
+        num_finished: Requests that finished before this process began; they are part of no rate.
+        num_failed: Failed requests among those.
         output_tokens: Output tokens of those.
 
     Attributes:
-        begin_ms: Redis time at which this process began to wait; a result that is older is part of no rate.
-        num_found: Results that were older.
+        begin_ms: Redis time at which this process began to wait. Older results are part of no rate.
+        num_found: Results older than `begin_ms`.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class Tally:
         self.num_bad += 1
 
     def sample(self, now_s: float, *, is_served: bool = True) -> None:
-        """Remember where the run stands.
+        """Record the counts at this moment; rates are differences between such samples.
 
         Args:
-            now_s: Monotonic time.
-            is_served: True while a worker is alive; when one is back, rates start from that moment.
+            now_s: Monotonic time in seconds.
+            is_served: True if a worker is alive. When one comes back, rates start from that moment.
         """
         sample = (now_s, self._num_seen, self.seen_tokens)
         if is_served and not self._is_served:
@@ -83,7 +84,7 @@ class Tally:
 
     @property
     def _num_seen(self) -> int:
-        """Lines that ended otherwise than found or bad; rates are differences of it."""
+        """Finished lines, without bad lines and results older than `begin_ms`."""
         return self.num_finished - self.num_bad - self.num_found
 
     @property
@@ -108,15 +109,15 @@ class Tally:
         return (self.total - self.num_finished) / rate if rate > 0 else None
 
     def elapsed_s(self, now_s: float) -> float:
-        """Return how long this process has been at it."""
+        """Return the seconds since this process began."""
         return now_s - self._start_s
 
     def progress(self, states: Counter[str] | None = None, note: str = "") -> RunProgress:
-        """Return what people see: how far, what is in flight, how fast, how long.
+        """Return the progress to show: counts, rate and time left.
 
         Args:
-            states: Of the unfinished requests that were submitted, requests of nobody else; None if
-                they are not known. `orphaned` are those of workers whose lease has ended.
+            states: Unfinished requests of this run by state; None if their states are not known.
+                `orphaned` counts the requests of workers whose lease has ended.
             note: More words for the outlook, such as the status of a batch.
         """
         parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
