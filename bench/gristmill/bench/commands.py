@@ -132,7 +132,8 @@ def _parts(text: str | None) -> list[str]:
     "--redis-url",
     metavar="URL",
     envvar=["GRISTMILL_REDIS_URL", "REDIS_URL"],
-    help="URL of Redis; the runs delete their queues at their end.  [env: REDIS_URL; default: an embedded server]",
+    help="URL of Redis; the runs delete their queues at their end."
+    "  [env: REDIS_URL; default: an embedded server]",
 )
 @click.option(
     "--vllm-url",
@@ -145,7 +146,7 @@ def _parts(text: str | None) -> list[str]:
     "--plot",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="JSON",
-    help="results.json of an earlier bench, whose tables and plots to write again next to it, without a run.",
+    help="results.json of an earlier bench; its tables and plots are written again, without a run.",
 )
 @click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
 @click.pass_context

@@ -128,7 +128,7 @@ async def test_what_a_killed_upload_leaves_is_deleted_after_a_day(
     await queue.redis.zincrby(queue.keys.files_expiring, -UPLOAD_TTL_S, noted)
     assert await batches.files.delete_expired() == 1
     assert files_in(tmp_path) == []
-    with pytest.raises(InvalidRequest, match="on its way for more than a day"):
+    with pytest.raises(InvalidRequest, match="took more than a day"):
         await file.finish("late.jsonl")
     assert await contents(queue) == {}
 

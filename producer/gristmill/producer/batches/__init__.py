@@ -16,6 +16,7 @@ A batch is run by stewards, and clients see it through the gateway or `gristmill
 Import each package by its own name; its `__init__` lists what others may use. `rows` imports nothing
 else from here, and only stewards import `lifecycle`.
 
-The way of a row: `Execution` collects a result, `LineTracker` turns it into a row, and
-`LeasedBatch.commit` writes it with `lua/commit.lua`. Nothing else changes the record or the checkpoint of a batch.
+The path of a row: `Execution` collects a result, `LineTracker` turns it into a row, and `RowBuffer`
+writes rows into the storage. `LeasedBatch.commit` then makes them visible with `lua/commit.lua`.
+Nothing else changes the record or the checkpoint of a batch.
 """

@@ -127,7 +127,17 @@ class BatchRecords:
 async def ids_after(
     redis: AnyRedis, key: str, after: str | None, limit: int, *, is_desc: bool
 ) -> list[str]:
-    """Return ids of a sorted set behind `after`; all scores are 0, so Redis sorts the ids as bytes."""
+    """Return the ids that follow `after` in a sorted set.
+
+    All scores are 0, so Redis sorts the ids as bytes.
+
+    Args:
+        redis: Client of the queue.
+        key: Key of the sorted set.
+        after: Id before the first one to return; None begins at the start.
+        limit: Most ids to return.
+        is_desc: True for the order from the last id to the first.
+    """
     start, end = ("+", "-") if is_desc else ("-", "+")
     if after:
         start = f"({after}"

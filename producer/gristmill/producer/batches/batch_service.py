@@ -1,4 +1,4 @@
-"""The calls of clients: the gateway and `gristmill batch` make them.
+"""The operations on batches for clients; the gateway and `gristmill batch` call them.
 
 Nothing here runs a batch. `create` and `cancel` note in Redis what the client wants and wake a
 steward, which does the work (`lifecycle/`).
@@ -62,7 +62,13 @@ class Batches:
         return record
 
     async def batches(self, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
-        """Return a page of a tenant's batches, newest first; `after` is the last id of the page before."""
+        """Return a page of a tenant's batches, newest first.
+
+        Args:
+            tenant: Owner of the batches.
+            after: Last id of the page before; None for the first page.
+            limit: Most batches of the page.
+        """
         found = await self.store.records.page(tenant, after=after, limit=limit + 1)
         return page([with_cancelling_status(record) for record in found], limit)
 
@@ -147,7 +153,8 @@ class Batches:
 
         Raises:
             NotFound: The tenant has no batch of this id, or a file of its results was deleted.
-            InvalidRequest: The caller would follow a batch whose rows are sorted at its end.
+            InvalidRequest: The caller follows a running batch whose rows get their order at its
+                end.
         """
         record = await self.batch(tenant, batch_id)
         if follow and record.order == "input" and not record.is_final:

@@ -26,7 +26,7 @@ class BatchSpec:
         output_expires_after_s: Seconds from the batch's end after which its files are deleted.
         mode: strict: a bad line fails the file; lenient: a bad line gets an error row, the rest runs.
         order: Order of the rows in the output file.
-        priority: Lane of its requests.
+        priority: Lane of requests that set no priority.
         retry_of: Id of the batch whose failed lines this one repeats.
     """
 

@@ -1,4 +1,4 @@
-"""The batches and files of one queue, opened: what gateway, steward and `gristmill batch` share."""
+"""The batches and files of one queue; gateway, steward and `gristmill batch` open it."""
 
 from types import TracebackType
 from typing import Self
@@ -36,7 +36,7 @@ class BatchStore:
 
     @classmethod
     def from_settings(cls, settings: BatchSettings) -> Self:
-        """Connect to the Redis and the storage of the settings; use it in `async with`."""
+        """Connect to the Redis and the storage of the settings; `async with` closes it."""
         redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
         queue = Queue(redis, settings.queue, settings.limits)
         return cls(queue, Storage(settings.storage_url), settings)

@@ -1,4 +1,4 @@
-"""Which batches need a steward, and when: the key `batches_due`, scored by the clock of Redis."""
+"""Find and set when a batch needs a steward: the key `batches_due`, scored by Redis time."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from gristmill.producer.batches.scripts import lua_script
 from gristmill.shared.queue import Queue
 
 MAX_BACKOFF_S = 60
-"""Longest delay, so that a batch goes on within a minute of a repair."""
+"""Longest delay in seconds, so that a batch continues within a minute after a repair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class DueBatch:
 
 
 class DueBatches:
-    """Says which batches are due, and makes them due.
+    """The times at which the batches of a queue are due for a steward.
 
     Args:
         queue: Queue of the batches.
@@ -46,7 +46,7 @@ class DueBatches:
         """Return batches that are due and that no steward holds, longest due first.
 
         Args:
-            limit: Due batches to look at.
+            limit: Most due batches to look at; fewer are returned if stewards hold some of them.
         """
         ids = await self._due(keys=[self._keys.prefix], args=[limit])
         found = [await self._with_phase(batch.decode()) for batch in ids]
@@ -63,7 +63,7 @@ class DueBatches:
         return DueBatch(batch, phase, num_slices)
 
     async def wake(self, batch: str, delay_s: float = 0) -> None:
-        """Make a batch due after a delay; 0 also rings for a steward."""
+        """Make a batch due after a delay in seconds; 0 also wakes a steward."""
         await self._wake(keys=[self._keys.prefix], args=[batch, int(delay_s * 1000)])
 
     async def back_off(self, batch: str, problem: str) -> float:

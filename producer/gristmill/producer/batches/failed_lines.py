@@ -43,7 +43,7 @@ def failed_lines(
 
 
 def with_name(line: bytes, number: int) -> bytes:
-    """Return a line with the custom_id that its row had; a line without one has its number."""
+    """Return a line with the custom_id of its row: its own, or its number if it has none."""
     try:
         fields = orjson.loads(line)
     except ValueError:

@@ -142,7 +142,7 @@ class BatchRecord(BatchObject):
 
     Attributes:
         tenant: Owner of the batch.
-        priority: Lane of its requests.
+        priority: Lane of requests that set no priority.
         output_expires_after_s: Seconds after which its output and error file are deleted.
         closing: Status that the batch will have once its last rows are written; None while it runs on.
     """

@@ -11,14 +11,14 @@ from gristmill.shared.errors import InvalidRequest
 POLL_S = 1.0
 
 MAX_MISSED_PARTS = 5
-"""Looks at a part that is not there, while the batch runs, before the reader gets an error."""
+"""Most looks at a missing part of a running batch; then the reader gets the error."""
 
 
 class RowStream:
     """The rows of one batch, answers and errors, each once.
 
-    In the order of completion, a file of results is the batch's parts one after the other. So the
-    rest of a file begins where the parts that were read end.
+    If rows have the order of completion, an output file is the sequence of the batch's parts. So
+    the unread rest of the file begins at the total size of the parts that were read.
 
     Args:
         store: The batches of the queue.
@@ -40,8 +40,8 @@ class RowStream:
             follow: Go on until the batch has ended.
 
         Raises:
-            InvalidRequest: The rows are sorted at the end of the batch, and the caller would follow
-                it, or has read some of them before the end.
+            InvalidRequest: The batch sorts its rows at its end, and the caller follows it or has
+                read rows from before the end.
         """
         num_missed = 0
         while not (record := await self._record(follow=follow)).is_final:
@@ -84,7 +84,7 @@ class RowStream:
 
 
 def no_order_yet(batch: str) -> InvalidRequest:
-    """Return the error for following a batch whose rows are sorted at its end."""
+    """Return the error for following a batch that sorts its rows at its end."""
     return InvalidRequest(
         f"the rows of batch {batch} get their order at its end; read them then, without following"
     )

@@ -26,8 +26,8 @@ def unusable(url: str, error: Exception) -> str:
     """Return the message for an operator whose storage failed."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return (
-        f"the storage {url} cannot be used ({reason}); check that it is there and may be written, for S3 AWS_* and"
-        " FSSPEC_S3_ENDPOINT_URL, and GRISTMILL_STORAGE_URL (or --storage-url)"
+        f"cannot use the storage {url} ({reason}); check GRISTMILL_STORAGE_URL (or --storage-url)"
+        " and the right to write there; for S3 also AWS_* and FSSPEC_S3_ENDPOINT_URL"
     )
 
 
@@ -67,7 +67,7 @@ class Storage:
 
     @staticmethod
     def new_path(folder: str, name: str) -> str:
-        """Return a unique path."""
+        """Return a path in a folder that no other object has."""
         return f"{folder}/{name}.{uuid4().hex}"
 
     def open(self, path: str, offset: int = 0) -> BinaryIO:
@@ -89,7 +89,7 @@ class Storage:
         if self._is_local:
             self._fs.makedirs(
                 self._fs._parent(self._full(path)), exist_ok=True
-            )  # its only way to say it
+            )  # fsspec has no public name for it
         return cast(BinaryIO, self._open(path, "wb"))
 
     def chunks(self, path: str, offset: int = 0) -> Iterator[bytes]:

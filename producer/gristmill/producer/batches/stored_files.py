@@ -1,7 +1,7 @@
-"""The files of tenants: uploads, and the results of batches. Redis has the records, the storage the bytes.
+"""The files of tenants: uploads, and the results of batches.
 
-A file is written in several steps. `delete_expired` removes what a process leaves that dies between
-two of them.
+Redis has the records of the files, and the storage has their bytes. A file is written in several
+steps. If a process dies between two of them, `delete_expired` later removes what it left.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ PURPOSES: tuple[Purpose, ...] = ("batch",)
 """Values of `purpose` that an upload may have."""
 
 UPLOAD_TTL_S = 24 * 3600
-"""Longest time of an upload; an older one counts as abandoned."""
+"""Longest time of an upload in seconds; `delete_expired` deletes an older one."""
 
 MAX_EXPIRED_FILES = 500
 """Files that one call of `delete_expired` deletes, so that it ends within seconds."""
@@ -62,7 +62,7 @@ class StoredFiles:
         blob = await self._redis.get(self._keys.file(file_id))
         record = FileRecord.model_validate_json(blob) if blob else None
         if record is None or record.tenant != tenant:
-            raise NotFound(f"no file {file_id!r}; it was deleted, has expired, or never was here")
+            raise NotFound(f"no file {file_id!r}: it never existed, was deleted, or has expired")
         return record
 
     def content(self, file: FileRecord) -> Iterator[bytes]:
@@ -138,7 +138,8 @@ class StoredFiles:
         """
         if not await self._redis.set(self._keys.file(record.id), record.model_dump_json(), xx=True):
             raise InvalidRequest(
-                f"file {record.id} was on its way for more than a day, so it was deleted; upload it again, faster"
+                f"the upload of file {record.id} took more than a day, so the file was deleted;"
+                " upload it again"
             )
         await self._redis.zadd(self._keys.files(record.tenant), {record.id: 0})
         await self._redis.zadd(self._keys.files_expiring, {record.id: record.expires_at or 0})
@@ -160,10 +161,11 @@ class StoredFiles:
         await self._remove(file)
 
     async def delete_expired(self) -> int:
-        """Delete up to `MAX_EXPIRED_FILES` files that have expired and return how many had.
+        """Delete expired files, and return the number of expired files that were found.
 
-        A file that an unfinished batch reads stays. Batches need no such call: their records have a
-        TTL, and lists leave out what is gone.
+        One call looks at up to `MAX_EXPIRED_FILES` files. A file that an unfinished batch reads
+        stays, but is in the number. Batches need no such call: their records have a TTL, and lists
+        leave out missing batches.
         """
         expired = await self._expired()
         for file in expired:
@@ -180,7 +182,7 @@ class StoredFiles:
         await self._redis.zrem(self._keys.files_expiring, record.id)
 
     async def _expired(self) -> list[FileRecord]:
-        """Return expired files; ids without a record are removed, since their file is gone."""
+        """Return expired files, and remove ids without a record, whose file is gone."""
         now = int(time.time())
         ids = await self._redis.zrange(
             self._keys.files_expiring, 1, now, byscore=True, offset=0, num=MAX_EXPIRED_FILES
@@ -201,6 +203,6 @@ class StoredFiles:
         return next(readers, None)
 
     async def _remove(self, file: FileRecord) -> None:
-        """Delete bytes and record; the bytes first, so that a failure is tried again."""
+        """Delete first the bytes and then the record, so that a failed call can be repeated."""
         await asyncio.to_thread(self.storage.delete, file.path)
         await self.forget(file)

@@ -1,4 +1,4 @@
-"""A file on its way into the storage. Clients see it once it is complete."""
+"""Upload a file into the storage. Clients see the file once it is complete."""
 
 import asyncio
 from typing import BinaryIO, Self
@@ -9,10 +9,10 @@ from gristmill.shared.errors import InvalidRequest
 
 
 class Upload:
-    """A file that is being written, for use in `async with`; an unfinished one is deleted at its end.
+    """A file that is being written. `async with` deletes a file that is unfinished at its end.
 
-    The file is noted before its first byte. So `StoredFiles.delete_expired` finds what a killed
-    process leaves.
+    Redis gets a record of the file before its first byte. So `StoredFiles.delete_expired` finds
+    what a killed process leaves.
 
     Args:
         files: The files of the queue.
@@ -40,7 +40,7 @@ class Upload:
         """Append bytes; blocks on the storage.
 
         Raises:
-            InvalidRequest: The file gets too large.
+            InvalidRequest: The file has more than `GRISTMILL_MAX_FILE_BYTES`.
         """
         self._num_bytes += len(data)
         if self._num_bytes > self._max_bytes:
@@ -56,8 +56,8 @@ class Upload:
 
         Args:
             filename: Name that people see.
-            expires_after_s: Seconds from the begin of the upload after which the file is deleted;
-                `GRISTMILL_FILE_TTL_S` if None.
+            expires_after_s: Seconds from the start of the upload after which the file is deleted;
+                None for `GRISTMILL_FILE_TTL_S`.
 
         Raises:
             InvalidRequest: The upload took more than a day, so the file was deleted.

@@ -68,7 +68,7 @@ class BatchSession:
         return self._on_batch(batch_id, lambda batches, owner: batches.cancel(owner, batch_id))
 
     def retry_failed(self, batch_id: str, window: str | None) -> BatchRecord:
-        """Create a batch from the failed lines of an ended one; a `window` of None stays the same."""
+        """Create a batch from the failed lines of an ended one; None keeps its `window`."""
         return self._on_batch(
             batch_id,
             lambda batches, owner: batches.retry_failed(owner, batch_id, completion_window=window),
@@ -82,8 +82,8 @@ class BatchSession:
             )
         except KeyboardInterrupt:
             say(
-                f"interrupted; {batch_id} runs on; to watch it: gristmill batch show {batch_id} --wait; to end it:"
-                f" gristmill batch cancel {batch_id}"
+                f"interrupted; {batch_id} runs on; to watch it: gristmill batch show {batch_id}"
+                f" --wait; to end it: gristmill batch cancel {batch_id}"
             )
             raise
 
@@ -150,8 +150,9 @@ class BatchSession:
         except NotFound:
             days = self._settings.batch_ttl_s / 86_400
             raise NotFound(
-                f"queue {self._settings.queue} has no batch {batch_id!r}: none was created under this id, or it ended"
-                f" more than {days:g} days ago; list batches: gristmill batch list; name another queue: --queue"
+                f"queue {self._settings.queue} has no batch {batch_id!r}: none was created under"
+                f" this id, or it ended more than {days:g} days ago; list batches:"
+                " gristmill batch list; name another queue: --queue"
             ) from None
         if self._tenant not in (None, owner):
             raise NotFound(

@@ -142,8 +142,8 @@ async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
         if await queue.dead_letters.requeue(dead_id, fresh) == "missing":
             num_refused += 1
             say(
-                f"{dead_id}: no such dead letter, or it never was a request; see: gristmill dead show"
-                f" {dead_id}"
+                f"{dead_id}: no such dead letter, or it never was a request; see:"
+                f" gristmill dead show {dead_id}"
             )
         else:
             click.echo(f"{dead_id}  {fresh}")

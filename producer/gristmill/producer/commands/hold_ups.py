@@ -49,8 +49,8 @@ class HoldUps:
     def _silence(self, workers: Mapping[str, int]) -> str | None:
         """Return a notice if no worker has renewed its lease for half of the lease time, else None.
 
-        A worker renews its lease at least three times per lease time. The workers choose this time, so
-        the longest remaining time that was seen stands for it.
+        A worker renews its lease at least three times per lease time. Each worker has its own lease
+        time, so the longest remaining time that was seen stands for it.
         """
         for worker, left_ms in workers.items():
             self._longest_ms[worker] = max(left_ms, self._longest_ms.get(worker, 0))

@@ -1,4 +1,4 @@
-"""`gristmill queue`: the state of a queue, the weights of its tenants, an audit of its invariants."""
+"""`gristmill queue`: the state of a queue, its tenants' weights, an audit of its invariants."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -118,8 +118,8 @@ def _weight(text: str) -> tuple[str, float]:
 def audit(as_json: bool, settings: "QueueSettings") -> int:
     """Check that each request is in exactly one place, and that the counters are true.
 
-    The audit only reads, so producers and workers may run at the same time. Exits with 1 if it finds
-    something harmful.
+    The audit only reads, so producers and workers may run at the same time. Exits with 1 if it
+    finds something harmful.
     """
     from gristmill.producer.commands.session import on_queue, print_json
     from gristmill.shared.audit import audit as audit_of

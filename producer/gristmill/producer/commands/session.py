@@ -26,8 +26,8 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[Queue]:
     """Connect and check that Redis answers. From then on, print a notice while it does not answer.
 
     Raises:
-        redis.exceptions.RedisError: Redis does not answer the first call; `queue_options` turns this
-            into exit code 3. Later calls of `Client` wait instead until Redis is back.
+        redis.exceptions.RedisError: Redis does not answer the first call; `queue_options` turns
+            this into exit code 3. Later calls of `Client` wait instead until Redis is back.
     """
     url = settings.redis_url.get_secret_value()
     announce_redis_waits(
@@ -90,7 +90,8 @@ def absence(queue: str, workers: Mapping[str, int]) -> str | None:
 
     Args:
         queue: Name of the queue.
-        workers: Worker -> milliseconds left of its lease; 0 or less for a dead worker before its reap.
+        workers: Worker -> milliseconds left of its lease; 0 or less for a dead worker that was not
+            reaped yet.
     """
     if any(left_ms > 0 for left_ms in workers.values()):
         return None

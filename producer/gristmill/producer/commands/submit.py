@@ -84,7 +84,8 @@ def submit(
     Submits the requests; with --wait, also writes their results.
 
     A line is OpenAI's batch format, an envelope {"body": ...}, or a plain {"prompt": ...},
-    {"messages": ...} or {"input": ...}. The command checks the whole file before it submits anything.
+    {"messages": ...} or {"input": ...}. The command checks the whole file before it submits
+    anything.
 
     The same command with the same -o or --run resumes an interrupted run. It skips lines that have
     their row in the output file, and runs no finished request again.

@@ -7,7 +7,7 @@ from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.shared.results import Result
 
 RATE_WINDOW_S = 30.0
-"""Seconds over which rates are measured: long enough to be steady, short enough to follow a change."""
+"""Seconds over which rates are measured: steady enough, and still quick to follow a change."""
 
 MIN_RATE_S = 1.0
 """Shortest run, in seconds, whose summary has a rate. A shorter one mostly collects what earlier
@@ -17,8 +17,8 @@ processes submitted."""
 class Tally:
     """Counts the finished requests of a run; the caller passes the time.
 
-    A rate covers the time up to the last request that this process saw finish. So the time left does
-    not grow during a stall. After `RATE_WINDOW_S` without a finished request there is no rate.
+    A rate covers the time up to the last request that this process saw finish. So the time left
+    does not grow during a stall. After `RATE_WINDOW_S` without a finished request there is no rate.
 
     Args:
         total: Requests of the whole run.

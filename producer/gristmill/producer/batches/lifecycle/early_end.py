@@ -1,4 +1,4 @@
-"""Ends of a batch before all its lines have an answer, other than a cancel or an expiry while it runs."""
+"""End a batch early: before its execution, or because its input is gone."""
 
 import time
 from dataclasses import replace

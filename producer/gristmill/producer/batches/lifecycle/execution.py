@@ -38,7 +38,8 @@ MAX_UNCOMMITTED = 5_000
 
 
 MayGoOn = Callable[[float], bool]
-"""Asked before each step, with the seconds since the slice last had work; False ends the slice."""
+"""Callback that takes the seconds since the slice last had work. It is called before each step, and
+False ends the slice."""
 
 
 class Execution:
@@ -64,7 +65,7 @@ class Execution:
         """Work until every line has its row, or until other batches should have their turn.
 
         Args:
-            may_go_on: Asked between steps.
+            may_go_on: Called before each step; False ends the slice.
 
         Raises:
             LeaseLost, redis.exceptions.RedisError, OSError: The last commit stands; the next slice
@@ -110,7 +111,7 @@ class Execution:
             await self._commit()
 
     async def _look(self) -> None:
-        """Renew the lease and read what changed outside: the load of the workers, a cancel, the time."""
+        """Renew the lease, read the workers' load, and close the batch after a cancel or expiry."""
         self._clock.mark("look")
         await self._leased.extend()
         await self._submitter.refresh()
@@ -130,9 +131,9 @@ class Execution:
         await self._reconcile()
 
     async def _reconcile(self) -> None:
-        """Compare the outstanding lines with the queue.
+        """Compare the outstanding lines with the queue: collect results, submit missing lines.
 
-        A reply may be lost, or a steward may have died between commit and submit.
+        The notice of a result may be lost, or a steward may have died between commit and submit.
         """
         self._clock.mark("reconcile")
         await self._queue.expire()

@@ -1,4 +1,4 @@
-"""Make the output and the error file of a batch from its parts, and delete the parts later."""
+"""Write the output and the error file of a batch from its parts, and delete the parts later."""
 
 import tempfile
 import time
@@ -19,7 +19,8 @@ from gristmill.shared.errors import NotFound
 async def finalize(store: BatchStore, leased: LeasedBatch) -> None:
     """Write both files, then list them and end the batch in one commit.
 
-    A steward that dies before the commit leaves objects that no record names; `delete_parts` removes them.
+    A steward that dies before the commit leaves objects that no record names. `delete_parts`
+    removes them.
     """
     record = leased.record
     new_files: list[FileRecord] = []

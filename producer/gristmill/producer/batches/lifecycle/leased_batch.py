@@ -20,7 +20,7 @@ from gristmill.shared.operations import HeldLease
 T = TypeVar("T")
 
 LEASE_S = 15.0
-"""Silence of a steward after which another one may take its batch."""
+"""Seconds after the last `extend` at which another steward may take the batch."""
 
 
 class LeasedBatch:
@@ -71,7 +71,7 @@ class LeasedBatch:
         return self.state.record
 
     def line_reader(self) -> LineReader:
-        """Return what reads lines as requests whose deadline is the end of the completion window."""
+        """Return a reader of lines. Its default deadline is the end of the completion window."""
         settings, record = self._store.settings, self.record
         remaining_s = max(0.001, record.expires_at - time.time())
         defaults = {
@@ -83,7 +83,7 @@ class LeasedBatch:
         )  # fmt: skip
 
     async def reload(self) -> None:
-        """Read the state again: others may have written to the batch before this lease, or cancelled it."""
+        """Read the state again: others may have committed before this lease, or cancelled it."""
         self.state = await self._store.records.state(self.id)
 
     async def extend(self) -> None:
@@ -113,9 +113,9 @@ class LeasedBatch:
         parts: Sequence[Part] = (),
         new_files: Sequence[FileRecord] = (),
     ) -> None:
-        """Write record, checkpoint, new parts and new files in one step; `state` is then what was written.
+        """Write record, checkpoint, new parts and new files in one step, and update `state`.
 
-        A call that is sent again after a lost reply changes nothing.
+        The same commit, sent again after a lost reply, changes nothing.
 
         Args:
             record: New record of the batch.
@@ -124,7 +124,7 @@ class LeasedBatch:
             new_files: Files to list for the tenant.
 
         Raises:
-            LeaseLost: Another steward holds the batch; nothing was written.
+            LeaseLost: The lease has ended; another steward may hold the batch. Nothing was written.
         """
         num_commits = self.state.num_commits + 1
         ttl_s = self._store.settings.batch_ttl_s if record.is_final else 0

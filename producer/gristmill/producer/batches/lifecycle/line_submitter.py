@@ -14,6 +14,7 @@ from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.request import Request
 
 LINES_A_SUBMIT = 128
+"""Lines that one call reads and submits."""
 
 
 class LineSubmitter:
@@ -22,7 +23,7 @@ class LineSubmitter:
     Args:
         store: The batches of the queue.
         leased: The batch.
-        tracker: Learns which lines are outstanding.
+        tracker: Tracker that learns which lines are outstanding.
         clock: The clock of the slice.
         input_path: Path of the input in the storage.
     """
@@ -48,11 +49,11 @@ class LineSubmitter:
 
     @property
     def max_line_bytes(self) -> int:
-        """Bytes of a line that are read."""
+        """Most bytes of a line that are read."""
         return self._reader.max_line_bytes
 
     async def refresh(self) -> None:
-        """Read the load of the workers, and give new requests the time that is left."""
+        """Read the load of the workers, and make new requests expire with the window."""
         self._reader = self._leased.line_reader()
         self._num_in_flight = (await self._queue.stats()).counters.get("in_flight", 0)
 
@@ -71,8 +72,8 @@ class LineSubmitter:
     async def end_unread(self, lines: Iterator[Line]) -> None:
         """End the next unread lines of a closing batch.
 
-        A steward before may have submitted some of them. The queue cancels those and returns their
-        results; the others get their row at once.
+        An earlier steward may have submitted some of them. The queue cancels those and returns
+        their results. The other lines get their row at once.
         """
         step = await self._leased.run_blocking(partial(take_lines, lines, IDS_A_CALL))
         ids = [self._tracker.id_of(line.number) for line in step]
@@ -84,7 +85,7 @@ class LineSubmitter:
                 self._tracker.expect(line)
 
     async def restore(self, numbers: Sequence[int]) -> None:
-        """Submit outstanding lines that the queue does not have; of a closing batch, end them."""
+        """Submit outstanding lines that the queue does not have. In a closing batch, end them."""
         lines = self._reread(sorted(numbers))
         while step := take_lines(lines, LINES_A_SUBMIT):
             if self._tracker.closing:
@@ -94,11 +95,11 @@ class LineSubmitter:
                 await self._submit(self._requests(step))
 
     def drop_waiting(self) -> None:
-        """Give up what a full queue did not take; `restore` ends these lines."""
+        """Drop the requests that a full queue did not take; `restore` ends their lines."""
         self._waiting = []
 
     def waiting_lines(self) -> set[int]:
-        """Return the lines that a full queue did not take."""
+        """Return the numbers of the lines that a full queue did not take."""
         return {number_of(request.id) for request in self._waiting}
 
     def _room(self) -> int:
@@ -112,7 +113,7 @@ class LineSubmitter:
         )  # fmt: skip
 
     def _requests(self, lines: Sequence[Line]) -> list[Request]:
-        """Return the requests of lines, which are outstanding from now on."""
+        """Return the requests of good lines, which are now outstanding; give bad lines a row."""
         requests = []
         for line in lines:
             entry = self._reader.read(line)

@@ -74,7 +74,7 @@ class LineTracker:
         return f"{self._batch}-{number}"
 
     def results_within(self, max_bytes: int, max_results: int) -> int:
-        """Return how many results to read at once, if they are as large as the last ones."""
+        """Return how many results to read at once, from the mean size of the last rows."""
         return max(1, min(max_results, max_bytes // max(1, self._mean_row_bytes)))
 
     def expect(self, line: Line) -> None:
@@ -115,7 +115,7 @@ class LineTracker:
         return True
 
     def take_changes(self, state: BatchState) -> tuple[BatchRecord, Checkpoint, list[Part]]:
-        """Return record, checkpoint and new parts for the next commit. Flush the rows before.
+        """Return record, checkpoint and new parts for the next commit. Flush the rows first.
 
         Args:
             state: The batch as of its last commit.
@@ -160,7 +160,7 @@ class LineTracker:
 
 
 def number_of(request_id: str) -> int:
-    """Return the line of a request."""
+    """Return the line number in the id of a request."""
     return int(request_id.rpartition("-")[2])
 
 

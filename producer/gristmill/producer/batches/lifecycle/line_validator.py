@@ -25,7 +25,7 @@ class LineValidator:
 
     Args:
         batch: Batch of the lines. In a strict one all lines must name the same model, as with OpenAI.
-        reader: Turns lines into requests.
+        reader: Reader that turns lines into requests.
         media_domains: Hosts from which any URL may be fetched.
         fleet: Models and endpoints of the workers; None to skip this check.
 
@@ -74,12 +74,15 @@ class LineValidator:
         except InvalidRequest as error:
             return BadLine(number, error.reason, custom_id, "invalid_media_url")
         if request.endpoint != self._batch.endpoint:
-            reason = f"its url is {request.endpoint}, that of the batch {self._batch.endpoint}; give each url a batch"
+            reason = (
+                f"its url is {request.endpoint}, the batch's is {self._batch.endpoint};"
+                " create one batch per url"
+            )
             return BadLine(number, reason, custom_id, "url_mismatch")
         if self._fleet and (refusal := self._fleet.refusal(request)):
             return BadLine(number, refusal.reason, custom_id, refusal.code)
         if request.tenant != self._batch.tenant or request.batch:
-            reason = "it names a tenant or a batch; a line runs for whoever made the batch, so leave both out"
+            reason = "it names a tenant or a batch, but runs for the batch's tenant; leave both out"
             return BadLine(number, reason, custom_id)
         return None
 
@@ -93,8 +96,8 @@ class LineValidator:
             self.model = request.model
         if self._batch.mode == "strict" and request.model != self.model:
             reason = (
-                f"its model is {request.model!r}, that of the lines before {self.model!r}; give each model a batch,"
-                " or create it as lenient"
+                f"its model is {request.model!r}, but earlier lines have {self.model!r};"
+                " create one batch per model, or a lenient batch"
             )
             return BadLine(number, reason, custom_id, "model_mismatch")
         return None

@@ -31,12 +31,12 @@ async def advance(store: BatchStore, batch_id: str, may_go_on: MayGoOn) -> None:
     Args:
         store: The batches of the queue.
         batch_id: Id of the batch.
-        may_go_on: Asked between steps. Once it says no, the work so far is committed, and the next
-            call does the rest.
+        may_go_on: Called before each step. Once it returns False, the steward commits the work so
+            far, and the next call of `advance` does the rest.
 
     Raises:
         NotFound: There is no such batch.
-        Exception: Any error of a step. The batch is due again after a growing delay.
+        Exception: Any error of a step. The batch is due again after a delay that grows.
     """
     leased = await LeasedBatch.take(store, batch_id)
     if leased is None:

@@ -42,7 +42,7 @@ class ResultCollector:
         self._reply_key = queue.keys.finished(leased.id)
 
     async def finished_ids(self) -> list[str]:
-        """Return ids that finished; wait a moment for the first if there is nothing else to do."""
+        """Return ids that finished; if nothing else is to do, wait up to `REPLY_WAIT_S` for one."""
         redis: Any = self._queue.redis
         if found := await redis.lpop(self._reply_key, IDS_A_CALL):
             return [request_id.decode() for request_id in found]
@@ -81,9 +81,8 @@ class ResultCollector:
     def _is_window_over(self, results: Sequence[Result | None]) -> bool:
         """Return True if results show that the completion window is over.
 
-        The queue may notice it before the steward does.
-
-        The deadline of each request is the end of the window, unless its line has an earlier one.
+        The queue may notice this before the steward. The deadline of a request is the end of the
+        window, unless its line has one of its own.
         """
         is_any_expired = any(result and result.status == "expired" for result in results)
         window_ends_s = self._leased.record.expires_at - CLOCKS_DIFFER_S

@@ -8,7 +8,7 @@ MAX_BUFFER_BYTES = 16 * 2**20
 
 
 class RowBuffer:
-    """Rows of one batch, in the order in which they were added.
+    """The rows of one batch since the last `flush`, in the order in which they were added.
 
     Args:
         storage: Storage that gets the rows.

@@ -33,5 +33,5 @@ class SliceClock:
         self._last_s[step] = time.monotonic()
 
     def since_s(self, step: Step) -> float:
-        """Return the seconds since a step was last done; since the begin of the slice if it never was."""
+        """Return the seconds since a step was last done, or since the slice began if it was not."""
         return time.monotonic() - self._last_s.get(step, self._start_s)

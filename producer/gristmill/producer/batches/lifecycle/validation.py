@@ -40,9 +40,9 @@ class Validation:
         self._skipped = array("Q")
 
     async def run(self, input_path: str) -> None:
-        """Read the whole input; the batch is in progress afterwards, or has ended.
+        """Read the whole input. Afterwards the batch is in progress or has ended.
 
-        A pass that breaks off leaves the batch as it was, and the next one starts from the first line.
+        An interrupted pass leaves the batch as it was. The next pass starts from the first line.
 
         Args:
             input_path: Path of the input in the storage.
@@ -115,7 +115,7 @@ class Validation:
         if self._leased.record.mode == "lenient" or not self._errors:
             return None
         if more := validator.num_bad - len(self._errors):
-            message = f"and {more:,} more lines; mend them, or create the batch as lenient"
+            message = f"and {more:,} more lines; correct them, or create a lenient batch"
             self._errors.append(BatchError(code="more_errors", message=message))
         return BatchErrors(data=tuple(self._errors))
 

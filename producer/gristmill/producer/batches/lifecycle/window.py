@@ -1,8 +1,13 @@
-"""Pure rules: how much of a batch is in Redis, and how often its rows are written."""
+"""Pure functions: how much of a batch is in Redis, and how often a steward writes its rows."""
 
 QUEUED_AHEAD_S = 15.0
+"""Seconds of work that wait in the queue ahead of the workers."""
+
 MIN_QUEUED_AHEAD = 1024
+"""Least requests that wait ahead, for a batch whose rate is still unknown."""
+
 MIN_COMMIT_S, MAX_COMMIT_S = 1.0, 30.0
+"""Bounds of the time between two commits, in seconds."""
 
 
 def room(
@@ -16,8 +21,8 @@ def room(
 ) -> int:
     """Return how many more requests of a batch may go into the queue.
 
-    The window holds the requests that the workers hold, and those that they finish in the next
-    `QUEUED_AHEAD_S`. So the workers never run dry, and a slow model does not fill Redis.
+    The window has room for as many requests as the workers hold, and as many as finish in the next
+    `QUEUED_AHEAD_S`. So the workers always have work, and a slow model does not fill Redis.
 
     Args:
         num_outstanding: Requests of the batch that are in the queue or have no committed row.

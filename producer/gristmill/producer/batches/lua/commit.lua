@@ -6,9 +6,9 @@
 --          3  number of this commit        7  ttl_s; 0 while the batch has not ended
 --          4  tenant                       8  number of parts
 --          9... parts (JSON); then for each new file: id, record (JSON), expires_at (seconds)
--- Returns  1, or 0 if another steward has the lease: then nothing was written. The same commit sent
---          again returns 1 and changes nothing
--- Keeps    one row a line: rows, counts and checkpoint change together, and only the holder of the
+-- Returns  1, or 0 if this steward no longer has the lease: then nothing was written. The same commit
+--          sent again returns 1 and changes nothing
+-- Keeps    one row per line: rows, counts and checkpoint change together, and only the holder of the
 --          lease changes them
 
 local prefix, call = KEYS[1], redis.call
@@ -33,7 +33,7 @@ for i = first_file, #ARGV, 3 do
   call("ZADD", prefix .. "files:" .. tenant, 0, ARGV[i])
   call("ZADD", prefix .. "files_expiring", ARGV[i + 2], ARGV[i])
 end
-local time = call("TIME") -- behind the batches that are due already
+local time = call("TIME") -- this batch is due after those that are due already
 call("ZADD", prefix .. "batches_due", time[1] .. "000", batch)
 if tonumber(ttl_s) > 0 then
   call("SREM", prefix .. "batches_open:" .. tenant, batch)

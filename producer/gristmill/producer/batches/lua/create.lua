@@ -4,18 +4,20 @@
 -- ARGV     batch, tenant, record (JSON), most batches of the tenant that have not ended (0: no limit)
 -- Returns  1, or 0 if the tenant is at that limit; the same batch again returns 1
 --
---   batch_record:<batch>     HASH    fields of commit.lua: record, checkpoint (JSON), commit ("number|token");
---                                 slices (begun so far); cancelling_at, announced_at (seconds);
---                                 after a failed slice, until the next commit: failures (a count), problem
+-- The keys of batches and files:
+--
+--   batch_record:<batch>   HASH    fields of commit.lua: record, checkpoint (JSON), commit ("number|token");
+--                                  slices (begun so far); cancelling_at, announced_at (seconds);
+--                                  after a failed slice, until the next commit: failures (a count), problem
 --   batch_parts:<batch>    LIST    committed parts of its output (JSON)
 --   batch_lease:<batch>    STRING  token of the steward that works on it; with a TTL
---   batches:<tenant>      ZSET    ids of the tenant's batches, all scores 0
---   batches_open:<tenant> SET     those of them that have not ended
---   batches_due           ZSET    batches with a next step -> ms at which it is due
---   steward_doorbell          LIST    a few tokens that wake stewards
---   file:<file>           STRING  record of a file (JSON)
---   files:<tenant>        ZSET    ids of the tenant's files, all scores 0
---   files_expiring        ZSET    ids of files -> second at which the file is deleted
+--   batches:<tenant>       ZSET    ids of the tenant's batches, all scores 0
+--   batches_open:<tenant>  SET     ids of the tenant's batches that have not ended
+--   batches_due            ZSET    batches with a next step -> ms at which it is due
+--   steward_doorbell       LIST    up to 4 tokens; each wakes a steward
+--   file:<file>            STRING  record of a file (JSON)
+--   files:<tenant>         ZSET    ids of the tenant's files, all scores 0
+--   files_expiring         ZSET    ids of files -> second at which the file is deleted
 
 local prefix, call = KEYS[1], redis.call
 local batch, tenant, record, max_open = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])

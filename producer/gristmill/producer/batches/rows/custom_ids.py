@@ -38,7 +38,7 @@ class CustomIds:
     def add(self, custom_id: str, number: int) -> int | None:
         """Remember a line's custom_id and return the earlier line that has it, or None.
 
-        After `MAX_NAMED` duplicates the earlier line is not looked up any more, and 0 is returned.
+        After `MAX_NAMED` duplicates, return 0 instead of looking up the earlier line.
         """
         digest = _digest(custom_id)
         is_new = digest not in self._digests

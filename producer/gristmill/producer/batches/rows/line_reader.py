@@ -16,7 +16,7 @@ class LineReader:
 
     Args:
         run: Prefix of the ids. Line n becomes the request `<run>-<n>`, so a second pass gives the same ids.
-        max_request_bytes: Longest body that is accepted.
+        max_request_bytes: Most bytes of an accepted body.
         default_endpoint: Endpoint of lines that name none.
         defaults: Fields of `Request` for lines that do not set them.
         fleet: Models and endpoints of the workers; a line that asks for another is bad. None to skip this check.
@@ -39,7 +39,7 @@ class LineReader:
 
     @property
     def max_line_bytes(self) -> int:
-        """Bytes of a line that are read; a longer line cannot be a request."""
+        """Most bytes of a line that are read; a longer line cannot be a request."""
         return max_element_bytes(self._max_request_bytes)
 
     def read(self, line: Line) -> Request | BadLine:

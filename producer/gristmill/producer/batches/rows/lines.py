@@ -8,7 +8,7 @@ from typing import BinaryIO
 from gristmill.shared.errors import InvalidRequest
 
 MAX_BLANK_LAST_LINES = 1_000
-"""Blank lines at the end of a file that are ignored; of more, the first ones are bad lines."""
+"""Most blank lines at the end of a file that are ignored; if there are more, some are bad lines."""
 
 TAKE_BYTES = 8 * 2**20
 """Bytes after which `take_lines` stops, to bound the memory of one step."""
@@ -58,8 +58,8 @@ def lines_of(
 ) -> Iterator[Line]:
     """Yield the lines of a file.
 
-    A byte order mark, CRLF and blank lines at the end are tolerated. A blank line elsewhere is
-    yielded, and `LineReader` refuses it.
+    A byte order mark, CRLF and blank lines at the end are dropped. A blank line elsewhere is a
+    line, and `LineReader` refuses it.
 
     Args:
         stream: The file, opened in binary mode and at `offset`.

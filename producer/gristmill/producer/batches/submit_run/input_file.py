@@ -50,7 +50,7 @@ class InputFile:
 
     Args:
         path: Path of the file; it is read twice, so it cannot be a pipe.
-        reader: Turns its lines into requests.
+        reader: Reader that turns its lines into requests.
     """
 
     def __init__(self, path: Path, reader: LineReader) -> None:
@@ -62,7 +62,7 @@ class InputFile:
         """Read the whole file and report its bad lines. Memory: a digest of each custom_id.
 
         Raises:
-            InvalidRequest: The file has another format than JSONL.
+            InvalidRequest: The file is not JSONL at all, but for example a Parquet file.
         """
         with self._path.open("rb") as stream:
             check_stream(stream, "the input")
@@ -83,7 +83,7 @@ class InputFile:
         """Yield each line's number with its request or its error. Call `check` first.
 
         Args:
-            finished: Element n is 1 if line n is to be left out; None to leave out none.
+            finished: Element n is 1 if line n has its row and is left out; None to yield all lines.
         """
         for line in self._lines():
             if finished and finished[line.number]:

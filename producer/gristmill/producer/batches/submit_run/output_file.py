@@ -1,4 +1,4 @@
-"""The output of a run: it gets each row once, as the requests finish."""
+"""The output file of a run, which gets each row once, as the requests finish."""
 
 import contextlib
 import fcntl
@@ -40,7 +40,8 @@ class OutputFile:
         path: Path of the file; it is created if it does not exist.
 
     Raises:
-        InvalidRequest: Another process appends to it, it cannot be opened, or it is no regular file.
+        InvalidRequest: Another process appends to the file, it cannot be opened, or it is not a
+            regular file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,7 +128,7 @@ class OutputFile:
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise InvalidRequest(
                 f"{self._path} line {number:,} is no row of run {run} ({error}); move the file away,"
-                " or start anew with --force"
+                " or begin a new run with --force"
             ) from None
         written.num_failed += has_failed
 
@@ -154,7 +155,8 @@ def _locked(path: Path) -> FileIO:
     try:
         file = path.open("a+b", buffering=0)
     except OSError as error:
-        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
+        message = f"cannot write {path}: {error.strerror}; name another output"
+        raise InvalidRequest(message) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

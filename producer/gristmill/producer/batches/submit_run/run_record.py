@@ -1,4 +1,4 @@
-"""The file `OUT.run` of the output OUT: it says with which input and options the run began."""
+"""The file `OUT.run` next to the output OUT: the input and the options with which the run began."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from gristmill.shared.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run of an input file. A resume must repeat all of it.
+    """One run of an input file. A resume must have the same values.
 
     Attributes:
         run: Name of the run; line n of the input is the request `<run>-<n>`.
@@ -47,18 +47,18 @@ class RunRecord:
         try:
             return cls(**orjson.loads(path.read_bytes()))
         except (ValueError, TypeError) as error:
-            message = f"{path} cannot be read ({error}); start anew with --force"
+            message = f"{path} cannot be read ({error}); begin a new run with --force"
             raise InvalidRequest(message) from None
 
     def write(self, output: Path) -> None:
-        """Write the record of an output, in full or not at all."""
+        """Write the record of an output atomically."""
         path = self.beside(output)
         draft = path.with_name(path.name + ".draft")
         draft.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE))
         draft.replace(path)
 
     def check_same(self, now: "RunRecord") -> None:
-        """Refuse a resume that differs from the begin of the run.
+        """Refuse a resume whose input, queue or options differ from those of the run.
 
         Args:
             now: The run as the command line asks for it now.
@@ -66,7 +66,7 @@ class RunRecord:
         Raises:
             InvalidRequest: The input, the queue or an option differs; the message names it.
         """
-        remedy = "put it back, or start anew with --force"
+        remedy = "use the same as before, or begin a new run with --force"
         if now.run != self.run:
             raise InvalidRequest(f"the output belongs to run {self.run}, not {now.run}; {remedy}")
         if now.queue != self.queue:
