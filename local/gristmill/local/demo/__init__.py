@@ -1,1 +1,1 @@
-"""`gristmill demo`: run a whole Gristmill on one machine once, and stop all of it afterwards."""
+"""`gristmill demo`: run a whole Gristmill on one machine once, then stop all of its processes."""

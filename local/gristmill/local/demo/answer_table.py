@@ -14,7 +14,7 @@ MAX_ANSWER_CHARACTERS = 240
 
 
 def answer_table(requests: Path, output: Path) -> "Table":
-    """Return a table of `NUM_SHOWN` questions and answers, taken evenly from the whole file."""
+    """Return a table of up to `NUM_SHOWN` questions and answers, spread evenly over the file."""
     from rich.table import Table
     from rich.text import Text
 

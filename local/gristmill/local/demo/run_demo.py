@@ -66,7 +66,7 @@ class Demo:
     """One demo.
 
     Attributes:
-        requests: A JSONL file.
+        requests: JSONL file of requests.
         output: File for the rows; overwritten.
         cache: Folder for the model and the logs.
         redis_url: Redis to use; None starts an embedded one.
@@ -83,7 +83,8 @@ class Demo:
         """Run the demo and return 0 if all requests succeeded, 1 if some failed.
 
         Raises:
-            GristmillError: An option is wrong, a package is missing, or a step failed; the message says what to do.
+            GristmillError: An option is wrong, a package is missing, or a step failed; the message
+                says what to do.
         """
         with _stopped_by_sigterm(), ExitStack() as stack:
             output = self._check_options(stack)
@@ -99,7 +100,7 @@ class Demo:
         return code
 
     def _check_options(self, stack: ExitStack) -> OutputFile:
-        """Find a wrong option before anything is started; returns the output, opened but not yet emptied."""
+        """Check the options before anything starts; return the output, open but not yet emptied."""
         settings = read_settings(QueueSettings, redis_url=self.redis_url or NO_REDIS)
         self._read_requests("check", settings)
         check_apart(str(self.requests), self.output, RunRecord.beside(self.output))
@@ -111,7 +112,7 @@ class Demo:
         return output
 
     def _read_requests(self, run: str, settings: QueueSettings) -> tuple[InputFile, int]:
-        """Check the file of requests; returns it with the number of its lines."""
+        """Check the file of requests, and return it with the number of its lines."""
         reader = LineReader(run, max_request_bytes=settings.max_request_bytes)
         batch_input = InputFile(self.requests, reader)
         report = batch_input.check()
@@ -190,8 +191,8 @@ def _check_packages() -> None:
     missing = [name for name in ("vllm", "prometheus_client", "psutil") if find_spec(name) is None]
     if missing:
         raise GristmillError(
-            f"the demo runs a worker, which needs {', '.join(missing)}; on a machine with an NVIDIA GPU"
-            f" {install_hint('gpu', 'demo')}; on any other run there: make demo"
+            f"the demo runs a worker, which needs {', '.join(missing)}; with an NVIDIA GPU,"
+            f" {install_hint('gpu', 'demo')}; without one, run in the checkout: make demo"
         )
 
 

@@ -67,7 +67,7 @@ class Storage:
 
     @staticmethod
     def new_path(folder: str, name: str) -> str:
-        """Return a path in a folder that no other object has."""
+        """Return a new, unique path in a folder."""
         return f"{folder}/{name}.{uuid4().hex}"
 
     def open(self, path: str, offset: int = 0) -> BinaryIO:
