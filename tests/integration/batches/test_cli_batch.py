@@ -1,4 +1,4 @@
-"""The commands of `gristmill batch` as people type them, with a steward and a worker beside them."""
+"""The commands of `gristmill batch` as people type them, while a steward and a worker run."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""A batch from its creation to its files, with a true server and a worker that answers at once."""
+"""A batch from its creation to its files, with a real server and a worker that answers at once."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ async def test_only_a_window_is_in_redis(queue: Queue, tmp_path: Path) -> None:
     while (await batches.store.records.state(batch.id)).record.status != "completed":
         await advance(batches.store, batch.id, Steps(1))
         held = await keys_of(queue, "request:*") + await keys_of(queue, "result:*")
-        # by id, since the worker ends requests between the two looks
+        # Count ids, since the worker turns requests into results between the two scans.
         deepest = max(deepest, len({key.rpartition(b":")[2] for key in held}))
     assert 0 < deepest <= 50
 
@@ -100,7 +100,7 @@ async def test_output_in_the_order_of_the_input(batches: Batches) -> None:
 
 
 def as_bytes(line: Any) -> bytes:
-    return line if isinstance(line, bytes) else json.dumps(line).encode()  # orjson is shy of depth
+    return line if isinstance(line, bytes) else json.dumps(line).encode()  # orjson cannot nest deep
 
 
 def nested(depth: int) -> list[Any]:
@@ -307,7 +307,7 @@ async def test_a_wrong_url_is_named_as_that_whatever_is_served(batches: Batches,
 
 
 async def test_a_slice_that_only_waits_ends_when_it_is_told_to(batches: Batches) -> None:
-    """Batches that wait for their answers had kept the stewards from all others, 10 s each."""
+    """Regression: a batch that waited for answers kept a steward from other batches for 10 s."""
     batch = await create(batches, [chat("a")])
     idle: list[float] = []
 
@@ -315,15 +315,15 @@ async def test_a_slice_that_only_waits_ends_when_it_is_told_to(batches: Batches)
         idle.append(idle_s)
         return idle_s < 0.2
 
-    await advance(batches.store, batch.id, may_go_on)  # validates
-    await advance(batches.store, batch.id, may_go_on)  # feeds, and nobody answers
+    await advance(batches.store, batch.id, may_go_on)  # validates the file
+    await advance(batches.store, batch.id, may_go_on)  # submits the line, which no worker answers
     assert (await batches.batch(TENANT, batch.id)).status == "in_progress"
     assert idle[0] < 0.2 <= idle[-1]
 
 
 @pytest.mark.usefixtures("worker")
 async def test_an_answer_may_be_any_json(batches: Batches) -> None:
-    """One that was no object, or whose usage made no sense, had stopped its batch for ever, even its cancel."""
+    """Regression: an answer that is no object, or odd usage, blocked its batch and the cancel."""
     answers = [
         *(
             "[1]",
@@ -345,7 +345,7 @@ async def test_an_answer_may_be_any_json(batches: Batches) -> None:
     assert rows["c0"] == [1]
 
 
-@pytest.mark.parametrize("number", [3, 1500])  # few the queue ends before the steward looks
+@pytest.mark.parametrize("number", [3, 1500])  # the queue expires 3 before the steward looks
 async def test_the_completion_window_expires_what_is_unfinished(
     batches: Batches, queue: Queue, number: int
 ) -> None:
@@ -470,7 +470,7 @@ async def test_a_batch_that_waits_for_a_full_queue_can_be_cancelled(
         await asyncio.sleep(0)
     await batches.cancel(
         TENANT, batch.id
-    )  # the same slice, which holds what the queue did not take
+    )  # in the same slice, which still holds the requests that the full queue refused
     await feeding
     ended = await run(batches, batch)
     assert (ended.status, ended.request_counts.cancelled) == ("cancelled", 300)

@@ -1,4 +1,4 @@
-"""A steward dies at a random command or write, again and again: each line still runs once and has one row."""
+"""Stewards die at random commands and writes: each line still runs once and has one row."""
 
 import asyncio
 import os
@@ -24,16 +24,16 @@ NUM_SEEDS = int(os.environ.get("GRISTMILL_BATCH_SEEDS", "3"))
 
 
 class Killed(BaseException):
-    """What a `kill -9` is to the code: nothing after it happens."""
+    """Stands for `kill -9`: no code after it runs."""
 
 
 class Mortal:
-    """Lets a steward's clients work for a number of calls, then nothing any more.
+    """Kills a steward after a number of calls to Redis and the storage.
 
     Args:
-        store: Of this steward alone.
-        calls: After how many it dies; whether the last one took place is chance.
-        chance: Where chance comes from.
+        store: Store that only this steward uses.
+        calls: Number of the call at which it dies; chance decides whether this call takes effect.
+        chance: Source of random numbers.
     """
 
     def __init__(self, store: BatchStore, calls: int, chance: random.Random) -> None:
@@ -117,7 +117,7 @@ async def _cancel(batches: Batches, batch: str) -> None:
 
 
 async def _life(url: str, queue: Queue, folder: Path, batch: str, chance: random.Random) -> bool:
-    """Be one steward for a slice; returns whether it was killed. Its lease ends at once."""
+    """Run one steward for a slice; return True if it was killed. Its lease then ends at once."""
     redis = connect(url)
     steward = open_batches(
         Queue(redis, queue.keys.queue, queue.limits), folder, batch_window_requests=20
@@ -138,7 +138,7 @@ async def _life(url: str, queue: Queue, folder: Path, batch: str, chance: random
 async def test_one_dies_at_each_stage_of_finalizing(
     any_redis_url: str, queue: Queue, tmp_path: Path
 ) -> None:
-    """Die at the first call, then at the second, ... until nothing is left to die at."""
+    """Die at the first call, then at the second, ... until a steward ends without a death."""
     batches = open_batches(queue, tmp_path)
     num_deaths = 0
     while True:
@@ -180,6 +180,6 @@ async def test_a_steward_that_was_away_is_told_though_another_made_a_commit_of_i
     await two.commit(before.record, before.checkpoint)
     with pytest.raises(LeaseLost):
         await one.commit(before.record, before.checkpoint)
-    two.state = before  # as if the reply had been lost
-    await two.commit(before.record, before.checkpoint)  # the same again changes nothing
+    two.state = before  # as after a lost reply
+    await two.commit(before.record, before.checkpoint)  # a repeat changes nothing
     assert (await batches.store.records.state(batch.id)).num_commits == 1

@@ -1,4 +1,4 @@
-"""Files in S3 (moto's server, reached as users reach theirs), and a storage that goes away."""
+"""Files in S3 (moto's server, set up as users set up theirs), and a storage that goes away."""
 
 import asyncio
 import shutil
@@ -118,7 +118,7 @@ async def test_what_a_killed_upload_leaves_is_deleted_after_a_day(
     queue: Queue, tmp_path: Path
 ) -> None:
     batches = open_batches(queue, tmp_path)
-    file = await Upload(batches.files, TENANT).__aenter__()  # and never left, as by who is killed
+    file = await Upload(batches.files, TENANT).__aenter__()  # never exited, as in a killed process
     await asyncio.to_thread(file.write, b"x" * 100_000)
     assert len(files_in(tmp_path)) == 1
     assert (await batches.files.page(TENANT)).data == ()
@@ -134,7 +134,7 @@ async def test_what_a_killed_upload_leaves_is_deleted_after_a_day(
 
 
 async def test_an_id_without_a_file_is_not_swept_for_ever(queue: Queue, tmp_path: Path) -> None:
-    """Who dies between two steps of a file's end leaves it; 500 of them would stop every sweep."""
+    """A process that dies while it deletes a file leaves its id; 500 ids would stop every sweep."""
     batches = open_batches(queue, tmp_path)
     await queue.redis.zadd(queue.keys.files_expiring, {f"file-{n}": 1 for n in range(501)})
     file = await upload(batches, b"x\n")

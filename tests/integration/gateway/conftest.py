@@ -30,7 +30,7 @@ async def gateway(redis_url: str, queue: Queue, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture
 async def key(gateway: RunningGateway) -> str:
-    """The key of a tenant."""
+    """The API key of a tenant."""
     return await gateway.add_tenant("acme")
 
 

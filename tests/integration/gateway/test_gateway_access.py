@@ -1,4 +1,4 @@
-"""Who is let in, what a wrong call is told, what the log says, and how the process starts and stops."""
+"""Access to the gateway: keys, errors of wrong calls, the log, start and stop of the process."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Files and batches through OpenAI's own client, and what it does not know."""
+"""Files and batches through OpenAI's own client, and Gristmill's fields and calls beyond it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ async def client(gateway: RunningGateway, key: str) -> AsyncIterator[AsyncOpenAI
 
 
 async def ended_of(client: AsyncOpenAI, gateway: RunningGateway, batch_id: str) -> Batch:
-    """Be the steward until a batch has ended."""
+    """Act as the steward until a batch has ended, and return the batch."""
     async with stewarded(gateway.gateway.batches):
         while (batch := await client.batches.retrieve(batch_id)).status != "completed":
             await asyncio.sleep(0.05)
@@ -81,7 +81,7 @@ async def test_a_batch_runs_from_file_to_file(client: AsyncOpenAI, gateway: Runn
     with pytest.raises(openai.BadRequestError):
         await client.batches.cancel(made.id)
     await client.files.delete(ended.output_file_id)
-    with pytest.raises(openai.NotFoundError):  # and no 200 that breaks off
+    with pytest.raises(openai.NotFoundError):  # not a 200 whose body breaks off
         await client.get(f"/batches/{made.id}/results", cast_to=bytes)
 
 

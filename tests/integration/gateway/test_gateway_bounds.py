@@ -1,4 +1,4 @@
-"""What a caller may take of a gateway's memory, and words that are no text."""
+"""Bounds on the memory that callers use in a gateway, and strings that are not valid text."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ def test_bodies_that_are_read_at_a_time_are_bounded() -> None:
 
 
 async def test_a_body_that_stalls_gives_its_share_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three of one tenant had closed the gateway to single requests for as long as they stayed."""
+    """Regression: three stalled bodies of one tenant blocked all single requests."""
 
     class Stalled:
         async def stream(self) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Single requests over HTTP: waited for, repeated, cancelled, refused, and nobody else's."""
+"""Single requests over HTTP: wait, repeat, cancel, refusal, and isolation between tenants."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The OpenAPI page is true: what schemathesis makes of it is answered as it says, never with a 500."""
+"""The gateway answers the calls that schemathesis makes from its OpenAPI page as the page says."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Stewards that do their true work: one batch from its file to its results, also over a death."""
+"""Stewards that run real batches from file to results, also if a steward dies or stops."""
 
 import asyncio
 import time

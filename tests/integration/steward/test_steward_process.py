@@ -1,4 +1,4 @@
-"""Stewards as processes: what they run, what they refuse, how they stop, what they outlive."""
+"""Steward processes: the jobs that they run or refuse, their stop, and the outages they survive."""
 
 import asyncio
 import os

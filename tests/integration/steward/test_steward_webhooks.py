@@ -1,4 +1,4 @@
-"""Webhooks against a true receiver: their form and signature, retries, and where they may not go."""
+"""Webhooks to a real receiver: their form, signature and retries, and forbidden addresses."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ ALLOWED = frozenset({"127.0.0.1", "localhost"})
 
 @dataclass
 class Receiver:
-    """Answers with one status after the other, then with the last one for ever."""
+    """Answers with each status of a list in turn, and then always with the last one."""
 
     statuses: list[int] = field(default_factory=lambda: [200])
     seen: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
@@ -146,7 +146,7 @@ async def test_what_went_wrong_tells_no_more_of_the_url_than_its_host(receiver: 
 
 
 async def _end(place: Place, receiver: Receiver) -> str:
-    """Leave a batch that fails its validation, of a tenant with a webhook."""
+    """Create a batch that fails its validation, for a tenant with a webhook; return its id."""
     tenant = orjson.dumps({"name": "t", "webhook_url": receiver.url, "webhook_secret": SECRET})
     queue = place.batches.store.queue
     await queue.redis.set(queue.keys.tenant("t"), tenant)
@@ -232,7 +232,7 @@ async def test_a_tenant_without_a_webhook_is_done(place: Place) -> None:
 
 @pytest.mark.alone
 async def test_a_receiver_that_hangs_holds_up_nobodys_batch_for_long(place: Place) -> None:
-    """Thirty ends to tell to a server that takes the whole time-out of each; another tenant's batch passes."""
+    """30 webhooks go to a server that never answers; another tenant's batch ends within 10 s."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
         tenant = Tenant(name="slow", webhook_url=url, webhook_secret=SECRET)

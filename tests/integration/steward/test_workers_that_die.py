@@ -1,4 +1,4 @@
-"""The only worker dies in the middle of a batch: what is finished stays, what is not runs on the next one."""
+"""The only worker dies during a batch: finished lines stay, and the next worker runs the others."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Nothing of a job's hash names what runs."""
+"""A steward imports no function that a job's hash in Redis names."""
 
 import inspect
 
@@ -10,7 +10,7 @@ from gristmill.producer.steward.rq_queue import rq_queue_of
 
 
 def test_every_way_in_which_rq_imports_by_name_is_closed() -> None:
-    """A release of RQ with one more fails here; see docs/decisions/0010-rq.md."""
+    """A release of RQ that imports in one more way fails here; see docs/decisions/0010-rq.md."""
     code = {name: getattr(member, "fget", member) for name, member in vars(Job).items()}
     importing = {
         name

@@ -1,4 +1,4 @@
-"""When a job makes room, and when it is cut off."""
+"""The time slice of a job: when the job should end, and when it is overdue."""
 
 import pytest
 

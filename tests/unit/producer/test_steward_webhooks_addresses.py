@@ -1,4 +1,4 @@
-"""Which addresses a webhook may reach."""
+"""The addresses that a webhook may reach."""
 
 import ipaddress
 import socket

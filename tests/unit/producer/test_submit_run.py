@@ -106,7 +106,7 @@ def test_an_output_that_nothing_began_in_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_what_was_there_before_is_never_taken_away(tmp_path: Path) -> None:
-    """`-o /dev/null` of a root user had removed /dev/null."""
+    """Regression: as root, `-o /dev/null` removed /dev/null."""
     empty, pipe = tmp_path / "empty", tmp_path / "pipe"
     empty.touch()
     os.mkfifo(pipe)

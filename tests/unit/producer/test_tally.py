@@ -62,7 +62,7 @@ def test_a_body_without_usage_counts_no_tokens() -> None:
 
 
 def test_what_had_finished_before_this_process_is_part_of_no_rate() -> None:
-    """A resumed run had told 24,749 tok/s: it had collected results that were there."""
+    """Regression: a resumed run reported 24,749 tok/s, since it counted earlier results."""
     tally = Tally(20, 100.0)
     tally.begin_ms = 5_000
     for at_ms in (4_000, 4_999):

@@ -6,11 +6,11 @@ from gristmill.producer.batches.lifecycle.window import commit_interval_s, room
 @pytest.mark.parametrize(
     ("num_outstanding", "num_in_flight", "finished_per_s", "expected"),
     [
-        (0, 0, 0.0, 1024),  # an idle queue gets the least that is queued ahead
+        (0, 0, 0.0, 1024),  # an idle queue: the least that waits ahead
         (1024, 0, 0.0, 0),
-        (1024, 500, 0.0, 500),  # more once the workers hold requests
+        (1024, 500, 0.0, 500),  # more, as the workers hold requests
         (0, 0, 100.0, 1500),  # 15 s of a fast batch
-        (0, 8000, 100.0, 8192),  # but no more than the largest window
+        (0, 8000, 100.0, 8192),  # at most the largest window
         (9000, 0, 0.0, 0),
     ],
 )
