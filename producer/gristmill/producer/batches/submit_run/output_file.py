@@ -155,8 +155,9 @@ def _locked(path: Path) -> FileIO:
     try:
         file = path.open("a+b", buffering=0)
     except OSError as error:
-        message = f"cannot write {path}: {error.strerror}; name another output"
-        raise InvalidRequest(message) from None
+        raise InvalidRequest(
+            f"cannot write {path}: {error.strerror}; name another output"
+        ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
