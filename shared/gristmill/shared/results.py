@@ -112,6 +112,16 @@ class Result:
         return answer_text(self.body) if self.is_success else None
 
     @property
+    def finish_reason(self) -> str | None:
+        """Why the text of a chat or a completion ended: "stop", "length" (it was cut), or another word of vLLM.
+
+        It is None for a failure and for answers without choices.
+        """
+        choices = _list(mapping(self.body).get("choices"))
+        reason = mapping(choices[0]).get("finish_reason") if choices and self.is_success else None
+        return reason if isinstance(reason, str) else None
+
+    @property
     def tokens(self) -> tuple[int, int]:
         """Prompt and output tokens as the engine counted them."""
         return token_counts(self.body)

@@ -109,7 +109,10 @@ def test_a_default_endpoint_makes_any_object_a_body() -> None:
             {"body": {"max_tokens": 4}, "url": CHAT},
             f"the body has no 'messages', which {CHAT} needs",
         ),
-        ({"body": {}, "endpoint": "/v1/score"}, "the body has no 'text_1' or 'data_1' or 'queries'"),
+        (
+            {"body": {}, "endpoint": "/v1/score"},
+            "the body has no 'text_1' or 'data_1' or 'queries'",
+        ),
         ({"body": None}, "'body' is null"),
         ({"body": "a"}, "'body' is a string; use an object"),
         ({"body": {"prompt": "a"}, "priorty": "high"}, "unknown field 'priorty' beside 'body'"),

@@ -47,6 +47,19 @@ def test_text_is_that_of_the_first_answer(body: Any, text: str | None) -> None:
     assert with_body(body, 400).text is None
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"choices": [{"text": "one", "finish_reason": "length"}, {"finish_reason": "stop"}]}, "length"),
+        ({"choices": [{"text": "one", "finish_reason": 5}]}, None),
+        ({"choices": []}, None), ({"data": []}, None), ([1], None), (None, None),
+    ],
+)  # fmt: skip
+def test_finish_reason_is_that_of_the_first_choice(body: Any, reason: str | None) -> None:
+    assert with_body(body).finish_reason == reason
+    assert with_body(body, 400).finish_reason is None
+
+
 @pytest.mark.parametrize("body", [[1], "text", 5, None, True, {}])
 def test_a_body_may_be_any_json(body: Any) -> None:
     assert with_body(body).tokens == (0, 0)

@@ -12,7 +12,7 @@ from typing import Any
 from gristmill.shared.errors import EngineDied
 from gristmill.worker.engine.bodies import described
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response
-from gristmill.worker.engine.refusals import refusal
+from gristmill.worker.engine.refusals import error_response, refusal
 from gristmill.worker.engine.stub_batch import Sequence, StubBatch
 
 MODEL = "stub"
@@ -60,6 +60,9 @@ class StubEngine:
         fields = json.loads(body)
         words = _prompt(fields).split()
         max_tokens = fields.get("max_tokens") or DEFAULT_MAX_TOKENS
+        if max_tokens < 1:
+            message = f"max_tokens must be at least 1, got {max_tokens}."
+            return error_response(400, message, "BadRequestError", "max_tokens")
         if self._token_delay_s:
             await self._steps.run(Sequence(len(words), max_tokens))
         return self._answer(endpoint, words, max_tokens)

@@ -1,0 +1,60 @@
+"""The form of the documents: how long README is, how long lines are, and where links lead."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
+MAX_README_WORDS = 950
+MAX_LINE_CHARS = 120
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+def test_readme_stays_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text().split()) <= MAX_README_WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lines_stay_short(page: Path) -> None:
+    lines = enumerate(page.read_text().splitlines(), 1)
+    assert [number for number, line in lines if len(line) > MAX_LINE_CHARS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (REPOSITORY / "docs" / "README.md").read_text()
+    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"({page}" not in index} == set()
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    paths = list((REPOSITORY / "tests").rglob("*.py"))
+    source = "".join(path.read_text() for path in paths)
+    for page in PAGES:
+        for name, is_file in re.findall(r"\b(test_\w+)(\.py)?\b", page.read_text()):
+            if is_file:
+                assert any(path.name == f"{name}.py" for path in paths), f"{page}: {name}.py"
+            else:
+                assert f"def {name}" in source, f"{page}: {name}"
