@@ -39,15 +39,24 @@ class RedisFull(OutOfMemoryError):
 def trouble(error: Exception) -> str:
     """Return what is wrong with Redis, as the rest of a sentence that begins with its name."""
     detail = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, OutOfMemoryError) and not isinstance(error, RedisFull):
+        detail = _AT_LIMIT
+    return f"{trouble_in_short(error)} ({detail})"
+
+
+def trouble_in_short(error: Exception) -> str:
+    """Return the same without the error's own text, which may name machines of the operator."""
     if isinstance(error, OutOfMemoryError):
-        return f"is full ({detail if isinstance(error, RedisFull) else _AT_LIMIT})"
+        return "is full"
     if isinstance(error, BusyLoadingError):
-        return f"is not ready ({detail})"
+        return "is not ready"
     if isinstance(error, NotReplicated):
-        return f"has too few replicas ({detail})"
+        return "has too few replicas"
     if isinstance(error, ResponseError):
-        return f"refused a command ({detail})"
-    return f"does not answer ({detail})"
+        return "refused a command"
+    if isinstance(error, AuthenticationError | AuthorizationError):
+        return "refused user or password"
+    return "does not answer"
 
 
 def is_missing_database(error: Exception) -> bool:
@@ -70,7 +79,7 @@ def error_in_words(error: Exception, url: str, setting: str = "REDIS_URL") -> Gr
     where = f"Redis at {redacted(url)}" if url else "Redis"
     if isinstance(error, AuthenticationError | AuthorizationError):
         return RedisUnreachable(
-            f"{where} refused user or password ({error}); put them into {setting}: redis://user:password@host:port/0"
+            f"{where} {trouble(error)}; put them into {setting}: redis://user:password@host:port/0"
         )
     if isinstance(error, ConnectionError | TimeoutError | OSError):
         return RedisUnreachable(

@@ -162,9 +162,28 @@ async def test_while_redis_is_away_calls_are_told_503(
                     "redis_away",
                     "5",
                 )
+                assert "Redis does not answer; nothing is lost" in problem(answer)["message"]
                 assert str(port_of(url)) not in answer.text
             assert (await api.get("/readyz")).status_code == 503
             assert (await api.get("/healthz")).status_code == 200
+        await redis.aclose()
+
+
+async def test_a_full_redis_is_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_retry, "REDIS_RETRY_S", 0.3)
+    monkeypatch.setattr(routes_requests, "REDIS_RETRY_S", 0.3)
+    with running_server() as url:
+        redis = connect(url)
+        settings = gateway_settings(url, Queue(redis, "full"), tmp_path)
+        async with running_gateway(settings) as gateway, gateway.caller() as api:
+            await redis.config_set("maxmemory", 1)
+            answer = await api.post("/v1/requests", json={"prompt": "x"})
+            assert (answer.status_code, problem(answer)["code"]) == (503, "redis_away")
+            assert problem(answer)["message"] == (
+                "the queue's Redis is full; nothing is lost, call again later"
+            )
+            await redis.config_set("maxmemory", 0)
+            assert (await api.post("/v1/requests", json={"prompt": "x"})).status_code == 202
         await redis.aclose()
 
 

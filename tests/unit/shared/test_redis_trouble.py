@@ -1,5 +1,6 @@
 import pytest
 from redis.exceptions import (
+    AuthenticationError,
     BusyLoadingError,
     ConnectionError,
     OutOfMemoryError,
@@ -10,7 +11,7 @@ from redis.exceptions import (
 
 from gristmill.shared.byte_size import in_words
 from gristmill.shared.errors import NotReplicated
-from gristmill.shared.redis_trouble import RedisFull, remedy, trouble
+from gristmill.shared.redis_trouble import RedisFull, remedy, trouble, trouble_in_short
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ from gristmill.shared.redis_trouble import RedisFull, remedy, trouble
         (TimeoutError(), "does not answer (TimeoutError)"),
         (OSError("no route"), "does not answer (no route)"),
         (BusyLoadingError("loading"), "is not ready (loading)"),
+        (AuthenticationError("WRONGPASS"), "refused user or password (WRONGPASS)"),
         (NotReplicated("0 of 1"), "has too few replicas (0 of 1)"),
         (ResponseError("MISCONF disk"), "refused a command (MISCONF disk)"),
         (ReadOnlyError("a replica"), "refused a command (a replica)"),
@@ -30,6 +32,7 @@ from gristmill.shared.redis_trouble import RedisFull, remedy, trouble
 )
 def test_the_words_name_the_cause(error: Exception, words: str) -> None:
     assert trouble(error) == words
+    assert trouble_in_short(error) == words.partition(" (")[0]
 
 
 def test_the_remedy_belongs_to_the_cause() -> None:

@@ -27,6 +27,7 @@ from gristmill.shared.errors import (
     QueueFull,
     ResultExpired,
 )
+from gristmill.shared.redis_trouble import trouble_in_short
 
 log = structlog.get_logger()
 
@@ -113,11 +114,7 @@ _STATUS: Sequence[tuple[type[Exception], int, str]] = (
 )
 """Class of an error, its HTTP status and its code. The first row that fits decides."""
 
-_SAFE_MESSAGES = {
-    "redis_away": "the queue's Redis does not answer, or refuses a command; nothing is lost, call again later",
-    "storage_failed": "the storage of files failed; call again later",
-}
-"""Messages for errors whose own text may name internal machines."""
+STORAGE_FAILED = "the storage of files failed; call again later"
 
 FAILED = "the gateway failed; its log has the reason under the X-Request-Id of this answer"
 
@@ -139,9 +136,16 @@ def api_error(error: Exception) -> ApiError:
 def _known(error: Exception, status: int, code: str) -> ApiError:
     if isinstance(error, InvalidRequest) and error.code == "file_too_large":
         status = 413
-    message = _SAFE_MESSAGES.get(code, str(error))
+    message = _message(error, code)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in {429, 503} else {}
     return ApiError(status, message, code=code or getattr(error, "code", None), headers=headers)
+
+
+def _message(error: Exception, code: str) -> str:
+    """Return what the caller may read: an error of Redis or the storage may name internal machines."""
+    if code == "redis_away":
+        return f"the queue's Redis {trouble_in_short(error)}; nothing is lost, call again later"
+    return STORAGE_FAILED if code == "storage_failed" else str(error)
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
