@@ -1,4 +1,4 @@
-"""The form of the documents: how long README is, how long lines are, and where links lead."""
+"""The form of the documents: how long README is, how long lines are, where links lead, what they name."""
 
 import re
 from pathlib import Path
@@ -58,3 +58,19 @@ def test_every_test_that_a_page_names_exists() -> None:
                 assert any(path.name == f"{name}.py" for path in paths), f"{page}: {name}.py"
             else:
                 assert f"def {name}" in source, f"{page}: {name}"
+
+
+def test_the_map_of_the_code_names_every_module_and_no_other() -> None:
+    """The packages with a map of their own, and those of bench and the demo, need not be in it."""
+    named = set(
+        re.findall(r"\b(\w+)\.(?:py|lua)\b", (REPOSITORY / "docs/architecture.md").read_text())
+    )
+    folders = ("shared/gristmill", "worker/gristmill", "producer/gristmill")
+    files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.*")]
+    modules = {path for path in files if path.suffix == ".py" and path.stem != "__init__"}
+    mapped = {"batches", "gateway", "steward"}
+    ours = {path.stem for path in modules if not mapped & set(path.parts)}
+    assert ours - named == set()
+    tests = {path.stem for path in (REPOSITORY / "tests").rglob("*.py")}
+    known = {path.stem for path in files if path.suffix in {".py", ".lua"}}
+    assert named - known - tests == set()
