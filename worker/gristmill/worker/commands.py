@@ -77,9 +77,9 @@ def worker(
 
     gristmill worker -- --model Qwen/Qwen3-8B --max-num-seqs 1024
 
-    Every other setting is an environment variable; see the README. The exit code is 0 after a drain.
-    It is 1 if the engine could not start or keeps dying. It is 2 if a setting is wrong or Redis
-    refuses the login.
+    Every other setting is an environment variable; see docs/settings.md. The exit code is 0 after a
+    drain. It is 1 if the engine could not start or keeps dying. It is 2 if a setting is wrong or
+    Redis refuses the login.
     """
     from gristmill.worker.__main__ import run_worker
     from gristmill.worker.settings import WorkerSettings

@@ -28,7 +28,7 @@ def gateway(redis_url: str | None, queue: str | None, host: str | None, port: in
     """Serve OpenAI's Files and Batches API, and single requests, over HTTP.
 
     `gristmill tenant create NAME` makes an API key. While no tenant exists, a gateway on a loopback
-    address needs no key. Every other setting is an environment variable; see the README.
+    address needs no key. Every other setting is an environment variable; see docs/settings.md.
     """
     from gristmill.producer.gateway.server import run_gateway
     from gristmill.producer.gateway.settings import GatewaySettings

@@ -20,7 +20,7 @@ def steward(redis_url: str | None, queue: str | None) -> None:
     """Run batches until a signal stops it: validate files, submit lines, write rows, call webhooks.
 
     Start several stewards to work on several batches at a time. Every other setting is an
-    environment variable; see the README. Exit codes: 0 after a signal, 2 if a setting is wrong,
+    environment variable; see docs/settings.md. Exit codes: 0 after a signal, 2 if a setting is wrong,
     3 if Redis refuses the login.
     """
     from gristmill.producer.steward.jobs import steward_jobs
