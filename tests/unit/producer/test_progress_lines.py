@@ -1,6 +1,8 @@
 """The progress of a run on terminals of several widths."""
 
 import io
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -8,6 +10,10 @@ from rich.live import Live
 
 from gristmill.producer.commands.progress_lines import ProgressLines, ReflowEraser
 from gristmill.producer.commands.run_progress import RunProgress
+from gristmill.producer.commands.session import absence
+from gristmill.producer.commands.tally import Tally
+
+OPERATIONS = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 
 PROGRESS = RunProgress(
     168,
@@ -86,3 +92,20 @@ def test_a_terminal_that_cuts_lines_keeps_what_is_above(monkeypatch: pytest.Monk
     eraser = ReflowEraser(lines, console)
     console.width = 60
     assert eraser.process_renderables([lines]) == [lines]
+
+
+def test_the_screens_of_the_documents_are_those_of_a_run() -> None:
+    page = OPERATIONS.read_text()
+    tally = Tally(5_000, 0.0)
+    tally.num_finished, tally.num_failed, tally.output_tokens = 1_240, 3, 158_720
+    tally.sample(20.0)
+    states = Counter({"running": 256, "queued": 3_504})
+    assert screen(tally.progress(states)) in page
+    tally.sample(25.0, is_served=False)
+    states = Counter({"orphaned": 256, "queued": 3_504})
+    assert screen(tally.progress(states)) in page
+    assert f"```text\n{absence('default', {'w': 0})}\n" in page
+
+
+def screen(progress: RunProgress) -> str:
+    return "\n".join(line.rstrip() for line in drawn(progress, 100)) + "\n```"
