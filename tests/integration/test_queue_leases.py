@@ -159,7 +159,7 @@ async def test_fifty_thousand_in_flight_on_a_hundred_dead_workers_are_all_requeu
     assert sum(sizes) == 50_000
     assert max(sizes) <= MOVED_A_CALL, "bounded items keep every script short"
     assert (await counters(queue)) == {
-        "submitted": 50_000, "queued": 50_000, "crashed": 50_000, "reaped_workers": 100,
+        "submitted": 50_000, "queued": 50_000, "queued_tokens": 50_000, "crashed": 50_000, "reaped_workers": 100,
         "bytes": (await counters(queue))["bytes"],
     }  # fmt: skip
     assert await audit(queue) == []

@@ -173,10 +173,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     def new_request(self, **fields: Any) -> Request:
         self.num_ids += 1
-        return a_request(f"id-{self.num_ids}", **fields)
+        estimates = {"prompt_tokens": self.num_ids % 7, "max_tokens": self.num_ids * 37 % 101}
+        return a_request(f"id-{self.num_ids}", **(estimates | fields))
 
     def live(self, *states: str) -> list[str]:
         return [name for name, item in self.items.items() if item.state in states]
+
+    def tokens(self, *states: str) -> int:
+        requests = [self.items[name].request for name in self.live(*states)]
+        return sum(max(1, request.prompt_tokens + request.max_tokens) for request in requests)
 
     def one_of(self, choice: int, names: Iterable[str]) -> str:
         names = list(names)
@@ -355,7 +360,8 @@ class QueueMachine(RuleBasedStateMachine):
         name = self.one_of(choice, self.dead)
         old = self.dead.pop(name)
         request = self.new_request(tenant=old.tenant, priority=old.priority, body=old.body,
-                                   max_attempts=old.max_attempts)  # fmt: skip
+                                   max_attempts=old.max_attempts, prompt_tokens=old.prompt_tokens,
+                                   max_tokens=old.max_tokens)  # fmt: skip
         code = self.call(
             repeat, lambda: self.queue.dead_letters.requeue(name, request.id), "queued"
         )
@@ -666,7 +672,10 @@ class QueueMachine(RuleBasedStateMachine):
     def every_counter_is_what_the_model_says(self) -> None:
         stats = self.run(self.queue.stats())
         expected = self.counts | Counter(
-            queued=len(self.live("waiting", "delayed")), in_flight=len(self.live("held"))
+            queued=len(self.live("waiting", "delayed")),
+            in_flight=len(self.live("held")),
+            queued_tokens=self.tokens("waiting", "delayed"),
+            in_flight_tokens=self.tokens("held"),
         )
         counters = {name: stats.counters.get(name, 0) for name in expected}
         assert counters == dict(expected)
@@ -726,7 +735,7 @@ class QueueMachine(RuleBasedStateMachine):
         kinds = {key.removeprefix(prefix).partition(":")[0] for key in keys}
         assert kinds <= {
             "result", "finished", "batch", "batches_done", "dead_letters", "dead_letter_info",
-            "stats", "times", "virtual_time", "debt", "tenant_output_shares", "scheduling", "prefix_groups",
+            "stats", "pace", "times", "virtual_time", "debt", "tenant_output_shares", "scheduling", "prefix_groups",
             "doorbell",
         }  # fmt: skip
 

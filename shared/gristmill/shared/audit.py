@@ -200,6 +200,14 @@ def _counted_in_snapshot(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
     return {
         "in_flight": (stats["in_flight"], sum(len(place.holders) for place in places)),
         "queued": (stats["queued"], num_waiting),
+        "queued_tokens": (
+            stats["queued_tokens"],
+            sum(place.cost for place in places if not place.holders),
+        ),
+        "in_flight_tokens": (
+            stats["in_flight_tokens"],
+            sum(place.cost for place in places if place.holders),
+        ),
         "bytes": (stats["bytes"], snapshot.num_bytes),
         "terminal": (num_terminal, max(num_terminal, num_results)),
     }

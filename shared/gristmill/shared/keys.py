@@ -124,6 +124,11 @@ class Keys:
         return f"{self.prefix}stats"
 
     @property
+    def pace(self) -> str:
+        """HASH: the tokens that workers settled lately, and the time that they took."""
+        return f"{self.prefix}pace"
+
+    @property
     def workers(self) -> str:
         """ZSET of worker incarnations -> lease expiry in ms."""
         return f"{self.prefix}workers"

@@ -164,8 +164,8 @@ class Stats:
 
     Attributes:
         now_ms: Redis time.
-        counters: Counters of the queue. `queued`, `in_flight` and `bytes` are current; the others
-            only grow.
+        counters: Counters of the queue. `queued`, `in_flight`, `queued_tokens`, `in_flight_tokens`
+            and `bytes` are current; the others only grow. Tokens are the requests' estimates.
         depth_by_lane: Entries of each lane, tombstones included.
         num_delayed: Requests that wait for a retry or a start time; part of `queued`.
         num_inbox: Elements that no worker has taken yet; not part of `queued`.
@@ -174,6 +174,8 @@ class Stats:
         max_memory: The server's `maxmemory` in bytes; 0 for no limit, or if this user may not call
             INFO.
         scheduling: Order in which claims take waiting requests.
+        tokens_per_s: Estimated tokens that workers settle in a second of work, lately; None if
+            none was settled. Time without a request in flight does not count.
         workers: Worker -> ms until its lease ends.
     """
 
@@ -186,13 +188,20 @@ class Stats:
     used_memory: int
     max_memory: int
     scheduling: str
+    tokens_per_s: float | None
     workers: Mapping[str, int]
+
+    @property
+    def work_s(self) -> float | None:
+        """Seconds of work in the queue at its latest pace, also if no worker lives; None if unknown."""
+        tokens = self.counters.get("queued_tokens", 0) + self.counters.get("in_flight_tokens", 0)
+        return tokens / self.tokens_per_s if self.tokens_per_s else None
 
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> Self:
         """Read what `lua/stats.lua` returns."""
         now_ms, counters, lanes, workers = reply[:4]
-        num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling = reply[4:]
+        num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling, pace = reply[4:]
         return cls(
             now_ms=now_ms,
             counters={k: int(v) for k, v in _pairs(counters)},
@@ -203,8 +212,13 @@ class Stats:
             used_memory=used_memory,
             max_memory=max_memory,
             scheduling=scheduling.decode(),
+            tokens_per_s=_tokens_per_s(*(int(value or 0) for value in pace)),
             workers={k: int(v) - now_ms for k, v in _pairs(workers)},
         )
+
+
+def _tokens_per_s(tokens: int, busy_ms: int) -> float | None:
+    return tokens / busy_ms * 1000 if tokens and busy_ms else None
 
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[str, Any]]:

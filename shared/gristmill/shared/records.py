@@ -5,6 +5,23 @@ The bytes of a record are described in `docs/protocol.md`; `lua/includes/records
 
 from dataclasses import dataclass
 
+MAX_COST = 2**24
+"""Most tokens that one request counts as, so that no counter overflows (`lua/includes/records.lua`)."""
+
+
+def cost_of(record: bytes) -> int:
+    """Return the estimated tokens of a record as the scripts count them: 1 to `MAX_COST`.
+
+    Args:
+        record: At least the header of a record; an unreadable one counts as 1.
+    """
+    fields = record.partition(b"\n")[0].split(b"|")
+    try:
+        tokens = int(fields[7]) + int(fields[8])
+    except (IndexError, ValueError):
+        return 1
+    return max(1, min(tokens, MAX_COST))
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:

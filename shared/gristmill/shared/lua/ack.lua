@@ -9,14 +9,17 @@
 --          has no result yet, and the present holder must abort.
 -- Keeps    2 (one terminal record), 3 (only a holder may fail a request)
 --
--- It also learns the tenant's output share: the part of max_tokens that its requests really generate.
+-- It also learns the tenant's output share, the part of max_tokens that its requests really generate, and the pace
+-- of the queue.
 
+local PACE_WINDOW_MS = 60000 -- the pace forgets half of itself after so much working time
 local SHARE_STEP = 1 / 64 -- a tenant's output share follows half of a change after some 45 requests
 
 local time_ms = now_ms()
 local worker, result_ttl_ms = ARGV[1], ARGV[2]
 local in_flight_key = prefix .. "in_flight:" .. worker
 local codes, new_shares = {}, {}
+local num_settled_tokens, num_let_go_tokens = 0, 0 -- estimated: of all that this call ends; of those that it holds
 
 local function learn_output_share(header, output_tokens)
   if output_tokens > 0 and header.max_tokens > 0 then
@@ -42,6 +45,18 @@ if #ARGV < 3 then
   return codes
 end
 
+-- Add what this call ends to the pace of the queue: tokens in the time in which requests were in flight, mostly of the
+-- last minute. The tokens are those of the headers, as in queued_tokens, so that a quotient of the two is a time.
+local function note_pace()
+  local pace = call("HMGET", prefix .. "pace", "tokens", "busy_ms", "since_ms")
+  local tokens = (tonumber(pace[1] or 0) or 0) + num_settled_tokens
+  local busy_ms = (tonumber(pace[2] or 0) or 0) + math.max(0, time_ms - (tonumber(pace[3] or nil) or time_ms))
+  if busy_ms > PACE_WINDOW_MS then
+    tokens, busy_ms = math.floor(tokens / 2), math.floor(busy_ms / 2)
+  end
+  call("HSET", prefix .. "pace", "tokens", integer(tokens), "busy_ms", integer(busy_ms), "since_ms", integer(time_ms))
+end
+
 -- Read all requests before any is settled. If an id stands in ARGV twice, the second finds the first one's result.
 local ids, request_keys, settled = {}, {}, {}
 for i = 3, #ARGV, 6 do
@@ -53,11 +68,11 @@ local records = call("MGET", unpack(request_keys))
 local owners = call("HMGET", prefix .. "owner", unpack(ids))
 
 -- Let go of a request that this worker has finished but does not hold.
-local function end_late(id)
-  local holder = disown(id)
+local function end_late(id, cost)
+  local holder = disown(id, cost)
   count("late", 1)
   if not holder then
-    count("queued", -1)
+    count_queued(cost, -1)
     call("ZREM", prefix .. "delayed", id)
   elseif holder ~= worker then
     call("RPUSH", prefix .. "abort:" .. holder, id)
@@ -68,7 +83,7 @@ local function settle(n, id, delivery, status, outcome, prompt_tokens, output_to
   local is_held, record = deliveries[n] == delivery, records[n]
   if not record or not (is_held or status == "succeeded") then
     if is_held then
-      disown(id)
+      disown(id, 0)
     end
     return 0
   end
@@ -77,8 +92,9 @@ local function settle(n, id, delivery, status, outcome, prompt_tokens, output_to
     return 0
   end
   learn_output_share(header, output_tokens)
+  num_settled_tokens = num_settled_tokens + header.cost
   if not is_held then
-    end_late(id)
+    end_late(id, header.cost)
     return 2
   end
   local num_tokens = prompt_tokens + output_tokens
@@ -86,6 +102,7 @@ local function settle(n, id, delivery, status, outcome, prompt_tokens, output_to
     correct_charge(owners[n], bounded_cost(num_tokens))
   end
   settled[#settled + 1] = id
+  num_let_go_tokens = num_let_go_tokens + header.cost
   return 1
 end
 
@@ -99,8 +116,12 @@ for n, id in ipairs(ids) do
 end
 if #settled > 0 then
   count("in_flight", -#settled)
+  count("in_flight_tokens", -num_let_go_tokens)
   call("HDEL", in_flight_key, unpack(settled))
   call("HDEL", prefix .. "owner", unpack(settled))
+end
+if num_settled_tokens > 0 then
+  note_pace()
 end
 write_output_shares()
 flush(result_ttl_ms, time_ms)

@@ -103,10 +103,20 @@ local function take_from_lanes()
   until claim.num_moved == 0 -- a request may have moved to a lane before the one that it was found in
 end
 
+-- The pace of a queue counts only time in which requests are in flight (ack.lua).
+local function note_start_of_work()
+  if tonumber(call("HGET", prefix .. "stats", "in_flight") or 0) == 0 then
+    call("HSET", prefix .. "pace", "since_ms", integer(claim.time_ms))
+  end
+end
+
 local function write_claim()
   if #claim.ids > 0 then
+    note_start_of_work()
     count("queued", -#claim.ids)
+    count("queued_tokens", -claim.spent_tokens)
     count("in_flight", #claim.ids)
+    count("in_flight_tokens", claim.spent_tokens)
     call("HSET", prefix .. "in_flight:" .. claim.worker, unpack(claim.deliveries))
     call("HSET", prefix .. "owner", unpack(claim.owners))
     call("SET", prefix .. "last_claim:" .. claim.worker, claim.nonce .. "|" .. table.concat(claim.ids, ","))

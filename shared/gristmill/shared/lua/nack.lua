@@ -15,12 +15,12 @@ local function return_for_retry(id, delivery, delay_ms, failure)
     count("stale", 1)
     return "stale"
   end
-  disown(id)
   local record = call("GET", prefix .. "request:" .. id)
-  if not record then
+  local header = record and header_of(record)
+  disown(id, header and header.cost or 0)
+  if not header then
     return "stale"
   end
-  local header = header_of(record)
   local _, uncounted, crashes = attempts_of(id)
   local attempt = tonumber(delivery) - uncounted
   if attempt >= header.max_attempts then
@@ -30,7 +30,7 @@ local function return_for_retry(id, delivery, delay_ms, failure)
     return "dead_lettered"
   end
   set_attempts(id, delivery, uncounted, crashes)
-  count("queued", 1)
+  count_queued(header.cost, 1)
   count("retried", 1)
   if delay_ms > 0 then
     call("ZADD", prefix .. "delayed", time_ms + delay_ms, id)

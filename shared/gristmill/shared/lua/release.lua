@@ -9,18 +9,18 @@ local released = 0
 for i = #ARGV - 1, 2, -2 do -- backwards, so that the first given is the first in its lane
   local id, delivery = ARGV[i], ARGV[i + 1]
   if call("HGET", prefix .. "in_flight:" .. ARGV[1], id) == delivery then
-    disown(id)
     local record = call("GET", prefix .. "request:" .. id)
-    if record then
-      local header = header_of(record)
+    local header = record and header_of(record)
+    disown(id, header and header.cost or 0)
+    if header then
       local _, uncounted, crashes = attempts_of(id)
       set_attempts(id, delivery, uncounted + 1, crashes)
       enqueue(id, header, crashes, true)
+      count_queued(header.cost, 1)
       released = released + 1
     end
   end
 end
-count("queued", released)
 count("released", released)
 if released > 0 then
   ring_doorbell()

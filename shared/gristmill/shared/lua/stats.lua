@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  prefix
 -- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
---           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), order}
+--           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), order,
+--           {tokens, busy_ms} of the pace (nil if nothing was settled)}
 
 local info = redis.pcall("INFO", "memory")
 
@@ -31,4 +32,5 @@ return {
   memory("used_memory"),
   memory("maxmemory"),
   scheduling().order,
+  call("HMGET", prefix .. "pace", "tokens", "busy_ms"),
 }

@@ -27,7 +27,8 @@ local function is_metadata(payload)
   return metadata and pcall(cjson.decode, metadata)
 end
 
-local function is_well_formed(id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload)
+-- Return the cost of a request in tokens, or nil or false if a value breaks its format.
+local function checked_cost(id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload)
   if not payload or not IS_PRIORITY[priority] or #id > MAX_NAME or #tenant > MAX_NAME
     or #digest > MAX_DIGEST or #tail > MAX_TAIL then
     return false
@@ -36,6 +37,7 @@ local function is_well_formed(id, tenant, priority, deadline_in_ms, delay_ms, di
   local deadline, delay, prompt_tokens, max_tokens, max_attempts = string.match(line, FORMAT)
   return deadline and #deadline <= MAX_DIGITS and #delay <= MAX_DIGITS and #prompt_tokens <= MAX_DIGITS
     and #max_tokens <= MAX_DIGITS and #max_attempts <= MAX_DIGITS and is_metadata(payload)
+    and bounded_cost(prompt_tokens + max_tokens)
 end
 
 if KEYS[2] and call("GET", KEYS[2]) ~= table.remove(ARGV) then
@@ -51,8 +53,10 @@ local function are_all_new()
   return #keys > 0 and #keys <= MAX_UNPACKED and call("EXISTS", unpack(keys)) == 0
 end
 
+local costs = {}
 for first = FIRST, #ARGV, WIDTH do
-  if not is_well_formed(unpack(ARGV, first, first + WIDTH - 1)) then
+  costs[first] = checked_cost(unpack(ARGV, first, first + WIDTH - 1))
+  if not costs[first] then
     return redis.error_reply("INVALID request " .. (first - FIRST) / WIDTH + 1 .. " of this call breaks the format of docs/protocol.md")
   end
 end
@@ -78,6 +82,7 @@ local time_ms = now_ms()
 local codes, request = { "OK" }, {}
 for first = FIRST, #ARGV, WIDTH do
   read_request(request, first)
+  request.cost = costs[first]
   codes[#codes + 1] = accept(request, is_new[first], time_ms)
 end
 if num_new > 0 then

@@ -1,5 +1,13 @@
 -- accept: turn eight values of ARGV into a request that waits.
 
+local accepted = { number = 0, cost = 0 } -- requests that this script accepts, and their estimated tokens
+
+table.insert(writers, 1, function() -- the first, since the second writes what is counted
+  count("submitted", accepted.number)
+  count("queued", accepted.number)
+  count("queued_tokens", accepted.cost)
+end)
+
 -- Read one request of ARGV, whose values begin at `first`, into a table; docs/protocol.md lists the values. Callers
 -- use one table for all requests, as 500 tables would cost.
 local function read_request(request, first)
@@ -38,8 +46,7 @@ local function accept(request, is_new, time_ms)
     local present = header_of(call("GET", prefix .. "request:" .. request.id))
     return present.digest == request.digest and "queued" or "conflict"
   end
-  count("submitted", 1)
-  count("queued", 1)
+  accepted.number, accepted.cost = accepted.number + 1, accepted.cost + (request.cost or header_of(record).cost)
   count_record(request.tenant, 1, record)
   start_waiting(request, record, deadline_ms, time_ms)
   return "accepted"

@@ -11,14 +11,14 @@ local function correct_charge(owner, tokens)
   end
 end
 
--- Take an id from its holder and charge nothing for it; returns the worker, or false.
-local function disown(id)
+-- Take an id from its holder and charge nothing for it; returns the worker, or false. `cost` is the header's.
+local function disown(id, cost)
   local worker, owner = holder_of(id)
   if worker then
     call("HDEL", prefix .. "owner", id)
     correct_charge(owner, 0)
     if call("HDEL", prefix .. "in_flight:" .. worker, id) == 1 then
-      count("in_flight", -1)
+      count_in_flight(cost, -1)
     end
   end
   return worker

@@ -9,6 +9,18 @@ local function count(field, amount)
   counts[field] = (counts[field] or 0) + amount
 end
 
+-- Count a request that begins (sign 1) or ceases (-1) to wait, with its estimated tokens.
+local function count_queued(cost, sign)
+  count("queued", sign)
+  count("queued_tokens", sign * cost)
+end
+
+-- Count a request that a worker takes (sign 1) or lets go (-1), with its estimated tokens.
+local function count_in_flight(cost, sign)
+  count("in_flight", sign)
+  count("in_flight_tokens", sign * cost)
+end
+
 -- Count a record that has come (sign 1) or gone (sign -1), for the queue and for its tenant.
 local function count_record(tenant, sign, record)
   count("bytes", sign * #record)

@@ -4,16 +4,17 @@
 -- if it was terminal already.
 local function finish_anywhere(id, status, message, ttl_ms, time_ms)
   local record = call("GET", prefix .. "request:" .. id)
+  local header = record and header_of(record)
   local outcome = outcome_without_response(attempt_of(id), status, message)
-  if not record or not finish(id, record, header_of(record), status, outcome, ttl_ms, time_ms) then
+  if not header or not finish(id, record, header, status, outcome, ttl_ms, time_ms) then
     return false
   end
-  local worker = disown(id)
+  local worker = disown(id, header.cost)
   if worker then
     call("RPUSH", prefix .. "abort:" .. worker, id)
     return "running"
   end
   call("ZREM", prefix .. "delayed", id)
-  count("queued", -1)
+  count_queued(header.cost, -1)
   return "queued"
 end

@@ -37,7 +37,10 @@
 --   doorbell                 LIST    at most 4 tokens that wake idle workers
 --   times                    HASH    last_beat_ms, grace_until_ms; normal_served_ms, low_served_ms: when a claim
 --                                    last took from the lane, or when its backlog began
---   stats                    HASH    queued, in_flight, bytes (now); the other fields only grow
+--   stats                    HASH    queued, queued_tokens, in_flight, in_flight_tokens, bytes (now; tokens as the headers
+--                                    estimate them); the other fields only grow
+--   pace                     HASH    tokens that acks ended in busy_ms, by the headers; since_ms: when that was last added
+--                                    up, or when the queue began to work
 --   tenant_load              HASH    "tenant|requests", "tenant|bytes" of what is not terminal; no field is 0
 --
 -- Header of request:<id>, version 1, fields separated by "|":

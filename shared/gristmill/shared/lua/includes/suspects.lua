@@ -37,7 +37,7 @@ end
 local function return_as_suspect(item, header)
   set_attempts(item.id, item.delivery, item.uncounted + 1, item.crashes + 1)
   enqueue(item.id, header, item.crashes + 1, true)
-  count("queued", 1)
+  count_queued(header.cost, 1)
   count("crashed", 1)
 end
 
@@ -51,9 +51,9 @@ local function give_back_as_suspects(worker, limit, evidence, ttl_ms, time_ms)
   end
   for i = num_moved, 1, -1 do -- backwards, so that the first is at the front of its lane
     local item = held[i]
-    disown(item.id)
     local record = call("GET", prefix .. "request:" .. item.id)
     local header = record and header_of(record)
+    disown(item.id, header and header.cost or 0)
     if header and num_suspects == 1 and item.crashes > 0 then
       if fail_lone_suspect(item, record, header, evidence, ttl_ms, time_ms) then
         dead_ids[#dead_ids + 1] = item.id

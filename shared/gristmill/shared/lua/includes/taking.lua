@@ -17,7 +17,7 @@ local function end_queued(claim, id, record, header, status, outcome)
   if not finish(id, record, header, status, outcome, claim.result_ttl_ms, claim.time_ms) then
     return false
   end
-  count("queued", -1)
+  count_queued(header.cost, -1)
   return true
 end
 
