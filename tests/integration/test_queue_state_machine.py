@@ -11,7 +11,7 @@ A longer run: `GRISTMILL_FUZZ_EXAMPLES=2000 pytest tests/integration/test_queue_
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 from uuid import uuid4
@@ -30,7 +30,16 @@ from queues import BODY, ERROR, a_request, end_lease, make_due, settlement
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import Claim, Limits, Scheduling, SchedulingPolicy, SuspectRoom
+from gristmill.shared.operations import (
+    ANY_LANE,
+    Claim,
+    LaneRoom,
+    Limits,
+    Scheduling,
+    SchedulingPolicy,
+    SuspectRoom,
+)
+from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import Request
@@ -43,6 +52,8 @@ LANES = ("suspect", "high", "normal", "low")
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
 MAX_WORKERS = 4
 MAX_INBOX = 16
+STREAM = "!stream"
+"""A fact that a worker must understand."""
 
 pick = st.integers(0, 63)
 """Chooses from a list by its remainder, so that shrinking leads to the first element."""
@@ -143,6 +154,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.num_inbox_taken = 0
         self.num_ids = 0
         self.was_fcfs = False
+        self.order = "fair"
+        self.paused: set[str] = set()
 
     async def _connect(self) -> Any:
         return connect(self.url)
@@ -246,18 +259,19 @@ class QueueMachine(RuleBasedStateMachine):
         max_attempts=st.integers(1, 3),
         prefix=st.sampled_from(["", "p1", "p2"]),
         max_tokens=st.sampled_from([0, 10, 1000]),
+        fact=st.sampled_from(["", "", "", "trace", STREAM]),
         repeat=repeats,
     )
     def submit(
         self, *, number: int, tenant: str, priority: str, kind: str, max_attempts: int,
-        prefix: str, max_tokens: int, repeat: str,
+        prefix: str, max_tokens: int, fact: str, repeat: str,
     ) -> None:  # fmt: skip
         batch = f"b{len(self.sealed)}" if kind == "batch" else ""
         fields = {
             "tenant": tenant, "priority": priority, "max_attempts": max_attempts, "batch": batch,
             "delay_s": HOUR_S if kind == "delayed" else 0,
             "deadline_s": HOUR_S if kind == "deadline" else 0,
-            "reply": "client", "prefix": prefix, "max_tokens": max_tokens,
+            "reply": "client", "prefix": prefix, "max_tokens": max_tokens, "facts": {fact: "1"} if fact else {},
         }  # fmt: skip
         requests = [self.new_request(**fields) for _ in range(number)]
         codes = self.call(repeat, lambda: self.queue.submit(requests), ["queued"] * number)
@@ -355,13 +369,33 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.call(repeat, lambda: self.queue.seal(batch, total), done) == done
         self.sealed.add(batch)
 
+    @step(is_queue=st.booleans(), repeat=repeats)
+    def pause(self, is_queue: bool, repeat: str) -> None:
+        batch = f"b{len(self.sealed)}"
+        scope = WHOLE_QUEUE if is_queue else batch_scope(batch)
+        is_new = not {WHOLE_QUEUE if is_queue else batch} & self.paused
+        answer = self.call(repeat, lambda: self.queue.pauses.pause(scope, "ann", "why"), False)
+        assert answer == is_new
+        self.paused.add(WHOLE_QUEUE if is_queue else batch)
+
+    @step(weight=2, when=lambda self: self.paused, choice=pick, repeat=repeats)
+    def resume(self, choice: int, repeat: str) -> None:
+        name = self.one_of(choice, sorted(self.paused))
+        scope = WHOLE_QUEUE if name == WHOLE_QUEUE else batch_scope(name)
+        is_over = name in self.sealed and not any(
+            item.is_live and item.request.batch == name for item in self.items.values()
+        )  # the pause of a batch goes with the batch
+        answer = self.call(repeat, lambda: self.queue.pauses.resume(scope), False)
+        assert answer != is_over
+        self.paused.remove(name)
+
     @step(when=lambda self: self.dead, choice=pick, repeat=repeats)
     def requeue(self, choice: int, repeat: str) -> None:
         name = self.one_of(choice, self.dead)
         old = self.dead.pop(name)
         request = self.new_request(tenant=old.tenant, priority=old.priority, body=old.body,
                                    max_attempts=old.max_attempts, prompt_tokens=old.prompt_tokens,
-                                   max_tokens=old.max_tokens)  # fmt: skip
+                                   max_tokens=old.max_tokens, facts=old.facts)  # fmt: skip
         code = self.call(
             repeat, lambda: self.queue.dead_letters.requeue(name, request.id), "queued"
         )
@@ -407,24 +441,28 @@ class QueueMachine(RuleBasedStateMachine):
         policy = SchedulingPolicy(scheduling, ageing_s=0) if scheduling else None
         self.run(self.queue.register(name, {"model": "m"}, policy))
         self.was_fcfs |= scheduling == "fcfs"
+        self.order = scheduling or self.order
         self.workers[name] = Worker()
 
     @step(
         weight=5,
         when=lambda self: self.workers,
         choice=pick, number=st.integers(1, 12), max_suspects=st.integers(0, 3),
-        has_suspects=st.booleans(), repeat=repeats,
+        has_suspects=st.booleans(), understands=st.booleans(), repeat=repeats,
+        lanes=st.sampled_from([ANY_LANE, ANY_LANE, LaneRoom(normal=0, low=0), LaneRoom(2, 1, 3)]),
     )  # fmt: skip
     def claim(
-        self, choice: int, number: int, max_suspects: int, has_suspects: bool, repeat: str
-    ) -> None:
+        self, *, choice: int, number: int, max_suspects: int, has_suspects: bool, understands: bool,
+        lanes: LaneRoom, repeat: str,
+    ) -> None:  # fmt: skip
         name = self.one_of(choice, self.workers)
         nonce = uuid4().hex
 
         async def operation() -> Claim:
             return await self.queue.claim(
-                name, nonce, number, suspects=SuspectRoom(max_suspects, has_suspects)
-            )
+                name, nonce, number, suspects=SuspectRoom(max_suspects, has_suspects), lanes=lanes,
+                understands=["stream"] if understands else [],
+            )  # fmt: skip
 
         if not self.workers[name].has_lease:
             with pytest.raises(LeaseLost):
@@ -433,8 +471,17 @@ class QueueMachine(RuleBasedStateMachine):
         answer = self.run(operation())
         if repeat != "once" and answer.claimed:
             assert list(self.run(operation()).claimed) == list(answer.claimed)
+        if WHOLE_QUEUE in self.paused:
+            assert not answer.claimed
+            assert dict(answer.inbox) == self.workers[name].tokens
+            return
         self._take_inbox(self.workers[name], answer)
+        self._promote_due()
+        self._check_permits(answer.claimed, lanes, understands)
         self._check_claim(answer.claimed, number, max_suspects, has_suspects)
+        if len(answer.claimed) < number:
+            self._check_nothing_is_left_out(answer.claimed, lanes, understands)
+            self._check_suspects_left(answer.claimed, max_suspects, has_suspects, understands)
         for item in answer.claimed:
             self.items[item.id].state, self.items[item.id].worker = "held", name
             self.items[item.id].delivery = item.delivery
@@ -451,24 +498,63 @@ class QueueMachine(RuleBasedStateMachine):
         self, claimed: Iterable[Claimed], number: int, max_suspects: int, has_suspects: bool
     ) -> None:
         claimed = list(claimed)
-        for item in self.items.values():
-            if item.state == "delayed" and item.is_due:
-                item.state, item.is_due = "waiting", False
         lanes = [self._check_claimed(item) for item in claimed]
         assert len({item.id for item in claimed}) == len(claimed) <= number
         assert lanes == sorted(lanes) or self.was_fcfs
-        taken = {item.id for item in claimed}
-        self._settle_overdue(taken, is_complete=len(claimed) < number)
-        left = [self.items[n] for n in self.live("waiting") if n not in taken]
+        self._settle_overdue()
         suspects = [item for item in claimed if item.crashes]
         assert len(suspects) <= max_suspects
         is_alone = any(item.crashes > 1 for item in suspects)
         assert not is_alone or (len(suspects) == 1 and not has_suspects)
-        if len(claimed) < number:
-            assert not [item for item in left if not item.crashes]
-            is_blocked = any(i.crashes > 1 for i in left) and (has_suspects or suspects)
-            may_wait = is_alone or is_blocked or len(suspects) == max_suspects
-            assert may_wait or not [item for item in left if item.crashes]
+
+    def _promote_due(self) -> None:
+        for item in self.items.values():
+            if item.state == "delayed" and item.is_due:
+                item.state, item.is_due = "waiting", False
+
+    def _may_have(self, request: Request, understands: bool) -> bool:
+        return request.batch not in self.paused and (understands or STREAM not in request.facts)
+
+    def _lane_of(self, request: Request) -> str:
+        return "normal" if self.order == "fcfs" else request.priority
+
+    def _check_permits(
+        self, claimed: Sequence[Claimed], lanes: LaneRoom, understands: bool
+    ) -> None:
+        """No claim takes what is paused, what its worker does not understand, or too much of a lane."""
+        requests = [self.items[item.id].request for item in claimed]
+        assert all(self._may_have(request, understands) for request in requests)
+        taken = Counter(self._lane_of(self.items[i.id].request) for i in claimed if not i.crashes)
+        assert all(
+            taken[lane] <= most for lane, most in lanes._asdict().items() if most is not None
+        )
+
+    def _left(self, claimed: Sequence[Claimed], understands: bool) -> list[Item]:
+        """Return what waits after a claim and might have been taken."""
+        taken = {item.id for item in claimed}
+        waiting = [self.items[name] for name in self.live("waiting") if name not in taken]
+        return [item for item in waiting if self._may_have(item.request, understands)]
+
+    def _check_nothing_is_left_out(
+        self, claimed: Sequence[Claimed], lanes: LaneRoom, understands: bool
+    ) -> None:
+        taken = Counter(self._lane_of(self.items[i.id].request) for i in claimed if not i.crashes)
+        full = {
+            lane
+            for lane, most in lanes._asdict().items()
+            if most is not None and taken[lane] == most
+        }
+        left = [item for item in self._left(claimed, understands) if not item.crashes]
+        assert {self._lane_of(item.request) for item in left} <= full
+
+    def _check_suspects_left(
+        self, claimed: Sequence[Claimed], max_suspects: int, has_suspects: bool, understands: bool
+    ) -> None:
+        suspects = [item for item in claimed if item.crashes]
+        left = [item for item in self._left(claimed, understands) if item.crashes]
+        is_alone = any(item.crashes > 1 for item in suspects)
+        is_blocked = any(item.crashes > 1 for item in left) and (has_suspects or suspects)
+        assert not left or is_alone or is_blocked or len(suspects) == max_suspects
 
     def _check_claimed(self, claimed: Claimed) -> int:
         item = self.items[claimed.id]
@@ -480,14 +566,13 @@ class QueueMachine(RuleBasedStateMachine):
         assert claimed.record.body == item.request.body
         return LANES.index(item.lane)
 
-    def _settle_overdue(self, taken: set[str], is_complete: bool) -> None:
-        """A claim ends what is overdue if it comes across it."""
+    def _settle_overdue(self) -> None:
+        """A claim ends what is overdue if it comes across it; what stays is checked like all that stays."""
         overdue = [n for n in self.live("waiting") if self.items[n].is_overdue]
         states = self.run(self.queue.status(overdue)) if overdue else []
         for name, (state, _) in zip(overdue, states, strict=True):
             if state == "done":
                 self.finish(name, "expired")
-            assert state == "done" or not is_complete
 
     def memory(self, choice: int) -> tuple[str, list[Claimed]]:
         names = [name for name, worker in self.workers.items() if worker.remembers]
@@ -702,8 +787,12 @@ class QueueMachine(RuleBasedStateMachine):
         if open_batch := self.batches[f"b{len(self.sealed)}"]:
             await self.queue.seal(f"b{len(self.sealed)}", open_batch)
         await self.queue.register("drain", {})
+        for name in self.paused:
+            await self.queue.pauses.resume(name if name == WHOLE_QUEUE else batch_scope(name))
         while True:
-            answer = await self.queue.claim("drain", uuid4().hex, 128, suspects=SuspectRoom(128))
+            answer = await self.queue.claim(
+                "drain", uuid4().hex, 128, suspects=SuspectRoom(128), understands=["stream"]
+            )
             for token, element in answer.inbox:
                 await self.queue.admit_garbage(
                     "drain", token, f"inbox-{token}", {"bytes": len(element)}

@@ -139,14 +139,14 @@ async def test_stats_show_the_memory(queue: Queue, own_redis_url: str, tmp_path:
 
 
 def a_view(used: int, limit: int, record_bytes: int) -> Stats:
-    return Stats(0, {"bytes": record_bytes}, {}, 0, 0, 0, used, limit, "fair", None, {})
+    return Stats(0, {"bytes": record_bytes}, {}, 0, 0, 0, used, limit, "fair", None, {}, {}, {})
 
 
 def test_claims_do_not_pause_for_many_small_requests() -> None:
     """What Redis spends on each beside its record counts as well, or they would wait for ever."""
     counters = {"bytes": 12_700_000, "queued": 134_000}
     assert not should_pause_claims(
-        Stats(0, counters, {}, 0, 0, 0, 31_400_000, 31_457_280, "fair", None, {})
+        Stats(0, counters, {}, 0, 0, 0, 31_400_000, 31_457_280, "fair", None, {}, {}, {})
     )
 
 

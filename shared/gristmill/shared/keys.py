@@ -74,6 +74,20 @@ class Keys:
         """LIST or ZSET of the ids of one flow that wait in a lane; `kind` is PENDING or one of ORDERED_KINDS."""
         return f"{self.prefix}{kind}:{lane}:{flow}"
 
+    @property
+    def parked(self) -> str:
+        """SET: reasons for which ids are parked."""
+        return f"{self.prefix}parked"
+
+    def parked_for(self, reason: str) -> str:
+        """ZSET of ids that wait and may not be claimed for this reason -> enqueued_ms."""
+        return f"{self.prefix}parked:{reason}"
+
+    @property
+    def pauses(self) -> str:
+        """HASH: "queue" or "batch:<batch>" -> who paused it, when and why, JSON."""
+        return f"{self.prefix}pauses"
+
     def flows(self, lane: str) -> str:
         """ZSET: flows with waiting ids -> virtual time."""
         return f"{self.prefix}flows:{lane}"

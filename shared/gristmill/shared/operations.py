@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 from gristmill.shared.chunking import chunks
+from gristmill.shared.pauses import Pause
 from gristmill.shared.records import Claimed, Record
 
 Scheduling = Literal[
@@ -74,6 +75,22 @@ class SuspectRoom(NamedTuple):
 
 ONE_SUSPECT = SuspectRoom()
 """Default of a claim: one suspect, for a worker that holds none."""
+
+
+class LaneRoom(NamedTuple):
+    """The most requests that a claim may take from each lane; None for no limit, 0 for none.
+
+    `LaneRoom(normal=0, low=0)` takes only `high`, so a full worker can take an urgent request. Under the order `fcfs`
+    all requests are in the lane `normal`.
+    """
+
+    high: int | None = None
+    normal: int | None = None
+    low: int | None = None
+
+
+ANY_LANE = LaneRoom()
+"""Default of a claim: no limit on any lane."""
 
 
 class SchedulingPolicy(NamedTuple):
@@ -176,6 +193,10 @@ class Stats:
         scheduling: Order in which claims take waiting requests.
         tokens_per_s: Estimated tokens that workers settle in a second of work, lately; None if
             none was settled. Time without a request in flight does not count.
+        pauses: Scope -> its pause; `queue`, or `batch:` and the name of a batch.
+        num_parked: Reason -> requests that no claim, or not every worker, may take; part of
+            `queued`. A reason is `batch:` and a paused batch, or `facts:` and the names of facts
+            that a worker must understand.
         workers: Worker -> ms until its lease ends.
     """
 
@@ -189,6 +210,8 @@ class Stats:
     max_memory: int
     scheduling: str
     tokens_per_s: float | None
+    pauses: Mapping[str, Pause]
+    num_parked: Mapping[str, int]
     workers: Mapping[str, int]
 
     @property
@@ -201,7 +224,8 @@ class Stats:
     def parse(cls, reply: Sequence[Any]) -> Self:
         """Read what `lua/stats.lua` returns."""
         now_ms, counters, lanes, workers = reply[:4]
-        num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling, pace = reply[4:]
+        num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling = reply[4:10]
+        pace, pauses, parked = reply[10:]
         return cls(
             now_ms=now_ms,
             counters={k: int(v) for k, v in _pairs(counters)},
@@ -213,6 +237,8 @@ class Stats:
             max_memory=max_memory,
             scheduling=scheduling.decode(),
             tokens_per_s=_tokens_per_s(*(int(value or 0) for value in pace)),
+            pauses={scope: Pause.parse(note) for scope, note in _pairs(pauses)},
+            num_parked=dict(_pairs(parked)),
             workers={k: int(v) - now_ms for k, v in _pairs(workers)},
         )
 

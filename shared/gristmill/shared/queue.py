@@ -16,11 +16,13 @@ from gristmill.shared.dead_letters import DeadLetters
 from gristmill.shared.errors import LeaseLost, QueueFull
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import (
+    ANY_LANE,
     ONE_SUSPECT,
     Beat,
     Claim,
     Delivery,
     HeldLease,
+    LaneRoom,
     Limits,
     SchedulingPolicy,
     Settlement,
@@ -29,6 +31,7 @@ from gristmill.shared.operations import (
     SubmitCode,
     SuspectRoom,
 )
+from gristmill.shared.pauses import Pauses
 from gristmill.shared.records import Claimed
 from gristmill.shared.replication import write_to_replicas
 from gristmill.shared.request import Request
@@ -52,6 +55,7 @@ class Queue:
         scripts: The scripts of the queue; the methods below run them.
         dead_letters: Requests and inbox elements that could not be served.
         tenants: Weights of the tenants, and the load of each.
+        pauses: Pauses of the queue and of its batches.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Queue:
         self.scripts = Scripts(redis, self.keys.prefix)
         self.dead_letters = DeadLetters(redis, self.keys, self.scripts)
         self.tenants = TenantShares(redis, self.keys)
+        self.pauses = Pauses(self.scripts)
 
     # -- what producers call ------------------------------------------------------------------------
 
@@ -177,6 +182,8 @@ class Queue:
         max_tokens: int = 2**53,
         suspects: SuspectRoom = ONE_SUSPECT,
         ms_per_token: float = 0,
+        lanes: LaneRoom = ANY_LANE,
+        understands: Iterable[str] = (),
     ) -> Claim:
         """Lease waiting requests to a worker.
 
@@ -189,6 +196,9 @@ class Queue:
             suspects: Limit on the suspects that the claim may take.
             ms_per_token: Milliseconds between two tokens of one request on this worker's engine, 0
                 if unknown. The order `deadline` uses it to find deadlines that cannot be met.
+            lanes: Most requests to take from each lane.
+            understands: Names of facts that this worker understands. A request that requires
+                another fact stays in the queue for a worker that does.
 
         Raises:
             LeaseLost: The worker holds no lease.
@@ -196,6 +206,7 @@ class Queue:
         reply = await self.scripts.run(
             "claim", worker, nonce, max_requests, max_tokens, suspects.max_new, int(suspects.holds_some),
             self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms, ms_per_token,
+            ",".join(understands), *("" if room is None else room for room in lanes),
         )  # fmt: skip
         if reply[0] == b"LOST":
             raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}", worker)

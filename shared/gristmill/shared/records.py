@@ -3,7 +3,13 @@
 The bytes of a record are described in `docs/protocol.md`; `lua/includes/records.lua` reads the header.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from gristmill.shared.facts import read_facts
+
+NUM_FIELDS = 15
+"""Fixed fields of a header; facts follow."""
 
 MAX_COST = 2**24
 """Most tokens that one request counts as, so that no counter overflows (`lua/includes/records.lua`)."""
@@ -44,7 +50,10 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The stored form of a request, read back."""
+    """The stored form of a request, read back.
+
+    `facts` has names that begin with `!` if a worker must understand them.
+    """
 
     enqueued_ms: int
     deadline_ms: int
@@ -58,6 +67,7 @@ class Record:
     endpoint: str
     model: str
     origin: str
+    facts: Mapping[str, str]
     metadata: bytes
     body: bytes
 
@@ -87,6 +97,7 @@ class Record:
             endpoint=fields[11],
             model=fields[12],
             origin=fields[14],
+            facts=read_facts(fields[NUM_FIELDS:]),
             metadata=metadata,
             body=body,
         )

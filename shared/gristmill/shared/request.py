@@ -17,6 +17,7 @@ from ulid import ULID
 
 from gristmill.shared.body_fields import check_body, output_limit
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.facts import encode_facts
 from gristmill.shared.prefix import prefix_of
 
 Priority = Literal["high", "normal", "low"]
@@ -122,6 +123,8 @@ class Request:
         prefix: Name of the prompt prefix; requests that share a prefix have the same name. "" for none.
         reply: Name of the client that waits for the result, or "".
         metadata: Names and values that are returned with the result.
+        facts: Names and values for workers; a name that begins with `!` is for those alone that
+            understand it. `facts.py` has the rules.
 
     Raises:
         InvalidRequest: A field breaks its rule; the message names it, the limit and the remedy.
@@ -142,6 +145,7 @@ class Request:
     prefix: str = ""
     reply: str = ""
     metadata: Mapping[str, Any] | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], **fields: Any) -> Self:
@@ -154,7 +158,7 @@ class Request:
         Raises:
             InvalidRequest: A field is unknown, or a field or the body breaks a rule.
         """
-        check_names(fields.keys() - {"reply"}, FIELDS)
+        check_names(fields.keys() - {"reply", "facts"}, FIELDS)
         if not isinstance(body, Mapping):
             raise InvalidRequest(
                 f"the body is a {type(body).__name__}; use a dict such as {EXAMPLE}"
@@ -236,7 +240,7 @@ class Request:
         """Return the eight values of this request in `lua/submit.lua`."""
         tail = (
             f"{self.batch}|{self.prompt_tokens}|{self.max_tokens}|{self.max_attempts}|{self.reply}"
-            f"|{self.endpoint}|{self.model}|{self.prefix}|"
+            f"|{self.endpoint}|{self.model}|{self.prefix}|{encode_facts(self.facts)}"
         )
         metadata = _encode("metadata", self.metadata) if self.metadata else b""
         return (
@@ -251,8 +255,10 @@ class Request:
         )
 
 
-FIELDS = tuple(known.name for known in fields(Request) if known.name not in {"body", "reply"})
-"""Fields that go with a body; `reply` belongs to the client."""
+FIELDS = tuple(
+    known.name for known in fields(Request) if known.name not in {"body", "reply", "facts"}
+)
+"""Fields that go with a body; `reply` and `facts` belong to Gristmill."""
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:

@@ -24,9 +24,9 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "requeue": (*_CORE, "records", "doorbell", *_WAITING, "accept"),
     "claim": (
         *_CORE, "records", "deliveries", "doorbell", *_WAITING, *_FINISHING, "dead_letters",
-        "popping", "virtual_time", "taking", "misplaced",
+        "inflow", "parking", "claim_parking", "popping", "virtual_time", "taking", "misplaced",
     ),
-    "ack": (*_CORE, "records", "deliveries", "tenants", "charges", *_FINISHING),
+    "ack": (*_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING),
     "nack": (
         *_CORE, "records", "deliveries", "doorbell", *_WAITING, "charges", *_FINISHING, "dead_letters",
     ),
@@ -40,15 +40,17 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         "suspects", "leases",
     ),
     "cancel": (
-        *_CORE, "records", "deliveries", "tenants", "charges", *_FINISHING, "finish_anywhere",
+        *_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
     ),
     "expire": (
-        *_CORE, "records", "deliveries", "tenants", "charges", *_FINISHING, "finish_anywhere",
+        *_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
     ),
     "register": ("schema", "lanes", "leases"),
     "beat": ("schema", "leases"),
     "deregister": ("schema", "leases"),
     "seal": ("schema", "batches"),
+    "pause": ("schema",),
+    "resume": ("schema", "doorbell"),
     "purge": ("schema",),
     "status": ("schema", "deliveries"),
     "stats": ("schema", "lanes"),

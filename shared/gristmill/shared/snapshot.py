@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.shared.chunking import chunks
+from gristmill.shared.facts import required_names
 from gristmill.shared.keys import ALL_TENANTS, ORDERED_KINDS, PENDING
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import cost_of
+from gristmill.shared.records import NUM_FIELDS, cost_of
 
 CHUNK = 500
 """Most ids that one call reads."""
@@ -142,12 +143,14 @@ async def _places_of(queue: Queue, name: str) -> tuple[list[str], list[str]]:
     """Return the keys in which a request may wait under any order: the LISTs, then the ZSETs."""
     header: Any = await queue.redis.getrange(queue.keys.request(name), 0, HEADER_BYTES)
     fields = header.partition(b"\n")[0].decode(errors="replace").split("|")
-    if len(fields) < 5:
+    if len(fields) < NUM_FIELDS:
         return [], []
     tenant, priority = fields[3], fields[4]
     places = [(lane, flow) for lane in {priority, "normal"} for flow in (tenant, ALL_TENANTS)]
     pending = [queue.keys.waiting(*place) for place in (("suspect", tenant), *places)]
-    return pending, [queue.keys.waiting(*place, kind) for kind in ORDERED_KINDS for place in places]
+    ordered = [queue.keys.waiting(*place, kind) for kind in ORDERED_KINDS for place in places]
+    reasons = (f"batch:{fields[6]}", f"facts:{','.join(required_names(fields[NUM_FIELDS:]))}")
+    return pending, [*ordered, *map(queue.keys.parked_for, reasons)]
 
 
 async def _read_records(queue: Queue, snapshot: Snapshot) -> None:
@@ -171,6 +174,10 @@ async def _read_waiting(queue: Queue, snapshot: Snapshot) -> None:
     for key in (queue.keys.of_kind(*each) for each in ordered):
         async for request_id, _ in queue.redis.zscan_iter(key, count=CHUNK):
             snapshot.place(request_id).num_entries += 1
+    for reason in snapshot.keys.get("parked", ()):
+        if reason:  # without one it is the SET of reasons
+            async for request_id, _ in queue.redis.zscan_iter(queue.keys.parked_for(reason)):
+                snapshot.place(request_id).num_entries += 1
     async for request_id, _ in queue.redis.zscan_iter(queue.keys.delayed, count=CHUNK):
         snapshot.place(request_id).is_delayed = True
 

@@ -68,12 +68,13 @@ local records = call("MGET", unpack(request_keys))
 local owners = call("HMGET", prefix .. "owner", unpack(ids))
 
 -- Let go of a request that this worker has finished but does not hold.
-local function end_late(id, cost)
-  local holder = disown(id, cost)
+local function end_late(id, header)
+  local holder = disown(id, header.cost)
   count("late", 1)
   if not holder then
-    count_queued(cost, -1)
+    count_queued(header.cost, -1)
     call("ZREM", prefix .. "delayed", id)
+    unpark(id, header)
   elseif holder ~= worker then
     call("RPUSH", prefix .. "abort:" .. holder, id)
   end
@@ -94,7 +95,7 @@ local function settle(n, id, delivery, status, outcome, prompt_tokens, output_to
   learn_output_share(header, output_tokens)
   num_settled_tokens = num_settled_tokens + header.cost
   if not is_held then
-    end_late(id, header.cost)
+    end_late(id, header)
     return 2
   end
   local num_tokens = prompt_tokens + output_tokens

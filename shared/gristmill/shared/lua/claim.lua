@@ -3,7 +3,8 @@
 -- KEYS[1]  prefix
 -- ARGV     worker, nonce, max_requests, max_tokens (estimated, for the whole claim), max_suspects,
 --          has_suspects (1 if the worker already runs one), max_depth, max_bytes, result_ttl_ms, ms_per_token
---          (of one request on this worker's engine, 0 if unknown; tells which deadlines cannot be met)
+--          (of one request on this worker's engine, 0 if unknown; tells which deadlines cannot be met), understood
+--          (names of facts, joined by commas), then the most requests from the lanes high, normal, low ("": no limit)
 -- Returns  {"LOST"} if the worker holds no lease; else
 --          {"OK", now_ms, next_due_ms (-1: none), {token, element, ...} from the inbox,
 --           {id, delivery, attempt, crashes, record, ...}, num_queued, num_workers}
@@ -11,13 +12,16 @@
 -- Keeps    3 (the fence is written here), 4 (expired requests end here too), 7 (bounded work),
 --          8 (nothing is popped that is not held)
 
-local MAX_PROMOTED, MAX_INBOX = 200, 16
-
 -- The state that the phases pass on.
 local claim = {
   worker = ARGV[1], nonce = ARGV[2], time_ms = now_ms(), max_requests = tonumber(ARGV[3]), max_tokens = tonumber(ARGV[4]),
   max_suspects = tonumber(ARGV[5]), has_suspects = ARGV[6] == "1", max_depth = tonumber(ARGV[7]),
   max_bytes = tonumber(ARGV[8]), result_ttl_ms = ARGV[9], ms_per_token = tonumber(ARGV[10]),
+  max_of_lane = { suspect = math.huge, high = tonumber(ARGV[12]) or math.huge, normal = tonumber(ARGV[13]) or math.huge,
+    low = tonumber(ARGV[14]) or math.huge },
+  num_of_lane = { suspect = 0, high = 0, normal = 0, low = 0 }, -- taken so far
+  max_ids = 0, -- most ids that the claim may have when it has taken from the present lane
+  understands = {}, pauses = {}, has_pauses = false, -- name -> true; scope -> true
   ids = {}, is_taken = {}, -- taken so far: in order; id -> true
   deliveries = {}, owners = {}, -- id, value, ... for in_flight:<worker> and for owner
   reply = {}, -- id, delivery, attempt, crashes, record, ... for the worker
@@ -26,6 +30,15 @@ local claim = {
   num_suspects = 0, spent_tokens = 0, is_spent = false, -- is_spent: the next request would exceed max_tokens
   virtual_times = {}, -- lane -> virtual time, if this claim has advanced it
 }
+
+local function read_permits()
+  for name in string.gmatch(ARGV[11] or "", "[^,]+") do
+    claim.understands[name] = true
+  end
+  for _, scope in ipairs(call("HKEYS", prefix .. "pauses")) do
+    claim.pauses[scope], claim.has_pauses = true, true
+  end
+end
 
 local function num_queued()
   return tonumber(call("HGET", prefix .. "stats", "queued") or 0)
@@ -50,35 +63,6 @@ local function repeat_last_claim()
       local _, uncounted, crashes = attempts_of(id)
       reply_with(claim, id, tonumber(delivery), uncounted, crashes, record)
     end
-  end
-  return true
-end
-
--- Return due retries and start times to their lanes.
-local function promote_delayed()
-  local due = call("ZRANGE", prefix .. "delayed", 0, claim.time_ms, "BYSCORE", "LIMIT", 0, MAX_PROMOTED)
-  for _, id in ipairs(due) do
-    call("ZREM", prefix .. "delayed", id)
-    local record = call("GET", prefix .. "request:" .. id)
-    if record then
-      local _, _, crashes = attempts_of(id)
-      enqueue(id, header_of(record), crashes, false)
-    end
-  end
-end
-
--- Take elements of the inbox, unless the queue is at its caps; returns whether it took any.
-local function take_inbox()
-  if call("LLEN", prefix .. "inbox") == 0 then
-    return false
-  end
-  local depth, bytes = depth_and_bytes()
-  if depth >= claim.max_depth or bytes >= claim.max_bytes then
-    return false
-  end
-  for _, element in ipairs(call("LPOP", prefix .. "inbox", MAX_INBOX) or {}) do
-    local token = call("HINCRBY", prefix .. "stats", "inbox_taken", 1)
-    call("HSET", prefix .. "admitting:" .. claim.worker, token, element)
   end
   return true
 end
@@ -139,10 +123,15 @@ if not call("ZSCORE", prefix .. "workers", claim.worker) then
 elseif repeat_last_claim() then
   return reply()
 end
-promote_delayed()
-local has_taken_inbox = take_inbox()
+read_permits()
+if claim.pauses.queue then
+  return reply()
+end
+promote_delayed(claim)
+claim.num_examined = unpark_claimable(claim)
+local has_taken_inbox = take_inbox(claim)
 if scheduling().is_mixed then
-  claim.num_examined = move_misplaced()
+  claim.num_examined = claim.num_examined + move_misplaced()
 end
 take_from_lanes()
 write_claim()

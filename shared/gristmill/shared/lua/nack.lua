@@ -23,7 +23,7 @@ local function return_for_retry(id, delivery, delay_ms, failure)
   end
   local _, uncounted, crashes = attempts_of(id)
   local attempt = tonumber(delivery) - uncounted
-  if attempt >= header.max_attempts then
+  if attempt >= tonumber(header.max_attempts) then
     local outcome = '"attempt":' .. attempt .. ',"response":null,"error":' .. failure
     finish(id, record, header, "failed", outcome, result_ttl_ms, time_ms)
     dead_letter(id, "attempts_exhausted", failure, attempt, crashes, record, time_ms)

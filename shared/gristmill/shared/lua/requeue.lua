@@ -22,10 +22,10 @@ local header = header_of(record)
 if not header.is_readable then
   return "missing"
 end
-local line, payload = string.match(record, "^([^\n]*)\n(.*)$")
-local model, prompt_prefix = string.match(line, "|([^|]*)|([^|]*)|[^|]*$")
+local payload = string.match(record, "^[^\n]*\n(.*)$")
+local model, prompt_prefix = string.match(record, MODEL_AND_PREFIX)
 local tail = table.concat({ "", integer(header.prompt_tokens), integer(header.max_tokens), header.max_attempts, "", header.endpoint,
-  model, prompt_prefix, id }, "|")
+  model, prompt_prefix, id }, "|") .. header.facts
 local time_ms = now_ms()
 local request = { id = new_id, tenant = header.tenant, priority = header.priority, deadline_in_ms = 0, delay_ms = 0,
   digest = header.digest, tail = tail, payload = payload }

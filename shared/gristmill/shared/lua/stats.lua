@@ -3,7 +3,8 @@
 -- KEYS[1]  prefix
 -- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
 --           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), order,
---           {tokens, busy_ms} of the pace (nil if nothing was settled)}
+--           {tokens, busy_ms} of the pace (nil if nothing was settled), {scope, note, ...} of the pauses,
+--           {reason, num_parked, ...}}
 
 local info = redis.pcall("INFO", "memory")
 
@@ -21,6 +22,10 @@ for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
   end
   lanes[#lanes + 1], lanes[#lanes + 2] = lane, depth
 end
+local parked = {}
+for _, reason in ipairs(call("SMEMBERS", prefix .. "parked")) do
+  parked[#parked + 1], parked[#parked + 2] = reason, call("ZCARD", prefix .. "parked:" .. reason)
+end
 return {
   now_ms(),
   call("HGETALL", prefix .. "stats"),
@@ -33,4 +38,6 @@ return {
   memory("maxmemory"),
   scheduling().order,
   call("HMGET", prefix .. "pace", "tokens", "busy_ms"),
+  call("HGETALL", prefix .. "pauses"),
+  parked,
 }

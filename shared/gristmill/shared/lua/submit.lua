@@ -17,7 +17,8 @@ local NAME, MAYBE_NAME, NUMBER = "[%w._:/@=+-]+", "[%w._:/@=+-]*", "(%d+)"
 local MAX_NAME, MAX_DIGEST, MAX_TAIL, MAX_DIGITS = 128, 64, 2048, 15 -- characters
 -- id, tenant, deadline, delay, digest, tail: one pattern, since a match for each would cost more than the submit.
 local FORMAT = "^" .. table.concat({ NAME, NAME, NUMBER, NUMBER, "%x+", MAYBE_NAME, NUMBER, NUMBER, NUMBER, MAYBE_NAME,
-  "/[%w._/-]+", "[^|%z\1-\31]*", MAYBE_NAME, MAYBE_NAME }, "|") .. "$"
+  "/[%w._/-]+", "[^|%z\1-\31]*", MAYBE_NAME, MAYBE_NAME }, "|") .. "([^%z\1-\31]*)$"
+local FACT = "^|!?%l[%l%d_]*=[%w._:/@=+,;-]*"
 
 local function is_metadata(payload)
   if string.byte(payload) == 10 then
@@ -27,6 +28,18 @@ local function is_metadata(payload)
   return metadata and pcall(cjson.decode, metadata)
 end
 
+-- Return whether what follows the last field is a sequence of facts.
+local function are_facts(text)
+  while text ~= "" do
+    local _, last = string.find(text, FACT)
+    if not last then
+      return false
+    end
+    text = string.sub(text, last + 1)
+  end
+  return true
+end
+
 -- Return the cost of a request in tokens, or nil or false if a value breaks its format.
 local function checked_cost(id, tenant, priority, deadline_in_ms, delay_ms, digest, tail, payload)
   if not payload or not IS_PRIORITY[priority] or #id > MAX_NAME or #tenant > MAX_NAME
@@ -34,9 +47,9 @@ local function checked_cost(id, tenant, priority, deadline_in_ms, delay_ms, dige
     return false
   end
   local line = id .. "|" .. tenant .. "|" .. deadline_in_ms .. "|" .. delay_ms .. "|" .. digest .. "|" .. tail
-  local deadline, delay, prompt_tokens, max_tokens, max_attempts = string.match(line, FORMAT)
+  local deadline, delay, prompt_tokens, max_tokens, max_attempts, facts = string.match(line, FORMAT)
   return deadline and #deadline <= MAX_DIGITS and #delay <= MAX_DIGITS and #prompt_tokens <= MAX_DIGITS
-    and #max_tokens <= MAX_DIGITS and #max_attempts <= MAX_DIGITS and is_metadata(payload)
+    and #max_tokens <= MAX_DIGITS and #max_attempts <= MAX_DIGITS and (facts == "" or are_facts(facts)) and is_metadata(payload)
     and bounded_cost(prompt_tokens + max_tokens)
 end
 

@@ -6,7 +6,6 @@
 local CREDIT_TOKENS_PER_MS = 16 / 1000
 -- A group of one prompt prefix takes newcomers in, ahead of requests in between, until it is so large or so old.
 local MAX_GROUP, MAX_GROUP_MS, MAX_GROUPS = 256, 60000, 10000
-local PROMPT_PREFIX = "^[^\n]*|([^|\n]*)|[^|\n]*\n"
 -- Tokens that a new flow starts behind the waiting ones, so flows that start together keep their order.
 local STEP_BEHIND = 0.001
 
@@ -22,8 +21,8 @@ end
 
 -- Requests of one prompt prefix stand together, where the first of their group came.
 local function group_position(header, lane, flow)
-  local prompt_prefix = string.match(header.record, PROMPT_PREFIX) or ""
-  if prompt_prefix == "" then
+  local _, prompt_prefix = string.match(header.record, MODEL_AND_PREFIX)
+  if not prompt_prefix or prompt_prefix == "" then
     return tonumber(header.enqueued_ms)
   end
   local groups_key, group = prefix .. "prefix_groups", lane .. "|" .. flow .. "|" .. prompt_prefix

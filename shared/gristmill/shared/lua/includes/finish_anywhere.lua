@@ -15,6 +15,7 @@ local function finish_anywhere(id, status, message, ttl_ms, time_ms)
     return "running"
   end
   call("ZREM", prefix .. "delayed", id)
+  unpark(id, header)
   count_queued(header.cost, -1)
   return "queued"
 end

@@ -66,7 +66,7 @@ end
 -- Returns entries, their flows, and the names of flows that became empty.
 local function pop(claim, lane, size)
   local popped = { entries = {}, flows = {}, emptied = {} }
-  local room = lane == "suspect" and 1 or math.min(size, claim.max_requests - #claim.ids)
+  local room = lane == "suspect" and 1 or math.min(size, claim.max_ids - #claim.ids)
   if pop_in_turn(popped, lane, flows_of(lane, 0, 0), room) then -- most often the first flow has enough
     pop_in_turn(popped, lane, flows_of(lane, 1, room), room)
   end

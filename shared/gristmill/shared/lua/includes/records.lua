@@ -1,9 +1,13 @@
 -- records: read the header of a record in request:<id>.
+--
+-- After its 15 fields a header may have facts: "|name=value", or "|!name=value" if a worker must understand it. Readers
+-- leave facts that they do not know as they are.
 
 local IS_PRIORITY = { high = true, normal = true, low = true }
 local TEXT = "|([^|\n]*)"
 local HEADER = "^1|(%d+)|(%d+)" .. TEXT .. TEXT .. TEXT .. TEXT .. "|(%d+)|(%d+)|(%d+)" .. TEXT .. TEXT
-  .. "|[^|\n]*|[^|\n]*|[^|\n]*\n([^\n]*)\n"
+  .. "|[^|\n]*|[^|\n]*|[^|\n]*([^\n]*)\n([^\n]*)\n"
+local MODEL_AND_PREFIX = "^1" .. string.rep("|[^|\n]*", 11) .. "|([^|\n]*)|([^|\n]*)" -- fields 13 and 14
 
 -- Bound what a request costs its tenant. Below 1, a tenant of free requests would always be next.
 -- Above 2^24, one request would lift virtual time to where a double no longer sees the costs of others.
@@ -20,12 +24,12 @@ end
 local function unreadable_header()
   return { is_readable = false, enqueued_ms = "0", deadline_ms = 0, tenant = "default", priority = "normal",
     digest = "", batch = "", prompt_tokens = 1, max_tokens = 0, cost = 1, max_attempts = 1, reply = "",
-    endpoint = "", metadata = "", record = "\n" }
+    endpoint = "", facts = "", metadata = "", record = "\n" }
 end
 
 local function header_of(record)
   local enqueued_ms, deadline_ms, tenant, priority, digest, batch, prompt_tokens, max_tokens, max_attempts, reply,
-    endpoint, metadata = string.match(record, HEADER)
+    endpoint, facts, metadata = string.match(record, HEADER)
   if not IS_PRIORITY[priority] then
     return unreadable_header()
   end
@@ -33,5 +37,6 @@ local function header_of(record)
   return { is_readable = true, enqueued_ms = enqueued_ms, deadline_ms = tonumber(deadline_ms), tenant = tenant,
     priority = priority, digest = digest, batch = batch, prompt_tokens = prompt_tokens,
     max_tokens = max_tokens, cost = bounded_cost(prompt_tokens + max_tokens),
-    max_attempts = tonumber(max_attempts), reply = reply, endpoint = endpoint, metadata = metadata, record = record }
+    max_attempts = max_attempts, reply = reply, endpoint = endpoint, facts = facts, metadata = metadata,
+    record = record }
 end

@@ -9,6 +9,9 @@
 --   pending_sjf:<lane>:<flow>       ZSET   ids that wait -> position: the shortest request is first;
 --   pending_deadline:<lane>:<flow>  ZSET   the earliest deadline is first;
 --   pending_prefix:<lane>:<flow>    ZSET   requests with the same prompt prefix stand together
+--   parked                   SET     reasons for which ids are parked: batch:<batch>, facts:<name>,<name>
+--   parked:<reason>          ZSET    ids that wait and may not be claimed, or not by every worker -> enqueued_ms
+--   pauses                   HASH    "queue" or "batch:<batch>" -> JSON: at_ms, by, reason
 --   flows:<lane>             ZSET    flows with waiting ids -> virtual time (fair share)
 --   debt:<lane>              ZSET    flows without waiting ids that were served ahead -> virtual time
 --   virtual_time             HASH    lane -> virtual time of the last claim
@@ -45,6 +48,7 @@
 --
 -- Header of request:<id>, version 1, fields separated by "|":
 --   1|enqueued_ms|deadline_ms|tenant|priority|digest|batch|prompt_tokens|max_tokens|max_attempts|reply|endpoint|model|prefix|origin
+-- then any number of facts: |name=value, or |!name=value if a worker must understand it.
 
 local prefix = KEYS[1]
 local call = redis.call

@@ -47,13 +47,19 @@ local function infeasible_message(claim, header)
     .. " tokens at " .. string.format("%.3g", claim.ms_per_token) .. " ms each take longer"
 end
 
--- End a request that should not run, or move one that lies in a wrong place; returns whether it did either.
+-- End a request that should not run, park one that may not run here, or move one that lies in a wrong place; returns
+-- whether it did any of these.
 local function end_or_move(claim, entry, record, header, tries)
   if not header.is_readable then
     end_unreadable(claim, entry.id, record, header, tries)
     return true
   elseif header.deadline_ms > 0 and header.deadline_ms <= claim.time_ms then
     expire(claim, entry.id, record, header, tries, "the deadline passed while the request waited")
+    return true
+  end
+  local reason = (claim.has_pauses or header.facts ~= "") and why_parked(claim, header)
+  if reason then
+    park(entry.id, header, reason)
     return true
   end
   local lane, flow, kind = place_of(header, tries.crashes)
@@ -163,16 +169,18 @@ local function take_chunk(claim, lane, size)
 end
 
 local function wants_more(claim, lane)
-  return #claim.ids < claim.max_requests and not claim.is_spent and claim.num_examined < MAX_EXAMINED
+  return #claim.ids < claim.max_ids and not claim.is_spent and claim.num_examined < MAX_EXAMINED
     and (lane ~= "suspect" or claim.max_suspects > 0)
 end
 
 -- Take from a lane until the claim has enough; `turn` bounds the requests taken.
 local function take_from(claim, lane, turn)
   local before = #claim.ids
+  claim.max_ids = math.min(claim.max_requests, before + claim.max_of_lane[lane] - claim.num_of_lane[lane])
   while wants_more(claim, lane) and take_chunk(claim, lane, turn or CHUNK) and not turn do
   end
   write_virtual_time(claim, lane)
+  claim.num_of_lane[lane] = claim.num_of_lane[lane] + #claim.ids - before
   if #claim.ids > before and lane ~= "suspect" and lane ~= "high" then
     call("HSET", prefix .. "times", lane .. "_served_ms", integer(claim.time_ms))
   end

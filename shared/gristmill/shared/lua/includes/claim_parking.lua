@@ -1,0 +1,58 @@
+-- claim_parking: park what this worker may not have, and return what it may. Part of claim.
+
+-- Return whether a worker understands all of some facts.
+local function understands(claim, names)
+  for name in string.gmatch(names, "[^,]+") do
+    if not claim.understands[name] then
+      return false
+    end
+  end
+  return true
+end
+
+-- Return why a request may not be claimed now, or nil.
+local function why_parked(claim, header)
+  if header.batch ~= "" and claim.pauses["batch:" .. header.batch] then
+    return "batch:" .. header.batch
+  end
+  local names = header.facts ~= "" and required_facts(header) or ""
+  return not understands(claim, names) and "facts:" .. names or nil
+end
+
+local function park(id, header, reason)
+  call("ZADD", parked_key(reason), header.enqueued_ms, id)
+  call("SADD", prefix .. "parked", reason)
+end
+
+-- Return parked ids to the front of their lanes, the oldest first.
+local function return_parked(reason, number)
+  local popped = call("ZPOPMIN", parked_key(reason), number)
+  for i = #popped - 1, 1, -2 do
+    local record = call("GET", prefix .. "request:" .. popped[i])
+    if record then
+      local _, _, crashes = attempts_of(popped[i])
+      enqueue(popped[i], header_of(record), crashes, true)
+    end
+  end
+  if call("EXISTS", parked_key(reason)) == 0 then
+    call("SREM", prefix .. "parked", reason)
+  end
+  return #popped / 2
+end
+
+-- Return all that this worker may have now; returns how many ids.
+local function unpark_claimable(claim)
+  local num_returned = 0
+  if call("EXISTS", prefix .. "parked") == 1 then
+    for _, reason in ipairs(call("SRANDMEMBER", prefix .. "parked", MAX_REASONS)) do
+      local names = string.match(reason, "^facts:(.*)$")
+      if names and understands(claim, names) or not names and not claim.pauses[reason] then
+        num_returned = num_returned + return_parked(reason, MAX_UNPARKED - num_returned)
+      end
+      if num_returned >= MAX_UNPARKED then
+        break
+      end
+    end
+  end
+  return num_returned
+end

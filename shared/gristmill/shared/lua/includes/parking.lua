@@ -1,0 +1,30 @@
+-- parking: set waiting ids aside that the claiming worker may not have. Two reasons: "batch:<batch>", the batch is
+-- paused; "facts:<name>,<name>", a worker must understand these facts. The request keeps its place among the parked by
+-- age, and returns to the front of its lane.
+
+local MAX_UNPARKED, MAX_REASONS = 200, 64 -- ids that one claim returns; reasons that it looks at
+
+-- Return the names of the facts that a worker must understand, joined by commas.
+local function required_facts(header)
+  local names = {}
+  for name in string.gmatch(header.facts, "|!([%l%d_]+)=") do
+    names[#names + 1] = name
+  end
+  return table.concat(names, ",")
+end
+
+local function parked_key(reason)
+  return prefix .. "parked:" .. reason
+end
+
+-- Forget an id that has ended, if it was parked.
+local function unpark(id, header)
+  if call("EXISTS", prefix .. "parked") == 0 then
+    return
+  end
+  for _, reason in ipairs({ "batch:" .. header.batch, "facts:" .. required_facts(header) }) do
+    if call("ZREM", parked_key(reason), id) == 1 and call("EXISTS", parked_key(reason)) == 0 then
+      call("SREM", prefix .. "parked", reason)
+    end
+  end
+end

@@ -1,0 +1,12 @@
+-- resume: let claims take again from the queue, or from a batch.
+--
+-- KEYS[1]  prefix
+-- ARGV     scope, as for pause
+-- Returns  1; 0 if it was not paused
+-- Keeps    -
+
+local was_paused = call("HDEL", prefix .. "pauses", ARGV[1])
+if was_paused == 1 then
+  ring_doorbell()
+end
+return was_paused

@@ -1,0 +1,124 @@
+"""A paused queue or batch gives nothing to claims; what runs ends, and submits are accepted."""
+
+from queues import a_request, claim, open_worker, some_requests, succeed
+
+from gristmill.shared.audit import audit
+from gristmill.shared.operations import SchedulingPolicy
+from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
+from gristmill.shared.queue import Queue
+
+NIGHTLY = batch_scope("nightly")
+
+
+async def test_nothing_is_claimed_from_a_paused_queue(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit(some_requests(3))
+    running = await claim(queue, worker, 1)
+    assert await queue.pauses.pause(WHOLE_QUEUE, "ann@desk", "the card is hot")
+    assert await claim(queue, worker) == []
+    assert await succeed(queue, worker, running) == [1]
+    assert await queue.submit(some_requests(1)) == ["accepted"]
+    assert await queue.pauses.resume(WHOLE_QUEUE)
+    assert len(await claim(queue, worker)) == 3
+
+
+async def test_a_paused_queue_leaves_its_inbox_alone(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.redis.rpush(queue.keys.inbox, b"{}")
+    await queue.pauses.pause(WHOLE_QUEUE, "ann")
+    assert (await queue.claim(worker, "n1", 1)).inbox == []
+    await queue.pauses.resume(WHOLE_QUEUE)
+    assert len((await queue.claim(worker, "n2", 1)).inbox) == 1
+
+
+async def test_a_claim_sent_again_after_a_pause_returns_the_same(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit(some_requests(2))
+    first = await queue.claim(worker, "nonce", 2)
+    await queue.pauses.pause(WHOLE_QUEUE, "ann")
+    assert list((await queue.claim(worker, "nonce", 2)).claimed) == list(first.claimed)
+
+
+async def test_a_pause_tells_who_when_and_why(queue: Queue) -> None:
+    before_ms = (await queue.stats()).now_ms
+    await queue.pauses.pause(WHOLE_QUEUE, "ann@desk", 'a "quoted" reason\n')
+    assert not await queue.pauses.pause(WHOLE_QUEUE, "bob", "another")
+    stats = await queue.stats()
+    pause = stats.pauses[WHOLE_QUEUE]
+    assert (pause.by, pause.reason) == ("ann@desk", 'a "quoted" reason\n')
+    assert before_ms <= pause.at_ms <= stats.now_ms
+    assert await queue.pauses.resume(WHOLE_QUEUE)
+    assert not await queue.pauses.resume(WHOLE_QUEUE)
+    assert (await queue.stats()).pauses == {}
+
+
+async def test_resume_wakes_an_idle_worker(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit(some_requests(1))
+    await queue.pauses.pause(WHOLE_QUEUE, "ann")
+    await claim(queue, worker)
+    await queue.redis.delete(queue.keys.doorbell)
+    await queue.pauses.resume(WHOLE_QUEUE)
+    assert await queue.redis.llen(queue.keys.doorbell) == 1
+
+
+async def test_other_batches_go_on_while_one_is_paused(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit([a_request("n1", batch="nightly"), a_request("n2", batch="nightly")])
+    await queue.submit([a_request("d1", batch="daily"), a_request("x1")])
+    await queue.pauses.pause(NIGHTLY, "ann")
+    assert [item.id for item in await claim(queue, worker)] == ["d1", "x1"]
+    stats = await queue.stats()
+    assert stats.num_parked == {NIGHTLY: 2}
+    assert stats.counters["queued"] == 2
+    assert await audit(queue) == []
+    await queue.pauses.resume(NIGHTLY)
+    await queue.submit([a_request("x2")])
+    assert [item.id for item in await claim(queue, worker)] == ["n1", "n2", "x2"]
+    assert (await queue.stats()).num_parked == {}
+    assert await audit(queue) == []
+
+
+async def test_parked_requests_keep_their_order_under_every_kind_of_lane(queue: Queue) -> None:
+    for number, order in enumerate(("fcfs", "fair", "fair+sjf", "deadline", "prefix")):
+        worker = f"w{number}"
+        await queue.register(worker, {}, SchedulingPolicy(order))  # type: ignore[arg-type]
+        names = [f"{number}-{n}" for n in range(5)]
+        await queue.submit([a_request(name, batch="nightly", max_tokens=9) for name in names])
+        await queue.pauses.pause(NIGHTLY, "ann")
+        assert await claim(queue, worker) == []
+        await queue.pauses.resume(NIGHTLY)
+        items = await claim(queue, worker)
+        assert [item.id for item in items] == names
+        await succeed(queue, worker, items)
+    assert await audit(queue) == []
+
+
+async def test_a_parked_request_can_be_cancelled(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit([a_request("n1", batch="nightly"), a_request("n2", batch="nightly")])
+    await queue.pauses.pause(NIGHTLY, "ann")
+    await claim(queue, worker)
+    assert await queue.cancel(["n1", "n2"]) == ["queued", "queued"]
+    assert (await queue.stats()).num_parked == {}
+    assert await audit(queue) == []
+
+
+async def test_a_late_success_of_a_parked_request_counts(queue: Queue) -> None:
+    zombie = await open_worker(queue)
+    await queue.submit([a_request("n1", batch="nightly")])
+    items = await claim(queue, zombie)
+    await queue.release(zombie, items)
+    await queue.pauses.pause(NIGHTLY, "ann")
+    assert await claim(queue, zombie) == []
+    assert await succeed(queue, zombie, items) == [2]
+    assert (await queue.stats()).num_parked == {}
+    assert await audit(queue) == []
+
+
+async def test_the_pause_of_a_batch_goes_with_the_batch(queue: Queue) -> None:
+    await queue.submit([a_request("n1", batch="nightly")])
+    await queue.pauses.pause(NIGHTLY, "ann")
+    await queue.cancel(["n1"])
+    await queue.seal("nightly", 1)
+    assert (await queue.stats()).pauses == {}
