@@ -6,6 +6,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from gristmill.shared.errors import InvalidRequest, SettingsError
+from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import FIELDS, Request, check_names, is_id, shown
 from gristmill.shared.settings import QueueSettings, read_settings
@@ -111,6 +112,15 @@ def one_id(value: object) -> str:
         return value
     what = shown(value) if isinstance(value, str) else f"a {kind_of(value)}"
     raise InvalidRequest(f"{what} is no id; an id is what submit returned")
+
+
+def scope_of(batch: object) -> str:
+    """Return the scope of a pause: that of a batch, or of the whole queue for "".
+
+    Raises:
+        InvalidRequest: The value can be no name of a batch.
+    """
+    return batch_scope(one_id(batch)) if batch else WHOLE_QUEUE
 
 
 def many_ids(ids: object) -> Sequence[str]:

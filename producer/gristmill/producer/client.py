@@ -19,6 +19,7 @@ from gristmill.producer.arguments import (
     closed_client,
     many_ids,
     one_id,
+    scope_of,
     settings_of,
 )
 from gristmill.producer.first_contact import FirstContact
@@ -32,6 +33,7 @@ from gristmill.shared.chunking import chunks
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.operations import IDS_A_CALL, State
+from gristmill.shared.pauses import this_user
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import FIELDS, Request, check_names
@@ -257,6 +259,26 @@ class Client:
         await self._ready()
         states = [await retrying(partial(self.queue.status, chunk)) for chunk in calls]
         return list(chain.from_iterable(states))
+
+    async def pause(self, *, batch: str = "", reason: str = "") -> bool:
+        """Let no worker claim from the queue, or from one batch. What runs ends; submits are accepted.
+
+        Args:
+            batch: Name of the group, or id of the batch; "" pauses the whole queue.
+            reason: Why; `gristmill queue stats` shows it with your user name and the time.
+
+        Returns:
+            True; False if it was paused already, which changes nothing.
+        """
+        scope = scope_of(batch)
+        await self._ready()
+        return await retrying(lambda: self.queue.pauses.pause(scope, this_user(), reason))
+
+    async def resume(self, *, batch: str = "") -> bool:
+        """Let workers claim again; returns False if it was not paused."""
+        scope = scope_of(batch)
+        await self._ready()
+        return await retrying(lambda: self.queue.pauses.resume(scope))
 
     async def _ready(self) -> None:
         """Return when the client can use Redis; see `FirstContact.wait`.

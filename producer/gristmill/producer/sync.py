@@ -134,6 +134,14 @@ class SyncClient:
         """See `Client.status`."""
         return self._run(self._client.status(ids))
 
+    def pause(self, *, batch: str = "", reason: str = "") -> bool:
+        """See `Client.pause`."""
+        return self._run(self._client.pause(batch=batch, reason=reason))
+
+    def resume(self, *, batch: str = "") -> bool:
+        """See `Client.resume`."""
+        return self._run(self._client.resume(batch=batch))
+
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._is_closed:
             coroutine.close()

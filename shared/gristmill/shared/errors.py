@@ -97,6 +97,10 @@ class SettingsError(GristmillError):
     """A setting is missing or contradicts another; the operator must change it."""
 
 
+class WrongFormat(SettingsError):
+    """Another version of Gristmill wrote the queue, in a format that this one cannot read."""
+
+
 class RedisUnreachable(GristmillError):
     """Redis does not answer, or refuses the login; check REDIS_URL and Redis."""
 

@@ -66,6 +66,11 @@ class Keys:
         return f"{self.prefix}*"
 
     @property
+    def format(self) -> str:
+        """STRING: version of the format in which this queue is written."""
+        return f"{self.prefix}format"
+
+    @property
     def scheduling(self) -> str:
         """HASH: the order in which claims take waiting requests."""
         return f"{self.prefix}scheduling"

@@ -4,11 +4,16 @@ While something is paused, no claim takes from it. Requests that run end, and su
 Redis, so it survives restarts of workers and of a Redis that keeps its data.
 """
 
+import getpass
+import os
+import socket
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import orjson
+from redis.asyncio import Redis, RedisCluster
 
+from gristmill.shared.keys import Keys
 from gristmill.shared.scripts import Scripts
 
 WHOLE_QUEUE = "queue"
@@ -17,6 +22,15 @@ WHOLE_QUEUE = "queue"
 def batch_scope(batch: str) -> str:
     """Return the scope of a batch, as the key `pauses` names it."""
     return f"batch:{batch}"
+
+
+def this_user() -> str:
+    """Return who runs this process: `user@host`. A container may have a number without a name."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +58,20 @@ class Pauses:
     """The pauses of one queue.
 
     Args:
+        redis: Client of the queue.
+        keys: Keys of the queue.
         scripts: Scripts of the queue.
     """
 
-    def __init__(self, scripts: Scripts) -> None:
+    def __init__(self, redis: Redis | RedisCluster, keys: Keys, scripts: Scripts) -> None:
+        self._redis = redis
+        self._keys = keys
         self._scripts = scripts
+
+    async def of(self, scope: str) -> Pause | None:
+        """Return the pause of the queue or of a batch, or None."""
+        note: Any = await self._redis.hget(self._keys.pauses, scope)
+        return Pause.parse(note) if note else None
 
     async def pause(self, scope: str, by: str, reason: str = "") -> bool:
         """Pause the queue or a batch.

@@ -67,7 +67,7 @@ class Queue:
         self.scripts = Scripts(redis, self.keys.prefix)
         self.dead_letters = DeadLetters(redis, self.keys, self.scripts)
         self.tenants = TenantShares(redis, self.keys)
-        self.pauses = Pauses(self.scripts)
+        self.pauses = Pauses(redis, self.keys, self.scripts)
 
     # -- what producers call ------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
+from gristmill.shared.errors import WrongFormat
 from gristmill.shared.redis_trouble import RedisFull
 
 _CORE = ("schema", "counters")
@@ -19,7 +20,7 @@ _FINISHING = ("batches", "finish")
 _WAITING = ("lanes", "tenants", "enqueue")
 
 INCLUDES: dict[str, tuple[str, ...]] = {
-    "submit": (*_CORE, "records", "doorbell", *_WAITING, "accept"),
+    "submit": (*_CORE, "format", "records", "doorbell", *_WAITING, "accept"),
     "admit": (*_CORE, "records", "doorbell", *_WAITING, "dead_letters", "accept"),
     "requeue": (*_CORE, "records", "doorbell", *_WAITING, "accept"),
     "claim": (
@@ -45,7 +46,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "expire": (
         *_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
     ),
-    "register": ("schema", "lanes", "leases"),
+    "register": ("schema", "format", "lanes", "leases"),
     "beat": ("schema", "leases"),
     "deregister": ("schema", "leases"),
     "seal": ("schema", "batches"),
@@ -53,12 +54,21 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "resume": ("schema", "doorbell"),
     "purge": ("schema",),
     "status": ("schema", "deliveries"),
-    "stats": ("schema", "lanes"),
+    "stats": ("schema", "format", "lanes"),
     "read_together": ("schema",),
 }  # fmt: skip
 """Verb -> the subjects in front of it, in this order: a subject uses only those before it."""
 
 VERBS = tuple(INCLUDES)
+
+FORMAT = "1"
+"""Version of the keys and records; `includes/format.lua` has the same. Other formats are refused."""
+
+PROTOCOL = f"{FORMAT}.0"
+"""Version of keys and verbs that a worker registers with: the format, then what was added since."""
+
+USED_AND_MAX_MEMORY = slice(7, 9)
+"""Place of the server's memory in the reply of `stats`."""
 
 FLAGS = {"submit": "#!lua", "requeue": "#!lua", "read_together": "#!lua flags=no-writes"}
 """First line of a script, by verb. A Redis at its `maxmemory` refuses the verbs that add
@@ -109,10 +119,25 @@ class Scripts:
 
         Raises:
             RedisFull: Redis is at its `maxmemory` and the verb adds requests.
+            WrongFormat: Another version of Gristmill wrote the queue.
         """
         keys = [self._prefix, lease_key] if lease_key else [self._prefix]
         try:
             return await self._scripts[verb](keys=keys, args=args, client=connection)
         except OutOfMemoryError:
-            *_, used_memory, max_memory, _ = await self._scripts["stats"](keys=[self._prefix])
-            raise RedisFull(used_memory, max_memory) from None
+            stats = await self._scripts["stats"](keys=[self._prefix])
+            raise RedisFull(*stats[USED_AND_MAX_MEMORY]) from None
+        except ResponseError as error:
+            code, _, format_of_queue = str(error).partition(" ")
+            if code != "FORMAT":
+                raise
+            raise WrongFormat(_wrong_format(self._prefix, format_of_queue)) from None
+
+
+def _wrong_format(prefix: str, format_of_queue: str) -> str:
+    is_older = format_of_queue == "0"
+    writer = "a version before 0.1.0" if is_older else f"a version with format {format_of_queue}"
+    return (
+        f"the queue under {prefix} was written by {writer}; this version reads format {FORMAT}. Let workers of that"
+        " version finish it, use another queue (GRISTMILL_QUEUE), or delete it: gristmill queue purge"
+    )

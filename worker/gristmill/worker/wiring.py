@@ -16,6 +16,7 @@ from gristmill.shared.errors import EngineDied
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import redacted
+from gristmill.shared.scripts import PROTOCOL
 from gristmill.worker import metrics
 from gristmill.worker.admission.room import Admission, Capacity
 from gristmill.worker.batch_policy import BatchPolicy
@@ -135,6 +136,7 @@ def _engine_args(engine: Engine) -> str:
 def _worker_facts(info: EngineInfo, capacity: Capacity) -> dict[str, str | int]:
     return {
         "version": version("gristmill"),
+        "protocol": PROTOCOL,
         "vllm_version": info.vllm_version,
         "transport": info.transport,
         "models": ",".join(info.models),

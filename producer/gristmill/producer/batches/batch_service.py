@@ -24,6 +24,7 @@ from gristmill.producer.batches.row_stream import RowStream, no_order_yet
 from gristmill.producer.batches.stored_files import StoredFiles
 from gristmill.producer.batches.upload import Upload
 from gristmill.shared.errors import InvalidRequest, LimitReached
+from gristmill.shared.pauses import batch_scope
 
 
 class Batches:
@@ -79,6 +80,36 @@ class Batches:
             NotFound: The tenant has no batch of this id.
         """
         return with_cancelling_status((await self.store.records.state(batch_id, tenant)).record)
+
+    async def pause(self, tenant: str, batch_id: str, by: str, reason: str) -> bool:
+        """Let no worker claim lines of a batch; its completion window goes on.
+
+        Args:
+            tenant: Owner of the batch.
+            batch_id: Id of the batch.
+            by: Who pauses.
+            reason: Why.
+
+        Returns:
+            True; False if it was paused already, which changes nothing.
+
+        Raises:
+            NotFound: The tenant has no batch of this id.
+            InvalidRequest: The batch has ended.
+        """
+        record = (await self.store.records.state(batch_id, tenant)).record
+        if record.is_final:
+            raise InvalidRequest(f"batch {batch_id} is {record.status}; it has nothing to pause")
+        return await self.store.queue.pauses.pause(batch_scope(batch_id), by, reason)
+
+    async def resume(self, tenant: str, batch_id: str) -> bool:
+        """Let workers claim again; return False if the batch was not paused.
+
+        Raises:
+            NotFound: The tenant has no batch of this id.
+        """
+        await self.store.records.state(batch_id, tenant)
+        return await self.store.queue.pauses.resume(batch_scope(batch_id))
 
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """Cancel a batch: finished lines keep their row, every other line gets an error row.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.shared.cli import queue_options
+from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
@@ -196,7 +196,37 @@ def show(
     session = BatchSession(settings, tenant)
     record = session.watch(batch_id) if wait else session.batch(batch_id)
     session.show(record, as_json=as_json)
+    if not as_json and (pause := session.paused(batch_id)):
+        click.echo(f"paused   by {pause.by}{pause.reason and f': {pause.reason}'}")
     return session.exit_code(record) if wait else 0
+
+
+@batch_group.command()
+@id_argument
+@click.option("--reason", default="", metavar="TEXT", help="Reason that `batch show` shows.")
+@tenant_option
+@batch_options
+def pause(*, batch_id: str, reason: str, tenant: str | None, settings: "BatchSettings") -> None:
+    """Let no worker claim lines of a batch.
+
+    Lines that run end. The completion window goes on. A pause survives restarts.
+    """
+    from gristmill.producer.commands.batch_session import BatchSession
+
+    is_new = BatchSession(settings, tenant).pause(batch_id, reason)
+    say(f"batch {batch_id} {'is paused' if is_new else 'was paused already'}")
+
+
+@batch_group.command()
+@id_argument
+@tenant_option
+@batch_options
+def resume(*, batch_id: str, tenant: str | None, settings: "BatchSettings") -> None:
+    """Let workers claim lines of a paused batch again."""
+    from gristmill.producer.commands.batch_session import BatchSession
+
+    was_paused = BatchSession(settings, tenant).resume(batch_id)
+    say(f"batch {batch_id} {'is resumed' if was_paused else 'was not paused'}")
 
 
 @batch_group.command()

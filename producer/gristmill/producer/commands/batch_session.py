@@ -24,6 +24,7 @@ from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.file_format import check_start
+from gristmill.shared.pauses import Pause, batch_scope, this_user
 from gristmill.shared.queue import Queue
 from gristmill.shared.request_json import request_from_json
 
@@ -66,6 +67,23 @@ class BatchSession:
     def cancel(self, batch_id: str) -> BatchRecord:
         """Cancel a batch."""
         return self._on_batch(batch_id, lambda batches, owner: batches.cancel(owner, batch_id))
+
+    def pause(self, batch_id: str, reason: str) -> bool:
+        """Pause a batch; return False if it was paused already."""
+        return self._on_batch(
+            batch_id,
+            lambda batches, owner: batches.pause(owner, batch_id, this_user(), reason),
+        )
+
+    def resume(self, batch_id: str) -> bool:
+        """Resume a batch; return False if it was not paused."""
+        return self._on_batch(batch_id, lambda batches, owner: batches.resume(owner, batch_id))
+
+    def paused(self, batch_id: str) -> Pause | None:
+        """Return the pause of a batch, or None."""
+        return self._on_batch(
+            batch_id, lambda batches, _: batches.store.queue.pauses.of(batch_scope(batch_id))
+        )
 
     def retry_failed(self, batch_id: str, window: str | None) -> BatchRecord:
         """Create a batch from the failed lines of an ended one; None keeps its `window`."""

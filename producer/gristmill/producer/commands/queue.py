@@ -42,10 +42,14 @@ def stats(as_json: bool, settings: "QueueSettings") -> None:
 def _lines(name: str, view: "Stats") -> list[str]:
     counters = dict(view.counters)
     queued, in_flight = counters.pop("queued", 0), counters.pop("in_flight", 0)
+    queued_tokens, in_flight_tokens = counters.pop("queued_tokens", 0), counters.pop("in_flight_tokens", 0)  # fmt: skip
     lines = [
         f"queue      {name}",
-        f"queued     {queued:,}, {view.num_delayed:,} of them delayed; {counters.pop('bytes', 0):,} bytes",
-        f"in flight  {in_flight:,}",
+        f"queued     {queued:,}, {view.num_delayed:,} of them delayed; {queued_tokens:,} tokens,"
+        f" {counters.pop('bytes', 0):,} bytes",
+        f"in flight  {in_flight:,}; {in_flight_tokens:,} tokens",
+        f"work       {_work(view)}",
+        *_pauses(view),
         f"inbox      {view.num_inbox:,}",
         f"dead       {view.num_dead:,}",
         f"memory     {_memory(view.used_memory, view.max_memory)}",
@@ -55,6 +59,31 @@ def _lines(name: str, view: "Stats") -> list[str]:
         f"workers    {len(view.workers)}",
     ]
     return lines + [f"  {worker}  {_lease(ms)}" for worker, ms in sorted(view.workers.items())]
+
+
+def _work(view: "Stats") -> str:
+    """Return how long the queue still needs, as words."""
+    if view.tokens_per_s is None or view.work_s is None:
+        return "unknown: no worker has finished a request yet"
+    return f"{view.work_s:,.0f} s at the latest {view.tokens_per_s:,.0f} estimated tokens/s"
+
+
+def _pauses(view: "Stats") -> list[str]:
+    """Return a line for each pause, and one for each reason for which requests are set aside."""
+    lines = []
+    for scope, pause in sorted(view.pauses.items()):
+        since_s = (view.now_ms - pause.at_ms) / 1000
+        why = f": {pause.reason}" if pause.reason else ""
+        lines.append(f"paused     {scope}, {since_s:,.0f} s ago by {pause.by}{why}")
+    for reason, number in sorted(view.num_parked.items()):
+        kind, _, names = reason.partition(":")
+        why = (
+            f"batch {names} is paused"
+            if kind == "batch"
+            else f"they need a worker that knows {names}"
+        )
+        lines.append(f"set aside  {number:,}, because {why}")
+    return lines
 
 
 def _memory(used_memory: int, max_memory: int) -> str:
@@ -73,6 +102,32 @@ def _pairs(counts: Mapping[str, int]) -> str:
 
 def _lease(remaining_ms: int) -> str:
     return f"lease ends in {remaining_ms / 1000:.1f} s" if remaining_ms > 0 else "lease has ended"
+
+
+@queue_group.command()
+@click.option("--reason", default="", metavar="TEXT", help="Reason that `queue stats` shows.")
+@queue_options
+def pause(reason: str, settings: "QueueSettings") -> None:
+    """Let no worker claim from the queue.
+
+    Requests that run end, and submits are accepted. A pause survives restarts.
+    """
+    from gristmill.producer.commands.session import on_queue
+    from gristmill.shared.pauses import WHOLE_QUEUE, this_user
+
+    is_new = on_queue(settings, lambda queue: queue.pauses.pause(WHOLE_QUEUE, this_user(), reason))
+    say(f"queue {settings.queue} {'is paused' if is_new else 'was paused already'}")
+
+
+@queue_group.command()
+@queue_options
+def resume(settings: "QueueSettings") -> None:
+    """Let workers claim from a paused queue again."""
+    from gristmill.producer.commands.session import on_queue
+    from gristmill.shared.pauses import WHOLE_QUEUE
+
+    was_paused = on_queue(settings, lambda queue: queue.pauses.resume(WHOLE_QUEUE))
+    say(f"queue {settings.queue} {'is resumed' if was_paused else 'was not paused'}")
 
 
 @queue_group.command()

@@ -3,7 +3,7 @@
 -- KEYS[1]  prefix
 -- ARGV     worker, lease_ms, order ("": leave the queue's scheduling as it is), ageing_ms, then
 --          field, value... of worker:<worker>
--- Returns  now_ms; an error INVALID if a time is no whole number, or if the worker's name is empty or has other
+-- Returns  now_ms; an error FORMAT if another version wrote this queue; an error INVALID if a time is no whole number, or if the worker's name is empty or has other
 --          characters than printable ASCII. A "|" is refused too, as it separates the fields of owner.
 -- Keeps    5, 7 (the record of a worker that dies goes with a TTL)
 
@@ -12,6 +12,10 @@ if ARGV[1] == "" or string.find(ARGV[1], "[^!-{}~]") then
 end
 if not string.match(ARGV[2] .. "|" .. ARGV[4], "^%d+|%d+$") then
   return redis.error_reply("INVALID lease_ms or ageing_ms: use whole numbers")
+end
+local wrong_format = format_error(true)
+if wrong_format then
+  return wrong_format
 end
 local time_ms = now_ms()
 local worker_key = prefix .. "worker:" .. ARGV[1]

@@ -6,6 +6,10 @@
 --           {tokens, busy_ms} of the pace (nil if nothing was settled), {scope, note, ...} of the pauses,
 --           {reason, num_parked, ...}}
 
+local wrong_format = format_error(false)
+if wrong_format then
+  return wrong_format
+end
 local info = redis.pcall("INFO", "memory")
 
 local function memory(field)

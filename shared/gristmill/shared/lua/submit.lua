@@ -8,6 +8,7 @@
 -- Returns  {"OK", code...} with a code for each request: accepted, queued, done or conflict;
 --          or {"FULL", depth, bytes} and nothing was accepted. Only new ids count against the caps;
 --          or {"LOST"}: the lease is not the caller's, nothing was accepted;
+--          or an error FORMAT: another version wrote this queue;
 --          or an error INVALID, which names the first request that breaks the format, and nothing
 --          was accepted: a producer in another language cannot write what no worker could read.
 -- Keeps    1 (an accepted id has a request or a result), 7 (caps)
@@ -84,6 +85,10 @@ for first = FIRST, #ARGV, WIDTH do
   end
 end
 
+local wrong_format = format_error(num_new > 0)
+if wrong_format then
+  return wrong_format
+end
 if num_new > 0 then
   local depth, bytes = depth_and_bytes()
   if depth + num_new > tonumber(ARGV[1]) or bytes + new_bytes > tonumber(ARGV[2]) then

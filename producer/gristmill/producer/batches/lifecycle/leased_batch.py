@@ -16,6 +16,7 @@ from gristmill.producer.batches.rows import LineReader
 from gristmill.producer.batches.scripts import lua_script
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import HeldLease
+from gristmill.shared.pauses import batch_scope
 
 T = TypeVar("T")
 
@@ -75,7 +76,8 @@ class LeasedBatch:
         settings, record = self._store.settings, self.record
         remaining_s = max(0.001, record.expires_at - time.time())
         defaults = {
-            "priority": record.priority, "tenant": record.tenant, "reply": record.id, "deadline_s": remaining_s,
+            "priority": record.priority, "tenant": record.tenant, "reply": record.id, "batch": record.id,
+            "deadline_s": remaining_s,
         }  # fmt: skip
         return LineReader(
             record.id, max_request_bytes=settings.max_request_bytes,
@@ -115,7 +117,7 @@ class LeasedBatch:
     ) -> None:
         """Write record, checkpoint, new parts and new files in one step, and update `state`.
 
-        The same commit, sent again after a lost reply, changes nothing.
+        The same commit, sent again after a lost reply, changes nothing. The pause of a batch goes with its end.
 
         Args:
             record: New record of the batch.
@@ -136,6 +138,8 @@ class LeasedBatch:
             args += [file.id, file.model_dump_json(), file.expires_at or 0]
         if not await self._commit(keys=[self._store.queue.keys.prefix], args=args):
             raise LeaseLost(f"batch {self.id} is with another steward now", self.id)
+        if record.is_final:
+            await self._store.queue.pauses.resume(batch_scope(record.id))
         self.state = replace(
             self.state, record=record, checkpoint=checkpoint, num_commits=num_commits
         )

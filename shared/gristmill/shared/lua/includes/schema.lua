@@ -3,6 +3,7 @@
 -- KEYS[1] is the prefix "gm:{queue}:". Every key below begins with it, so all of them hash to one slot of a
 -- Redis Cluster. A lane is suspect, high, normal or low. A flow is a tenant, or * for all tenants together.
 --
+--   format                   STRING  version of this table; other versions refuse the queue
 --   scheduling               HASH    order, ageing_ms: in which order claims take waiting requests; is_mixed: some of
 --                                    them may lie where an earlier order has put them
 --   pending:<lane>:<flow>    LIST    ids that wait, first come first served
