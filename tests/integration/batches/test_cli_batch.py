@@ -1,5 +1,6 @@
 """The commands of `gristmill batch` as people type them, while a steward and a worker run."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -178,3 +179,37 @@ def test_an_option_that_is_wrong_is_named(
     shell.write("in.jsonl", [line("a", "a")])
     done = shell.run("batch", "create", "in.jsonl", *arguments)
     assert (done.code, message in done.err) == (2, True), done.err
+
+
+async def test_a_paused_batch_waits_and_a_resumed_one_ends(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [line(f"c{n}", f"say {n}") for n in range(20)])
+    batch = shell.run("batch", "create", "in.jsonl").out.strip()
+    paused = shell.run("batch", "pause", batch, "--reason", "the GPU is needed")
+    assert (paused.code, paused.err.strip()) == (0, f"batch {batch} is paused")
+    assert "was paused already" in shell.run("batch", "pause", batch).err
+    async with working(shell), shell.open_queue() as queue:
+        while (await queue.stats()).num_parked.get(f"batch:{batch}", 0) < 20:
+            await asyncio.sleep(0.02)
+        shown = shell.run("batch", "show", batch).out
+        assert "paused   by " in shown
+        assert "the GPU is needed" in shown
+        stats = shell.run("queue", "stats").out
+        assert f"paused     batch:{batch}, " in stats
+        assert f"set aside  20, because batch {batch} is paused" in stats
+        assert "is resumed" in shell.run("batch", "resume", batch).err
+        done = await shell.finish("batch", "show", batch, "--wait", "--json")
+    assert done.rows[0]["request_counts"]["completed"] == 20
+    assert "was not paused" in shell.run("batch", "resume", batch).err
+
+
+async def test_the_end_of_a_batch_ends_its_pause(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [line("c", "say")])
+    batch = shell.run("batch", "create", "in.jsonl").out.strip()
+    shell.run("batch", "pause", batch)
+    shell.run("batch", "cancel", batch)
+    async with working(shell), shell.open_queue() as queue:
+        await shell.finish("batch", "show", batch, "--wait")
+        assert (await queue.stats()).pauses == {}
+    refused = shell.run("batch", "pause", batch)
+    assert refused.code == 2
+    assert "it has nothing to pause" in refused.err

@@ -81,7 +81,7 @@ class LineValidator:
             return BadLine(number, reason, custom_id, "url_mismatch")
         if self._fleet and (refusal := self._fleet.refusal(request)):
             return BadLine(number, refusal.reason, custom_id, refusal.code)
-        if request.tenant != self._batch.tenant or request.batch:
+        if (request.tenant, request.batch) != (self._batch.tenant, self._batch.id):
             reason = "it names a tenant or a batch, but runs for the batch's tenant; leave both out"
             return BadLine(number, reason, custom_id)
         return None
