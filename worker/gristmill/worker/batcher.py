@@ -19,6 +19,9 @@ from gristmill.worker.context import WorkerContext
 from gristmill.worker.in_flight import ClaimedRequest, ClaimResult
 from gristmill.worker.queue_shares import QueueShares
 
+ONE_AT_A_TIME = BatchPolicy("continuous", 1, 0.0)
+"""The policy of a braked worker: a try starts at once, beside what still runs."""
+
 LOOK_AGAIN_S = 0.05
 """Seconds before the batcher checks for room again. Room can appear without a request ending, and
 the engine's counters lag one step behind each end."""
@@ -62,12 +65,17 @@ class Batcher:
         is_stopping: Callable[[], bool],
     ) -> None:
         self._sources = sources
-        self._policy = policy
+        self._open_policy = policy
         self._settings = context.settings
         self._load = context.load
         self._admission = context.admission
+        self._brake = context.brake
         self._is_stopping = is_stopping
         self._shares = QueueShares([source.weight for source in sources])
+
+    @property
+    def _policy(self) -> BatchPolicy:
+        return ONE_AT_A_TIME if self._brake.is_closed else self._open_policy
 
     async def next_batch(self) -> list[ClaimedRequest]:
         """Claim until the policy closes the batch; return an empty list when stopping."""
@@ -120,7 +128,8 @@ class Batcher:
         """Ask the queues in turn until one has something, and add it to the batch.
 
         The round stops there, because the tokens of a claim decide which queue comes first in the
-        next round. It skips a queue if the engine has no room for its requests or its claims pause.
+        next round. It skips a queue if the engine has no room for its requests or its claims pause,
+        and all queues between the tries of a braked worker.
 
         Returns:
             The result of each queue that the round asked; empty if it skipped all queues.
@@ -148,10 +157,14 @@ class Batcher:
             room=room,
             demand=source.demand,
         )
-        if size == 0:
+        if size == 0 or not self._brake.may_claim():
             return None
+        is_try = self._brake.is_closed
         max_tokens = batch_policy.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
-        return await source.claim(size, max_tokens, self._suspect_width_of(source))
+        claim = await source.claim(size, max_tokens, self._suspect_width_of(source))
+        if is_try and claim and claim.requests:
+            self._brake.begin_try(claim.requests[0])
+        return claim
 
     def _room(self, source: Source, batch: Sequence[ClaimedRequest]) -> Room:
         return self._admission.room([request.record for request in batch], source.demand)

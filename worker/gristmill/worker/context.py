@@ -9,6 +9,7 @@ from gristmill.worker.engine.interface import Engine
 from gristmill.worker.engine_load import EngineLoad
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.settings import WorkerSettings
+from gristmill.worker.worker_brake import WorkerBrake
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class WorkerContext:
         engine: The engine that runs requests; it is started.
         admission: Calculator of the engine's room.
         load: Counts of the requests that the engine runs.
+        brake: Brake that stops claims while the engine fails everything.
         drain: State of the drain: whether the worker must stop.
         liveness: Signs of life, which the probes read.
         facts: Facts about what the worker serves; other clients read them in `worker:<worker>`.
@@ -29,6 +31,7 @@ class WorkerContext:
     engine: Engine
     admission: Admission
     load: EngineLoad
+    brake: WorkerBrake
     drain: Drain
     liveness: Liveness
     facts: Mapping[str, str | int]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 from redis.exceptions import RedisError
 
+from gristmill.shared.brakes import Brake, write_brake
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
@@ -67,6 +68,7 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._worker = ""
+        self._shown: tuple[str, Brake | None] = ("", None)  # worker and brake that Redis has
         self._thread = threading.Thread(target=self._run, name="gristmill-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -107,6 +109,7 @@ class Heartbeat:
                 log.info("workers.reaped", workers=reaped)
             await queue.expire()
             stats = await queue.stats()
+            await self._show_brake(queue, worker, stats.now_ms)
         except LeaseLost:
             self._tell(self._events.lost, worker)
         except (RedisError, OSError) as error:
@@ -119,6 +122,14 @@ class Heartbeat:
                 self._tell(self._events.aborted, beat.abort)
             self._tell(self._events.in_flight_counted, beat.num_in_flight)
             self._tell(self._events.stats_read, stats)
+
+    async def _show_brake(self, queue: Queue, worker: str, now_ms: int) -> None:
+        """Write to the queue whether the worker is braked, if that has changed."""
+        brake = self._liveness.brake
+        if (worker, brake) == self._shown or (self._shown[0] != worker and brake is None):
+            return
+        await write_brake(queue, worker, brake, now_ms)
+        self._shown = (worker, brake)
 
     def _tell(self, callback: Callable[..., object], value: object) -> None:
         try:

@@ -6,6 +6,8 @@ monotonic seconds. Python reads and writes a float whole, so this needs no lock.
 
 import time
 
+from gristmill.shared.brakes import Brake
+
 
 class Liveness:
     """The last signs of life of one worker.
@@ -27,6 +29,7 @@ class Liveness:
         self._engine_timeout_s = engine_timeout_s
         self._engine_at = time.monotonic()
         self.waits_for: str | None = "the engine to start"
+        self.brake: Brake | None = None  # why the worker only tries single requests
 
     def loop_ran(self) -> None:
         """Note that the event loop took a turn."""
@@ -66,6 +69,8 @@ class Liveness:
             return reason
         if self.waits_for:
             return f"waiting for {self.waits_for}"
+        if self.brake:
+            return f"braked: {self.brake.in_words()}"
         silence_s = time.monotonic() - self._redis_at
         if silence_s > self._redis_timeout_s:
             return f"no answer of Redis for {silence_s:.0f} s"

@@ -62,6 +62,7 @@ class Worker:
             if await drain.unless_started(self._start_sources()):
                 death = await self._run_until_death()
             while death and await self._revive(death):
+                self._context.brake.engine_restarted()
                 death = await self._run_until_death()
         finally:
             await asyncio.gather(*(source.stop() for source in self._sources))

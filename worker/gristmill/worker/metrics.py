@@ -15,6 +15,10 @@ engine_deaths = Counter("gristmill_engine_deaths", "Deaths of the engine and fai
 claims_paused = Gauge(
     "gristmill_claims_paused", "1 while Redis has no memory for more results", ["queue"]
 )
+braked = Gauge(
+    "gristmill_worker_braked",
+    "1 while the engine fails everything, so that single requests are tried",
+)
 leases_lost = Counter("gristmill_leases_lost", "Times this worker lost its lease")
 prompt_tokens = Counter("gristmill_prompt_tokens", "Prompt tokens of finished requests")
 output_tokens = Counter("gristmill_output_tokens", "Output tokens of finished requests")

@@ -16,6 +16,7 @@ from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import bounded
+from gristmill.worker.failures import Failure, failure_of_error
 from gristmill.worker.in_flight import ClaimedRequest
 from gristmill.worker.reports import report_request
 from gristmill.worker.verdicts import (
@@ -47,6 +48,7 @@ class Runner:
         self._engine = context.engine
         self._admission = context.admission
         self._load = context.load
+        self._brake = context.brake
         self._drain = context.drain
         self._settings = context.settings
         self._died = died
@@ -63,6 +65,9 @@ class Runner:
 
     async def _run(self, request: ClaimedRequest) -> None:
         structlog.contextvars.bind_contextvars(queue=request.queue)  # for this task's log lines
+        if self._brake.holds_back(request):
+            await request.release()
+            return
         record = request.record
         priority, started_s = ENGINE_PRIORITY[record.priority], time.monotonic()
         try:
@@ -72,10 +77,12 @@ class Runner:
         except EngineUnavailable as error:
             await self._release_after_pause(request, error)
         except EngineHungUp as error:
-            await self._nack(request, verdict_on_broken_connection(error))
+            failure = failure_of_error("connection_broken", error)
+            await self._fail(request, failure, verdict_on_broken_connection(error))
         except Exception as error:
             log.exception("request.run_failed", id=request.id)
-            await self._nack(request, verdict_on_worker_error(error))
+            failure = failure_of_error("worker_error", error)
+            await self._fail(request, failure, verdict_on_worker_error(error))
         else:
             self._num_failures = 0
             self._load.token_time.learn(response, time.monotonic() - started_s)
@@ -83,6 +90,9 @@ class Runner:
 
     async def _settle(self, request: ClaimedRequest, response: Response) -> None:
         response = bounded(response, self._settings.max_result_bytes)
+        if self._brake.spares_after_answer(request, response):
+            await request.release()
+            return
         decision = verdict(request.claimed, response)
         if isinstance(decision, Nack):
             await self._nack(request, decision)
@@ -100,6 +110,12 @@ class Runner:
             self._admission.learn(request.record, response)
         if request.claimed.crashes:
             self._load.widen_suspects()
+
+    async def _fail(self, request: ClaimedRequest, failure: Failure, decision: Nack) -> None:
+        if self._brake.spares(request, failure):
+            await request.release()
+        else:
+            await self._nack(request, decision)
 
     async def _nack(self, request: ClaimedRequest, decision: Nack) -> None:
         attempt = request.claimed.attempt

@@ -29,6 +29,7 @@ from gristmill.worker.loop import Worker
 from gristmill.worker.queue_source import QueueSource
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.worker_brake import WorkerBrake
 
 log = structlog.get_logger()
 
@@ -68,6 +69,7 @@ async def work(
         engine=engine,
         admission=Admission(capacity, engine.stats),
         load=EngineLoad(),
+        brake=WorkerBrake(settings.backoff_base_s, settings.backoff_max_s, liveness),
         drain=drain,
         liveness=liveness,
         facts=_worker_facts(info, capacity) | {"engine_args": _engine_args(engine)},

@@ -10,6 +10,7 @@ from gristmill.shared.byte_size import in_words
 from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
+    from gristmill.shared.brakes import Brake
     from gristmill.shared.operations import Stats
     from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
@@ -31,15 +32,23 @@ def stats(as_json: bool, settings: "QueueSettings") -> None:
     """Show depth, lanes, workers and counters of the queue, all at one moment."""
     from gristmill.producer.commands.session import on_queue, print_json
 
-    view = on_queue(settings, lambda queue: queue.stats())
+    view, brakes = on_queue(settings, _view)
     if as_json:
-        print_json({"queue": settings.queue} | asdict(view))
+        braked = {worker: asdict(brake) for worker, brake in brakes.items()}
+        print_json({"queue": settings.queue} | asdict(view) | {"brakes": braked})
     else:
-        for line in _lines(settings.queue, view):
+        for line in _lines(settings.queue, view, brakes):
             click.echo(line)
 
 
-def _lines(name: str, view: "Stats") -> list[str]:
+async def _view(queue: "Queue") -> tuple["Stats", dict[str, "Brake"]]:
+    from gristmill.shared.brakes import read_brakes
+
+    view = await queue.stats()
+    return view, await read_brakes(queue, view.workers)
+
+
+def _lines(name: str, view: "Stats", brakes: Mapping[str, "Brake"]) -> list[str]:
     counters = dict(view.counters)
     queued, in_flight = counters.pop("queued", 0), counters.pop("in_flight", 0)
     queued_tokens, in_flight_tokens = counters.pop("queued_tokens", 0), counters.pop("in_flight_tokens", 0)  # fmt: skip
@@ -58,7 +67,11 @@ def _lines(name: str, view: "Stats") -> list[str]:
         "so far     " + _pairs(dict(sorted(counters.items()))),
         f"workers    {len(view.workers)}",
     ]
-    return lines + [f"  {worker}  {_lease(ms)}" for worker, ms in sorted(view.workers.items())]
+    for worker, remaining_ms in sorted(view.workers.items()):
+        lines.append(f"  {worker}  {_lease(remaining_ms)}")
+        if brake := brakes.get(worker):
+            lines.append(f"    braked: {brake.in_words()}")
+    return lines
 
 
 def _work(view: "Stats") -> str:

@@ -82,6 +82,8 @@ class Response:
         finish_reason: The finish_reason of the first choice; None for an embedding or an error.
         cut: Name of the limit that ended the request, `max_request_s` or
             `max_repeated_tokens`; None if no limit did.
+        is_refusal: True if the worker wrote this answer (`refusals.py`), so that it says nothing of
+            the engine's health.
     """
 
     status: int
@@ -92,6 +94,7 @@ class Response:
     cached_tokens: int = 0
     finish_reason: str | None = None
     cut: str | None = None
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ All transports refuse the same requests before the engine sees them:
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
 
 import orjson
@@ -64,7 +65,7 @@ def stream_refusal() -> Response:
         "stream is true, but a queued request gets one stored result and no stream; "
         "leave `stream` out or set it to false"
     )
-    return error_response(HTTPStatus.BAD_REQUEST, message, "BadRequestError", "stream")
+    return _refused(HTTPStatus.BAD_REQUEST, message, "BadRequestError", "stream")
 
 
 def too_long(limit_s: float) -> Response:
@@ -73,7 +74,7 @@ def too_long(limit_s: float) -> Response:
         f"the request ran for {limit_s:g} s, the longest this worker allows (GRISTMILL_MAX_REQUEST_S); "
         "lower max_tokens, or raise the limit"
     )
-    return error_response(HTTPStatus.REQUEST_TIMEOUT, message, "TimeoutError")
+    return _refused(HTTPStatus.REQUEST_TIMEOUT, message, "TimeoutError")
 
 
 def bounded(response: Response, max_bytes: int) -> Response:
@@ -87,7 +88,7 @@ def bounded(response: Response, max_bytes: int) -> Response:
         return too_large(f"{len(response.body):,}", max_bytes)
     if _is_too_deep(response.body):
         message = "the answer has more levels of nesting than a result can hold (about 240)"
-        return error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooDeepError")
+        return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooDeepError")
     return response
 
 
@@ -102,7 +103,7 @@ def too_large(num_bytes: str, max_bytes: int) -> Response:
         f"the answer has {num_bytes} bytes, the limit is {max_bytes:,} (MAX_RESULT_BYTES); "
         "lower max_tokens, n or logprobs, or raise the limit"
     )
-    return error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooLargeError")
+    return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooLargeError")
 
 
 def _is_too_deep(body: bytes) -> bool:
@@ -124,7 +125,7 @@ def _is_too_deep(body: bytes) -> bool:
 
 def _not_served(endpoint: str, endpoints: Sequence[str]) -> Response:
     message = f"endpoint {endpoint} is not served by this model; it serves {', '.join(endpoints)}"
-    return error_response(HTTPStatus.NOT_FOUND, message, "NotFoundError", "endpoint")
+    return _refused(HTTPStatus.NOT_FOUND, message, "NotFoundError", "endpoint")
 
 
 def _asks_for_stream(body: bytes) -> bool:
@@ -138,3 +139,7 @@ def _asks_for_stream(body: bytes) -> bool:
         return _BOOL.validate_python(json.loads(body)["stream"] or False)
     except (ValueError, TypeError, KeyError, ValidationError, RecursionError):
         return False
+
+
+def _refused(status: int, message: str, error_type: str, param: str | None = None) -> Response:
+    return replace(error_response(status, message, error_type, param), is_refusal=True)

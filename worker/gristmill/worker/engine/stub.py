@@ -22,7 +22,12 @@ DEATH = "the stub engine was told to die"
 
 
 class StubEngine:
-    """An engine that yields one token a step; see `Engine` for the contract."""
+    """An engine that yields one token a step; see `Engine` for the contract.
+
+    Attributes:
+        fault: Answer to every request at once, as of a broken engine; None while it is well.
+        num_faults: Number of these answers.
+    """
 
     def __init__(
         self, *, token_delay_s: float = 0.0, max_num_seqs: int = 256, kv_cache_tokens: int = 0
@@ -37,6 +42,8 @@ class StubEngine:
         """
         self._token_delay_s = token_delay_s
         self._max_num_seqs, self._kv_cache_tokens = max_num_seqs, kv_cache_tokens
+        self.fault: Response | None = None
+        self.num_faults = 0
         self._begin()
 
     async def start(self) -> EngineInfo:
@@ -57,6 +64,9 @@ class StubEngine:
         refused = refusal(endpoint, body, ENDPOINTS)
         if refused is not None:
             return refused
+        if self.fault is not None:
+            self.num_faults += 1
+            return self.fault
         fields = json.loads(body)
         words = _prompt(fields).split()
         max_tokens = fields.get("max_tokens") or DEFAULT_MAX_TOKENS

@@ -1,0 +1,201 @@
+"""Decide when failures of one kind show that a worker, and not its requests, is broken.
+
+`worker_brake.py` calls this module, which knows neither Redis nor the engine and gets every time as
+an argument. docs/decisions/0018-failure-brake.md gives the reasons for the numbers.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from gristmill.worker.failures import Failure
+
+WINDOW = 32
+"""Latest outcomes that count. Few, because those that fail before the brake closes are lost."""
+
+MIN_OUTCOMES = 20
+"""Outcomes without which nothing is proven."""
+
+WINDOW_S = 60.0
+"""Age in seconds at which an outcome counts no more: slow failures do not empty a queue."""
+
+FAILED_SHARE = 0.95
+"""Share of the outcomes that must have failed with one kind, if requests are not their cause."""
+
+LARGEST_SHARE = 0.75
+"""Largest share of one tenant, batch, ... in a mixed load. Two tenants of weights 3 and 1 are mixed;
+a bad file and one stray request are not."""
+
+NUM_TRIES = 5
+"""Failed tries that can disprove the cause: 31 s with the default pauses."""
+
+MAX_DOUBLINGS = 16
+"""Tries after which the bound of the pause grows no more."""
+
+
+class Source(NamedTuple):
+    """Where a request came from and what it asked for; see `is_mixed`."""
+
+    queue: str
+    tenant: str
+    batch: str
+    endpoint: str
+    model: str
+
+
+class Outcome(NamedTuple):
+    """The end of one run.
+
+    Attributes:
+        at_s: Moment of the end, in monotonic seconds.
+        source: Source of the request.
+        failure: The failure; None for a success.
+    """
+
+    at_s: float
+    source: Source
+    failure: Failure | None
+
+
+class Cause(NamedTuple):
+    """Why the brake closed.
+
+    Attributes:
+        failure: The last failure of the kind.
+        num_failed: Outcomes of this kind in the window.
+        num_outcomes: Outcomes in the window.
+    """
+
+    failure: Failure
+    num_failed: int
+    num_outcomes: int
+
+
+Change = Literal["closed", "succeeded", "disproved"]
+"""Change of the brake: it closed, a try succeeded, or the tries no longer show the cause."""
+
+
+def is_mixed(sources: Sequence[Source]) -> bool:
+    """Return whether requests are so different that they cannot have one fault in common.
+
+    They are if they came from different queues, tenants or batches, or asked for different
+    endpoints or models, and none of these had more than `LARGEST_SHARE` of them.
+    """
+    columns = zip(*sources, strict=True)
+    return any(max(Counter(column).values()) <= LARGEST_SHARE * len(sources) for column in columns)
+
+
+def cause_of(outcomes: Sequence[Outcome]) -> Cause | None:
+    """Return why a worker with these outcomes must stop claiming, or None.
+
+    Failures that the requests may have caused themselves (4xx) count only if every outcome is one
+    and the load is mixed. Others count from `FAILED_SHARE`.
+    """
+    failures = [outcome.failure for outcome in outcomes if outcome.failure]
+    if len(outcomes) < MIN_OUTCOMES or not failures:
+        return None
+    kind, num_failed = Counter(failure.kind for failure in failures).most_common(1)[0]
+    failure = [failure for failure in failures if failure.kind == kind][-1]
+    if failure.may_be_own:
+        is_proven = num_failed == len(outcomes) and is_mixed([each.source for each in outcomes])
+    else:
+        is_proven = num_failed >= FAILED_SHARE * len(outcomes)
+    return Cause(failure, num_failed, len(outcomes)) if is_proven else None
+
+
+class FailureBrake:
+    """The brake of one worker. While it is closed, the worker tries single requests.
+
+    Args:
+        base_s: Seconds from the closing to the first try; each failed try doubles the pause.
+        max_s: Longest pause in seconds.
+
+    Attributes:
+        cause: Why the brake is closed; None while it is open.
+        num_tries: Tries since it closed.
+    """
+
+    def __init__(self, base_s: float, max_s: float) -> None:
+        self._base_s, self._max_s = base_s, max_s
+        self._window: deque[Outcome] = deque(maxlen=WINDOW)
+        self._tries: deque[Outcome] = deque(maxlen=NUM_TRIES)
+        self._counts_from_s = 0.0
+        self._next_try_s = 0.0
+        self.cause: Cause | None = None
+        self.num_tries = 0
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait after the latest try."""
+        return min(self._max_s, self._base_s * 2.0 ** min(self.num_tries, MAX_DOUBLINGS))
+
+    def note(self, outcome: Outcome, claimed_at_s: float) -> Change | None:
+        """Count an outcome that is no try; return whether it closed the brake.
+
+        Requests claimed before the last change of the brake do not count. They say how the engine
+        was then.
+        """
+        if self.cause or claimed_at_s < self._counts_from_s:
+            return None
+        self._window.append(outcome)
+        while self._window[0].at_s < outcome.at_s - WINDOW_S:
+            self._window.popleft()
+        self.cause = cause_of(self._window) if outcome.failure else None
+        if self.cause is None:
+            return None
+        self._change(outcome.at_s)
+        return "closed"
+
+    def note_try(self, outcome: Outcome) -> Change | None:
+        """Count the outcome of a try; return whether it opened the brake."""
+        if self.cause is None:
+            return None
+        self._tries.append(outcome)
+        self._next_try_s = outcome.at_s + self.pause_s
+        if outcome.failure is None:
+            return self._open(outcome.at_s, "succeeded")
+        if len(self._tries) == NUM_TRIES and not self._tries_show(self.cause.failure):
+            return self._open(outcome.at_s, "disproved")
+        return None
+
+    def may_try(self, now_s: float) -> bool:
+        """Return whether the pause before the next try is over."""
+        return now_s >= self._next_try_s
+
+    def begin_try(self, now_s: float) -> None:
+        """Count a try, and lengthen the pause. The pause runs again from the try's outcome."""
+        self.num_tries += 1
+        self._next_try_s = now_s + self.pause_s
+
+    def void_try(self, now_s: float) -> None:
+        """Allow another try at once: the last one never reached the engine."""
+        self.num_tries = max(0, self.num_tries - 1)
+        self._next_try_s = now_s
+
+    def forget(self, now_s: float) -> None:
+        """Forget the outcomes, and allow a try at once: the engine was restarted."""
+        self._change(now_s)
+        self._next_try_s = now_s
+
+    def _tries_show(self, cause: Failure) -> bool:
+        """Return whether the latest tries failed as the cause says.
+
+        A 4xx of a load that is not mixed any more, or another kind alone, can have its cause in the
+        requests. A single bad file must not hold a worker.
+        """
+        has_kind = any(each.failure and each.failure.kind == cause.kind for each in self._tries)
+        return has_kind and (
+            not cause.may_be_own or is_mixed([try_.source for try_ in self._tries])
+        )
+
+    def _open(self, now_s: float, change: Change) -> Change:
+        self.cause = None
+        self._change(now_s)
+        return change
+
+    def _change(self, now_s: float) -> None:
+        self._window.clear()
+        self._tries.clear()
+        self._counts_from_s = now_s
+        self.num_tries = 0
+        self._next_try_s = now_s + self.pause_s
