@@ -147,11 +147,15 @@ class WorkerSettings(QueueSettings):
         float,
         Field(
             gt=0,
-            description="upper bound of the random wait before the first retry. It doubles with each retry",
+            description="upper bound of the random wait before the first retry. It doubles with each retry. A braked worker waits so long before its first try",
         ),
     ] = 1.0
     backoff_max_s: Annotated[
-        float, Field(gt=0, description="largest upper bound of the wait before a retry")
+        float,
+        Field(
+            gt=0,
+            description="largest upper bound of the wait before a retry, and longest pause of a braked worker",
+        ),
     ] = 60.0
     health_host: Annotated[
         str,
