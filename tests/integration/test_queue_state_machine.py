@@ -52,6 +52,9 @@ LANES = ("suspect", "high", "normal", "low")
 TERMINAL = ("succeeded", "failed", "cancelled", "expired")
 MAX_WORKERS = 4
 MAX_INBOX = 16
+MAX_WAITING_EXAMINED = 100
+"""Waiting requests of which one claim examines all, even if it has to move or park each of them."""
+
 STREAM = "!stream"
 """A fact that a worker must understand."""
 
@@ -479,7 +482,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._promote_due()
         self._check_permits(answer.claimed, lanes, understands)
         self._check_claim(answer.claimed, number, max_suspects, has_suspects)
-        if len(answer.claimed) < number:
+        if len(answer.claimed) < number and len(self.live("waiting")) < MAX_WAITING_EXAMINED:
             self._check_nothing_is_left_out(answer.claimed, lanes, understands)
             self._check_suspects_left(answer.claimed, max_suspects, has_suspects, understands)
         for item in answer.claimed:

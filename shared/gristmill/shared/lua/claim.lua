@@ -128,12 +128,11 @@ if claim.pauses.queue then
   return reply()
 end
 promote_delayed(claim)
-claim.num_examined = unpark_claimable(claim)
-local has_taken_inbox = take_inbox(claim)
+local num_unparked, has_taken_inbox = unpark_claimable(claim), take_inbox(claim)
 if scheduling().is_mixed then
-  claim.num_examined = claim.num_examined + move_misplaced()
+  claim.num_examined = move_misplaced()
 end
 take_from_lanes()
 write_claim()
-pass_doorbell_on(has_taken_inbox or claim.num_examined > 0)
+pass_doorbell_on(has_taken_inbox or num_unparked + claim.num_examined > 0)
 return reply()
