@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
+from gristmill.shared.disk_errors import disk_error_in_words, drop_stdout, is_disk_error
 from gristmill.shared.errors import (
     GristmillError,
     InvalidRequest,
@@ -116,23 +117,29 @@ def run(arguments: Sequence[str]) -> int:
         return BAD_INPUT
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except ModuleNotFoundError as error:
-        click.echo(f"gristmill: {missing_module(error)}", err=True)
-        return OTHER_ERROR
-    except GristmillError as error:
-        return _show(error)
     except Exception as error:
-        if type(error).__module__ != "redis.exceptions":  # checked without importing redis-py
+        words = _in_words(error)
+        if words is None:
             raise
-        from gristmill.shared.redis_trouble import error_in_words
-
-        return _show(error_in_words(error, "", "REDIS_URL (or --redis-url)"))
+        click.echo(f"gristmill: {words}", err=True)
+        return exit_code(words)
     return code if isinstance(code, int) else 0
 
 
-def _show(error: GristmillError) -> int:
-    click.echo(f"gristmill: {error}", err=True)
-    return exit_code(error)
+def _in_words(error: Exception) -> GristmillError | None:
+    """Return an error whose message is for people, or None for a bug, which needs its traceback."""
+    has_lost_output = drop_stdout()
+    if isinstance(error, GristmillError):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        return GristmillError(missing_module(error))
+    if isinstance(error, OSError) and is_disk_error(error):
+        return disk_error_in_words(error, "stdout" if has_lost_output else "the output")
+    if type(error).__module__ != "redis.exceptions":  # checked without importing redis-py
+        return None
+    from gristmill.shared.redis_trouble import error_in_words
+
+    return error_in_words(error, "", "REDIS_URL (or --redis-url)")
 
 
 def exit_code(error: GristmillError) -> int:

@@ -1,7 +1,7 @@
 """Do the work of the `gristmill batch` commands; each call opens a connection and closes it."""
 
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +20,9 @@ from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.commands.batch_watch import BatchWatch
-from gristmill.producer.commands.session import on_queue, print_json
+from gristmill.producer.commands.session import on_queue, print_json, stdin_bytes, stdout_bytes
 from gristmill.shared.cli import say
+from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.file_format import check_start
 from gristmill.shared.pauses import Pause, batch_scope, this_user
@@ -228,22 +229,22 @@ async def _write(
     if not first:
         say(f"{batch_id} has no rows; see its status: gristmill batch show {batch_id}")
         return
-    target = output.open("wb") if output else sys.stdout.buffer
-    try:
+    remedy = f"correct this, then write the rows again: gristmill batch results {batch_id}"
+    with (
+        disk_errors(output or "stdout", remedy),
+        output.open("wb") if output else nullcontext(stdout_bytes()) as target,
+    ):
         target.write(first)
+        target.flush()
         async for chunk in rows:
             target.write(chunk)
             target.flush()
-    finally:
-        target.flush()
-        if output:
-            target.close()
 
 
 def _copy(source: str, upload: Upload) -> bytes:
     """Copy a file, a URL or stdin into the upload, and return its first line."""
     try:
-        opened = sys.stdin.buffer if source == "-" else fsspec.open(source, "rb").open()
+        opened = stdin_bytes() if source == "-" else fsspec.open(source, "rb").open()
     except (OSError, ValueError, ImportError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidRequest(

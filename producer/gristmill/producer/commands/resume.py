@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from gristmill.shared.cli import say
+from gristmill.shared.disk_errors import disk_errors
 
 _URL_WITH_PASSWORD = re.compile(r"\w+://\S*@\S*")
 
@@ -24,6 +25,20 @@ def hint_on_interrupt(command: str, *, is_piped: bool) -> Iterator[None]:
         how = "pipe the same input into" if is_piped else "resume with"
         say(f"interrupted; submitted requests run on, written rows stay; {how}: {command}")
         raise
+
+
+@contextmanager
+def disk_hint(path: object, command: str, *, is_piped: bool) -> Iterator[None]:
+    """Turn an error about a file into one in words that has the command that resumes the run.
+
+    Args:
+        path: Where the rows go.
+        command: As in `hint_on_interrupt`.
+        is_piped: As in `hint_on_interrupt`.
+    """
+    how = "pipe the same input into" if is_piped else "resume with"
+    with disk_errors(path, f"submitted requests run on; correct this, then {how}: {command}"):
+        yield
 
 
 def resume_command(

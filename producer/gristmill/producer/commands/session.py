@@ -1,9 +1,10 @@
 """Open the queue for a command once Redis has answered, and run the command's coroutine."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 import orjson
@@ -11,6 +12,7 @@ import orjson
 from gristmill.producer.client import Client
 from gristmill.shared.cli import say
 from gristmill.shared.connection import connect
+from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import RETRIES_BEFORE_NOTICE, announce_redis_waits
 from gristmill.shared.settings import QueueSettings
@@ -101,6 +103,28 @@ def absence(queue: str, workers: Mapping[str, int]) -> str | None:
 
 def _tell_wait(notice: str) -> None:
     say(f"{notice}, Ctrl-C stops")
+
+
+def stdin_bytes() -> BinaryIO:
+    """Return stdin as bytes.
+
+    Raises:
+        InvalidRequest: The process was started with stdin closed.
+    """
+    if sys.stdin is None:
+        raise InvalidRequest("stdin is closed; pipe a JSONL file into it, or name the file")
+    return sys.stdin.buffer
+
+
+def stdout_bytes() -> BinaryIO:
+    """Return stdout as bytes.
+
+    Raises:
+        InvalidRequest: The process was started with stdout closed.
+    """
+    if sys.stdout is None:
+        raise InvalidRequest("stdout is closed; name a file for the rows with -o")
+    return sys.stdout.buffer
 
 
 def print_json(value: Any) -> None:

@@ -4,8 +4,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 from ulid import ULID
@@ -20,8 +21,14 @@ from gristmill.producer.batches.submit_run import (
     fingerprint,
 )
 from gristmill.producer.commands.collect import Collection, submit_only
-from gristmill.producer.commands.resume import hint_on_interrupt, resume_command
-from gristmill.producer.commands.session import absence, on_client, on_queue, print_json
+from gristmill.producer.commands.resume import disk_hint, hint_on_interrupt, resume_command
+from gristmill.producer.commands.session import (
+    absence,
+    on_client,
+    on_queue,
+    print_json,
+    stdout_bytes,
+)
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
 from gristmill.shared.errors import InvalidRequest
@@ -103,11 +110,18 @@ class Submission:
         resumed = ", resumed" if is_resume else ""
         say(f"run {run.run}: {report.num_lines:,} requests, queue {run.queue}{resumed}")
         command = resume_command(sys.argv[1:], run.run, has_output=output is not None)
-        with hint_on_interrupt(command, is_piped=self._options.source == "-"):
+        is_piped = self._options.source == "-"
+        where = self._options.output or "stdout"
+        with (
+            hint_on_interrupt(command, is_piped=is_piped),
+            disk_hint(where, command, is_piped=is_piped),
+        ):
             if not self._options.wait:
                 return self._submit_only(batch_input, report, run)
             if output is None:
-                return self._collect(batch_input, report, run, _write_to_stdout, None)
+                return self._collect(
+                    batch_input, report, run, partial(_write_to, stdout_bytes()), None
+                )
             written = self._begin(output, run, report, is_resume)
             return self._collect(batch_input, report, run, output.append, written)
 
@@ -217,9 +231,9 @@ class Submission:
         say(tally.summary(now_s))
 
 
-def _write_to_stdout(row: bytes) -> None:
-    sys.stdout.buffer.write(row)
-    sys.stdout.buffer.flush()
+def _write_to(stream: BinaryIO, row: bytes) -> None:
+    stream.write(row)
+    stream.flush()
 
 
 def _refuse_bad_lines(report: InputReport, options: SubmitOptions) -> None:

@@ -3,16 +3,16 @@
 import json
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gristmill.shared.cli import FiniteRange, queue_options
+from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -149,7 +149,16 @@ def _spooled(source: str) -> Iterator[Path]:
             raise InvalidRequest(f"no file {source!r}; name a JSONL file, or - for stdin")
         yield Path(source)
         return
-    with tempfile.NamedTemporaryFile(prefix="gristmill-stdin-") as spool:
-        shutil.copyfileobj(sys.stdin.buffer, spool)
-        spool.flush()
-        yield Path(spool.name)
+    from gristmill.producer.commands.session import stdin_bytes
+
+    piped, remedy = (
+        stdin_bytes(),
+        "make room there, or name another folder with TMPDIR; then repeat the command",
+    )
+    with ExitStack() as stack:
+        with disk_errors("the copy of stdin", remedy):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gristmill-")))
+        path = folder / "stdin"
+        with disk_errors(path, remedy), path.open("wb") as copy:
+            shutil.copyfileobj(piped, copy)
+        yield path

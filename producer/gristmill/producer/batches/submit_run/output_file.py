@@ -64,7 +64,7 @@ class OutputFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        has_begun = os.fstat(self._file.fileno()).st_size or RunRecord.beside(self._path).exists()
+        has_begun = os.fstat(self._file.fileno()).st_size or RunRecord.beside(self._path).is_file()
         if self._is_new and not has_begun:
             self._path.unlink(missing_ok=True)  # leave no file that did not exist before
         self._file.close()

@@ -1,5 +1,6 @@
 """The file `OUT.run` next to the output OUT: the input and the options with which the run began."""
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,6 +10,9 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest
+
+_KINDS = {"run": str, "queue": str, "input_bytes": int, "input_digest": str, "fields": dict}
+"""Types of the values in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +49,35 @@ class RunRecord:
         if not path.exists():
             return None
         try:
-            return cls(**orjson.loads(path.read_bytes()))
+            return cls._parsed(orjson.loads(path.read_bytes()))
+        except OSError as error:
+            message = (
+                f"{path} cannot be read ({error.strerror}); move it away, or name another output"
+            )
+            raise InvalidRequest(message) from None
         except (ValueError, TypeError) as error:
             message = f"{path} cannot be read ({error}); begin a new run with --force"
             raise InvalidRequest(message) from None
+
+    @classmethod
+    def _parsed(cls, facts: Any) -> "RunRecord":
+        record = cls(**facts)
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(record, name), kind):
+                raise TypeError(f"{name} is no {kind.__name__}")
+        return record
 
     def write(self, output: Path) -> None:
         """Write the record of an output atomically."""
         path = self.beside(output)
         draft = path.with_name(path.name + ".draft")
-        draft.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE))
-        draft.replace(path)
+        try:
+            draft.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE))
+            draft.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):  # a folder of this name stays
+                draft.unlink(missing_ok=True)
+            raise
 
     def check_same(self, now: "RunRecord") -> None:
         """Refuse a resume whose input, queue or options differ from those of the run.
