@@ -166,11 +166,31 @@ def queue_options(command: Callable[P, R]) -> Callable[..., R]:
     def with_settings(*args: Any, redis_url: str | None, queue: str | None, **options: Any) -> R:
         from gristmill.shared.settings import QueueSettings, read_settings
 
+        _check_encoding(click.get_current_context())
         settings = read_settings(QueueSettings, redis_url=redis_url, queue=queue)
         with redis_errors(settings.redis_url.get_secret_value()):
             return command(*args, settings=settings, **options)  # type: ignore[arg-type]  # click passes names
 
     return with_settings
+
+
+def _check_encoding(context: click.Context) -> None:
+    """Refuse arguments that are not UTF-8, which Redis and JSON cannot have; paths may be so.
+
+    Python stands a lone surrogate for each such byte.
+    """
+    for parameter in context.command.params:
+        given = context.params.get(parameter.name or "")
+        values = given if isinstance(given, tuple) else (given,)
+        if isinstance(parameter.type, click.Path):
+            continue
+        for value in values:
+            if isinstance(value, str) and not value.isascii() and _has_surrogate(value):
+                raise click.BadParameter(f"{value!r} is not UTF-8", context, parameter)
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @contextmanager

@@ -28,9 +28,19 @@ def batch_group() -> None:
     """
 
 
+def _checked_tenant(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+    """Refuse a name that no tenant can have before anything else happens."""
+    if name is not None:
+        from gristmill.shared.request import check_tenant
+
+        check_tenant(name)
+    return name
+
+
 tenant_option = click.option(
     "--tenant",
     metavar="NAME",
+    callback=_checked_tenant,
     help="Tenant whose batches this command may use.  [default: all tenants]",
 )
 
@@ -60,7 +70,7 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @batch_group.command()
-@click.argument("file", metavar="FILE|URL|-")
+@click.argument("file", metavar="FILE|URL|-", type=click.Path(allow_dash=True, readable=False))
 @click.option(
     "--endpoint",
     metavar="PATH",
@@ -108,6 +118,7 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--tenant",
     metavar="NAME",
+    callback=_checked_tenant,
     default="default",
     show_default=True,
     help="Tenant that owns the batch; its requests use this tenant's share of the engine.",

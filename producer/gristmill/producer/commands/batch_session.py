@@ -1,5 +1,6 @@
 """Do the work of the `gristmill batch` commands; each call opens a connection and closes it."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -199,7 +200,7 @@ class BatchSession:
         owner = self._tenant or DEFAULT_TENANT
         async with Upload(batches.files, owner) as upload:
             first = _copy(source, upload)
-            file = await upload.finish(Path(source).name)
+            file = await upload.finish(os.fsencode(Path(source).name).decode(errors="replace"))
         try:
             options["endpoint"] = options["endpoint"] or self._endpoint_of(first)
             spec = BatchSpec(input_file_id=file.id, **options)

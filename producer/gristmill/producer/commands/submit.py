@@ -23,7 +23,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @click.command()
-@click.argument("file", metavar="FILE|-")
+@click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True, readable=False))
 @click.option("--wait", is_flag=True, help="Wait for the results and write them.")
 @click.option(
     "-o",
