@@ -110,7 +110,10 @@ def _open_health(settings: WorkerSettings, liveness: Liveness) -> HealthServer:
     try:
         health = HealthServer(liveness, settings.health_host, settings.health_port)
     except OSError as error:
-        message = f"the probes cannot listen on port {settings.health_port} ({error}); set GRISTMILL_HEALTH_PORT"
+        message = (
+            f"the probes cannot listen on port {settings.health_port} ({error});"
+            " set GRISTMILL_HEALTH_PORT (0 picks a free port)"
+        )
         raise SettingsError(message) from error
     health.start()
     return health
