@@ -76,6 +76,45 @@ async def test_a_failed_request_has_its_answer_in_its_row_and_the_exit_code_is_1
     assert rows["2"]["response"]["body"] == {"error": {"message": "told to fail"}}
 
 
+async def test_failures_are_counted_with_one_example(shell: CommandLine, queue: Queue) -> None:
+    lines = [
+        {"custom_id": "a", "body": {"prompt": "fine"}},
+        {"custom_id": "b", "body": {"prompt": "fail"}},
+    ]
+    shell.write("in.jsonl", lines)
+    async with SettlingWorker(queue).running():
+        done = await shell.finish("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    told = "1 of 2 failed, e.g. line 2 (custom_id b): HTTP 400: told to fail; see out.jsonl"
+    assert (done.code, done.err.splitlines()[-1]) == (1, told)
+    again = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    assert (again.code, again.err.splitlines()[-1]) == (1, told)
+
+
+async def test_a_bad_line_is_an_example_of_a_failure(shell: CommandLine, queue: Queue) -> None:
+    shell.write("in.jsonl", [b"null", {"prompt": "a"}])
+    async with SettlingWorker(queue).running():
+        done = await shell.finish("submit", "in.jsonl", "--wait", "--lenient")
+    assert done.code == 1
+    last = done.err.splitlines()[-1]
+    assert last.startswith("1 of 2 failed, e.g. line 1: HTTP 400: line 1: it is null")
+
+
+@pytest.mark.parametrize("arguments", ["", "--wait", "--wait -o out.jsonl"])
+def test_another_input_under_the_name_of_a_run_is_told_by_its_line(
+    shell: CommandLine, arguments: str
+) -> None:
+    shell.write("in.jsonl", [{"prompt": "a"}])
+    assert shell.run("submit", "in.jsonl", "--run", "R1").code == 0
+    shell.write("in.jsonl", [{"prompt": "other"}])
+    done = shell.run("submit", "in.jsonl", "--run", "R1", *arguments.split())
+    assert (done.code, done.out) == (2, ""), done.err
+    last = done.err.splitlines()[-1]
+    assert "line 1 (request R1-1) differs from line 1 of an earlier run R1" in last
+    assert "name another run with --run" in last
+    assert "items[" not in done.err
+    assert list(shell.folder.iterdir()) == [shell.folder / "in.jsonl"]
+
+
 async def test_stdin_is_read_and_rows_go_to_stdout(shell: CommandLine, queue: Queue) -> None:
     done = shell.run("submit", "-", "--run", "nightly", stdin=b'{"prompt": "a"}\r\n\r\n')
     assert (done.code, done.out) == (0, "nightly\n")
@@ -194,6 +233,7 @@ def test_duplicate_custom_ids_name_both_lines(shell: CommandLine) -> None:
     done = shell.run("submit", "in.jsonl")
     assert done.code == 2
     assert "line 17: custom_id 'request-3' stands on line 3 too" in done.err
+    assert "1 of 20 lines of in.jsonl cannot be submitted" in done.err
 
 
 def test_at_most_ten_bad_lines_are_shown_and_the_others_counted(shell: CommandLine) -> None:

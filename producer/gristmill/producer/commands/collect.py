@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
 
+import orjson
+
 from gristmill.producer.batches.rows import BadLine, bad_line_row, result_row
-from gristmill.producer.batches.submit_run import InputFile
+from gristmill.producer.batches.submit_run import InputFile, failure_of_line
 from gristmill.producer.client import Client
 from gristmill.producer.commands.display import Display, display
 from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
@@ -72,18 +74,23 @@ class Collection:
             async with self._watched(shown):
                 async for result in self._client.as_completed(self._requests(), window=window):
                     self._unfinished.discard(result.id)
-                    self._write(result_row(result))
+                    self._add_row(result_row(result), is_failed=not result.is_success)
                     self._tally.add(result)
             shown.show(self._tally.progress(Counter()))
 
     def _requests(self) -> Iterator[Request]:
         for _, entry in self._input.entries(self._finished):
             if isinstance(entry, BadLine):
-                self._write(bad_line_row(self._run, entry))
+                self._add_row(bad_line_row(self._run, entry), is_failed=True)
                 self._tally.add_bad_line()
             else:
                 self._unfinished.add(entry.id)
                 yield entry
+
+    def _add_row(self, row: bytes, *, is_failed: bool) -> None:
+        self._write(row)
+        if is_failed and not self._tally.example:
+            self._tally.example = failure_of_line(orjson.loads(row), self._run)
 
     @asynccontextmanager
     async def _watched(self, shown: Display) -> AsyncIterator[None]:

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from gristmill.producer.commands.session import (
 )
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import IdConflict, InvalidRequest
 from gristmill.shared.fleet import Fleet, read_fleet
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
@@ -123,7 +124,14 @@ class Submission:
                     batch_input, report, run, partial(_write_to, stdout_bytes()), None
                 )
             written = self._begin(output, run, report, is_resume)
-            return self._collect(batch_input, report, run, output.append, written)
+            try:
+                return self._collect(batch_input, report, run, output.append, written)
+            except InvalidRequest:
+                if (
+                    self._options.run and not is_resume
+                ):  # without --run only the record has the name
+                    output.forget_run()
+                raise
 
     def _run(self, output: OutputFile | None) -> tuple[RunRecord, bool]:
         """Return the run, and True if the output shows that it began earlier.
@@ -171,9 +179,10 @@ class Submission:
         return written
 
     def _submit_only(self, batch_input: InputFile, report: InputReport, run: RunRecord) -> int:
-        num_submitted = on_client(
-            self._settings, lambda client: submit_only(client, batch_input, report.num_lines)
-        )
+        with _conflict_in_words(run.run):
+            num_submitted = on_client(
+                self._settings, lambda client: submit_only(client, batch_input, report.num_lines)
+            )
         if self._options.as_json:
             facts = {"submitted": num_submitted, "bad_lines": report.num_bad}
             print_json({"run": run.run, "queue": run.queue} | facts)
@@ -195,18 +204,20 @@ class Submission:
         tally = Tally(
             report.num_lines, time.monotonic(), num_finished=num_finished, num_failed=num_failed
         )
+        tally.example = written.example if written else ""
         finished = written.finished if written else None
-        on_client(
-            self._settings,
-            lambda client: Collection(
-                client,
-                batch_input=batch_input,
-                run=run.run,
-                write=write,
-                tally=tally,
-                finished=finished,
-            ).run(self._options.window),
-        )
+        with _conflict_in_words(run.run):
+            on_client(
+                self._settings,
+                lambda client: Collection(
+                    client,
+                    batch_input=batch_input,
+                    run=run.run,
+                    write=write,
+                    tally=tally,
+                    finished=finished,
+                ).run(self._options.window),
+            )
         self._summarise(run, tally)
         return 1 if tally.num_failed else 0
 
@@ -226,9 +237,28 @@ class Submission:
                     "elapsed_s": round(tally.elapsed_s(now_s), 3),
                 }
             )
-        if tally.num_earlier == tally.total:
-            return
-        say(tally.summary(now_s))
+        if tally.num_earlier < tally.total:
+            say(tally.summary(now_s))
+        if tally.example:
+            see = f"; see {self._options.output}" if self._options.output else ""
+            say(f"{tally.num_failed:,} of {tally.total:,} failed, e.g. {tally.example}{see}")
+
+
+@contextmanager
+def _conflict_in_words(run: str) -> Iterator[None]:
+    """Say which line of the input conflicts with an earlier run of this name.
+
+    Raises:
+        InvalidRequest: The queue has another request under the id of a line.
+    """
+    try:
+        yield
+    except IdConflict as error:
+        line = (error.request_id or "").removeprefix(f"{run}-")
+        raise InvalidRequest(
+            f"line {line} (request {error.request_id}) differs from line {line} of an earlier run {run}; submit the same input with the same"
+            " options as before, or name another run with --run"
+        ) from None
 
 
 def _write_to(stream: BinaryIO, row: bytes) -> None:
@@ -245,9 +275,9 @@ def _refuse_bad_lines(report: InputReport, options: SubmitOptions) -> None:
     if more := report.num_bad - len(report.bad):
         shown += f"\n  and {more:,} more"
     if options.lenient:
-        say(f"{report.num_bad:,} of {report.num_lines:,} lines are not requests:\n{shown}")
+        say(f"{report.num_bad:,} of {report.num_lines:,} lines cannot be submitted:\n{shown}")
         return
     raise InvalidRequest(
-        f"{report.num_bad:,} of {report.num_lines:,} lines of {options.source} are not requests, so"
+        f"{report.num_bad:,} of {report.num_lines:,} lines of {options.source} cannot be submitted, so"
         f" nothing was submitted:\n{shown}\nCorrect them, or run the other lines with --lenient."
     )

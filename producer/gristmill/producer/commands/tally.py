@@ -29,6 +29,7 @@ class Tally:
 
     Attributes:
         begin_ms: Redis time at which this process began to wait. Older results are part of no rate.
+        example: The first failed request in words; "" if none has failed.
         num_found: Results older than `begin_ms`.
     """
 
@@ -39,6 +40,7 @@ class Tally:
         self.num_finished = num_finished
         self.num_failed = num_failed
         self.num_bad = 0
+        self.example = ""
         self.num_found = 0
         self.num_earlier = num_finished
         self.begin_ms = 0

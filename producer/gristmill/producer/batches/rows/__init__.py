@@ -9,7 +9,9 @@ from gristmill.producer.batches.rows.custom_ids import (
 from gristmill.producer.batches.rows.line_reader import LineReader
 from gristmill.producer.batches.rows.lines import BadLine, Line, lines_of, take_lines
 from gristmill.producer.batches.rows.row_format import (
+    ID_PREFIX,
     bad_line_row,
+    failure_in_words,
     is_success,
     line_number,
     line_of_row,
@@ -18,6 +20,7 @@ from gristmill.producer.batches.rows.row_format import (
 )
 
 __all__ = [
+    "ID_PREFIX",
     "BadLine",
     "CustomIds",
     "Line",
@@ -26,6 +29,7 @@ __all__ = [
     "custom_id_of",
     "custom_id_of_line",
     "duplicate_line",
+    "failure_in_words",
     "is_success",
     "line_number",
     "line_of_row",

@@ -9,6 +9,9 @@ from gristmill.shared.results import Result
 
 ID_PREFIX = "batch_req_"
 
+MAX_CAUSE = 200
+"""Most characters of the cause of a failure in a line for people."""
+
 
 def result_row(result: Result) -> bytes:
     """Return the row of a result, with its line end.
@@ -65,6 +68,22 @@ def is_success(row: dict[str, Any]) -> bool:
     """Return True if a parsed row has an answer of the engine and no error."""
     response = row["response"]
     return row["error"] is None and response is not None and response["status_code"] < 400
+
+
+def failure_in_words(row: dict[str, Any]) -> str:
+    """Return the cause of a parsed row that is no success, as one short line."""
+    response, error = row["response"], row["error"]
+    if response is None:
+        return _short(f"{error['code']}: {error.get('message', '')}" if error else "no answer")
+    body = response["body"]
+    told = body.get("error", body) if isinstance(body, dict) else body
+    message = told.get("message", told) if isinstance(told, dict) else told
+    return _short(f"HTTP {response['status_code']}: {message}")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_CAUSE else f"{line[: MAX_CAUSE - 3]}..."
 
 
 def line_number(row: dict[str, Any], run: str) -> int:

@@ -5,6 +5,7 @@ from gristmill.producer.batches.submit_run.output_file import (
     OutputFile,
     WrittenRows,
     check_apart,
+    failure_of_line,
 )
 from gristmill.producer.batches.submit_run.run_record import RunRecord, fingerprint
 
@@ -15,5 +16,6 @@ __all__ = [
     "RunRecord",
     "WrittenRows",
     "check_apart",
+    "failure_of_line",
     "fingerprint",
 ]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import orjson
 
-from gristmill.producer.batches.rows import is_success, line_number
+from gristmill.producer.batches.rows import failure_in_words, is_success, line_number
 from gristmill.producer.batches.submit_run.run_record import RunRecord
 from gristmill.shared.errors import InvalidRequest
 
@@ -24,11 +24,13 @@ class WrittenRows:
         finished: Element n is 1 if line n of the input has its row.
         num_finished: Lines that have their row.
         num_failed: Rows among them that have an error, or no answer.
+        example: The first of those in words; "" if there is none.
     """
 
     finished: bytearray
     num_finished: int = 0
     num_failed: int = 0
+    example: str = ""
 
 
 class OutputFile:
@@ -91,6 +93,11 @@ class OutputFile:
         self._file.truncate(0)
         run.write(self._path)
 
+    def forget_run(self) -> None:
+        """Delete the record of a run that has no rows, so that nothing of the run is left."""
+        if not os.fstat(self._file.fileno()).st_size:
+            RunRecord.beside(self._path).unlink(missing_ok=True)
+
     def append(self, row: bytes) -> None:
         """Append a row that ends with its line end."""
         view = memoryview(row)
@@ -125,12 +132,25 @@ class OutputFile:
             has_failed = not is_success(fields)
             written.num_finished += not written.finished[line]
             written.finished[line] = 1
+            if has_failed and not written.example:
+                written.example = failure_of_line(fields, run)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise InvalidRequest(
                 f"{self._path} line {number:,} is no row of run {run} ({error}); move the file away,"
                 " or begin a new run with --force"
             ) from None
         written.num_failed += has_failed
+
+
+def failure_of_line(row: dict[str, Any], run: str) -> str:
+    """Return a failed row in words: its line, its custom_id and the cause.
+
+    Raises:
+        ValueError: The row belongs to another run, or is no row.
+    """
+    line, custom_id = line_number(row, run), row["custom_id"]
+    named = f" (custom_id {custom_id})" if custom_id not in (None, str(line)) else ""
+    return f"line {line:,}{named}: {failure_in_words(row)}"
 
 
 def check_apart(source: str, *outputs: Path) -> None:
