@@ -30,10 +30,20 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"BZh", "compressed with bzip2; decompress it first: bunzip2 FILE"),
     (b"\xfd7zXZ\x00", "compressed with xz; decompress it first: unxz FILE"),
     (b"PK\x03\x04", "a ZIP or Excel file; unpack it, or save the sheet as CSV and convert that"),
+    (b"\xff\xfe\x00\x00", "UTF-32; save it as UTF-8"),
+    (b"\x00\x00\xfe\xff", "UTF-32; save it as UTF-8"),
     (b"\xff\xfe", "UTF-16; save it as UTF-8"),
     (b"\xfe\xff", "UTF-16; save it as UTF-8"),
 )
 """First bytes of a format -> its name, and how to make JSONL of it."""
+
+_ZEROS = {
+    b"\0\1\0\1\0\1\0\1": "UTF-16",
+    b"\1\0\1\0\1\0\1\0": "UTF-16",
+    b"\0\0\0\1\0\0\0\1": "UTF-32",
+    b"\1\0\0\0\1\0\0\0": "UTF-32",
+}
+"""Which of the first eight bytes are not zero -> encoding."""
 
 
 def check_stream(stream: BinaryIO, name: str) -> None:
@@ -69,6 +79,8 @@ def _foreign_format(start: bytes) -> str | None:
     for signature, found in _SIGNATURES:
         if start.startswith(signature):
             return found
+    if (encoding := _wide_encoding(start)) is not None:
+        return f"{encoding}; save it as UTF-8"
     lines = [line.strip() for line in start.removeprefix(b"\xef\xbb\xbf").splitlines()]
     first, *others = [line for line in lines if line] or [b""]
     if first == b"[" or first.startswith((b"[{", b"[ {")):
@@ -76,6 +88,14 @@ def _foreign_format(start: bytes) -> str | None:
     if first == b"{":
         return "a JSON object on several lines; write it on one line: jq -c . FILE"
     return _CSV if _is_like_csv(first, others) else None
+
+
+def _wide_encoding(start: bytes) -> str | None:
+    """Return the encoding of a text without a byte order mark whose first four characters are ASCII, or None.
+
+    The zero bytes between the ASCII bytes show the width, as in RFC 4627, section 3.
+    """
+    return _ZEROS.get(bytes(byte != 0 for byte in start[:8]))
 
 
 def _is_like_csv(first: bytes, others: list[bytes]) -> bool:

@@ -18,7 +18,6 @@ REQUEST = b'{"prompt": "a, b; c"}\n'
         (gzip.compress(REQUEST), "compressed with gzip"),
         (lzma.compress(REQUEST), "compressed with xz"),
         (b"PK\x03\x04", "a ZIP or Excel file"),
-        (REQUEST.decode().encode("utf-16"), "UTF-16"),
         (b"id,text\n1,hello\n", "a CSV file"),
         (b'\xef\xbb\xbf"id";"text"\r\n"1";"{}"\r\n', "a CSV file"),
         (b"id\ttext\n1\thello\n", "a CSV file"),
@@ -31,6 +30,18 @@ def test_another_format_is_named_with_its_remedy(start: bytes, found: str) -> No
     with pytest.raises(InvalidRequest, match=f"^in is {found}.*; ") as caught:
         check_start(start, "in")
     assert caught.value.code == "invalid_json_line"
+
+
+@pytest.mark.parametrize("text", [REQUEST.decode(), "id,text\n1,hello\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["bare", "with-mark"])
+@pytest.mark.parametrize("order", ["le", "be"])
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
+def test_a_wide_encoding_is_named_with_and_without_its_mark(
+    encoding: str, order: str, mark: str, text: str
+) -> None:
+    start = f"{mark}{text}".encode(f"{encoding}-{order}")
+    with pytest.raises(InvalidRequest, match=f"^in is {encoding}; save it as UTF-8$"):
+        check_start(start, "in")
 
 
 @pytest.mark.parametrize(
