@@ -75,7 +75,7 @@ async def test_requests_of_a_dead_worker_are_not_in_flight(redis_url: str, tmp_p
         while "held by a dead worker" not in said:
             said = (await process.stderr.readline()).decode()
         assert said == (
-            "0/5 finished (0 failed), 0 in flight, 2 held by a dead worker, 3 waiting, no worker is alive\n"
+            "0/5 finished (0 failed), 2 held by a dead worker, 0 in flight, 3 waiting, no worker is alive\n"
         )
         async with SettlingWorker(queue).running():
             while ALIVE not in said:

@@ -55,6 +55,12 @@ def test_a_narrow_terminal_has_the_first_counts_and_a_whole_bar_or_none(
     assert len(above.rstrip()) == (bar + 1 if bar else 0) + len(" 42%, 0:01:07 left")
 
 
+def test_a_terminal_of_60_columns_keeps_the_count_of_dead_workers() -> None:
+    tally = Tally(5_000, 0.0, num_finished=1_240, num_failed=3)
+    progress = tally.progress(Counter(running=9, orphaned=256, queued=3_495))
+    assert drawn(progress, 60)[1] == "1,240/5,000 finished (3 failed), 256 held by a dead worker"
+
+
 @pytest.mark.parametrize("width", range(20, 130, 7))
 @pytest.mark.parametrize("progress", [PROGRESS, BROKEN])
 def test_no_line_is_wider_than_the_terminal(progress: RunProgress, width: int) -> None:

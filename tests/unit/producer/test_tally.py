@@ -109,7 +109,7 @@ def test_without_a_worker_nothing_is_promised_and_rates_begin_anew_with_one() ->
     tally.sample(2.0, is_served=False)
     states = Counter({"orphaned": 3, "queued": 6})
     assert tally.progress(states).line == (
-        "1/10 finished (0 failed), 0 in flight, 3 held by a dead worker, 6 waiting, no worker is alive"
+        "1/10 finished (0 failed), 3 held by a dead worker, 0 in flight, 6 waiting, no worker is alive"
     )
     tally.sample(100.0)
     assert tally.remaining_s() is None

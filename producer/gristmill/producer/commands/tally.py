@@ -124,9 +124,9 @@ class Tally:
         """
         parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
         if states is not None:
-            parts.append(f"{states['running']:,} in flight")
             if states["orphaned"]:
                 parts.append(f"{states['orphaned']:,} held by a dead worker")
+            parts.append(f"{states['running']:,} in flight")
             parts.append(f"{states['queued'] + states['delayed']:,} waiting")
         if tokens_rate := self.rates()[1]:
             parts.append(f"{tokens_rate:,.0f} tok/s")
