@@ -98,6 +98,27 @@ async def test_result_prints_records_and_its_code_is_the_worst(
     assert "nobody: the id is unknown" in unknown.err
 
 
+@pytest.mark.parametrize("command", ["result", "status", "cancel"])
+async def test_the_id_of_a_row_is_told_from_that_of_its_request(
+    shell: CommandLine, queue: Queue, command: str
+) -> None:
+    await submit(queue, "run-1")
+    done = shell.run(command, "batch_req_run-1")
+    assert done.code == (4 if command == "result" else 1)
+    assert (
+        "batch_req_run-1 is the id of a row; the request's id is run-1, without batch_req_"
+        in done.err
+    )
+    assert "id of a row" not in shell.run(command, "other").err
+
+
+def test_the_prefix_of_the_ids_of_rows_is_the_one_that_rows_have() -> None:
+    from gristmill.producer.batches.rows import ID_PREFIX
+    from gristmill.producer.commands.requests import ROW_ID_PREFIX
+
+    assert ROW_ID_PREFIX == ID_PREFIX
+
+
 async def test_result_waits_when_asked(shell: CommandLine, queue: Queue) -> None:
     await submit(queue, "a")
     early = shell.run("result", "a", "--wait", "--timeout-s", "0.01")
@@ -128,6 +149,9 @@ async def test_dead_letters_are_listed_and_shown_with_their_bytes(
     assert letters["doomed"]["reason"] == "attempts_exhausted"
     assert letters["doomed"]["evidence"] == {"error": "the engine was away"}
     assert letters["inbox-1"]["reason"] == "unreadable"
+    listed = {line.split()[0]: line for line in shell.run("dead", "list").out.splitlines()}
+    assert listed["doomed"].endswith("engine deaths 0  the engine was away")
+    assert listed["inbox-1"].endswith("  it is not JSON")
     assert len(shell.run("dead", "list", "--count", "1").out.splitlines()) == 1
     assert '{"prompt":"hello"}' in shell.run("dead", "show", "doomed").out
     assert "not json" in shell.run("dead", "show", "inbox-1").out
@@ -141,7 +165,15 @@ async def test_requeue_submits_anew_and_prints_the_new_ids(
     await kill_two(queue)
     done = shell.run("dead", "requeue", "--all")
     assert done.code == 1
-    assert "inbox-1" in done.err
+    assert (
+        "inbox-1: it is no request, so it cannot be requeued; see: gristmill dead show inbox-1"
+        in done.err
+    )
+    missing = shell.run("dead", "requeue", "nobody")
+    assert (missing.code, missing.err) == (
+        1,
+        "nobody: no such dead letter; see: gristmill dead list\n",
+    )
     old, new = done.out.split()
     assert old == "doomed"
     assert (await queue.status([new]))[0][0] == "queued"
@@ -283,8 +315,9 @@ def is_waiting(url: str) -> bool:
         ("submit f --priority urgent", "urgent"),
         ("submit f --window 0", "--window"),
         ("result a --timeout-s 5", "needs --wait"),
-        ("dead requeue", "--all"),
-        ("dead purge a --all", "--all"),
+        ("dead requeue", "or take all with --all\n"),
+        ("dead purge", "or take all with --all\n"),
+        ("dead purge a --all", "not both"),
         ("nonsense", "No such command 'nonsense'"),
     ],
 )

@@ -90,7 +90,9 @@ async def test_batches_of_all_tenants_are_listed_and_found(shell: CommandLine) -
     assert [(row["id"], row["tenant"]) for row in found] == newest_first[:2]
     own = shell.run("batch", "list", "--tenant", "acme").out
     assert own.split()[:2] == [ids[1], "validating"]
-    assert "tenant   acme" in shell.run("batch", "show", ids[1]).out
+    shown = shell.run("batch", "show", ids[1])
+    assert "tenant   acme" in shown.out
+    assert "no steward has taken the batch up yet; start one: gristmill steward" in shown.err
     assert shell.run("batch", "show", ids[1], "--tenant", "acme").code == 0
     other = shell.run("batch", "show", ids[1], "--tenant", "other")
     assert (other.code, other.out) == (4, "")
@@ -156,6 +158,11 @@ async def test_a_batch_without_rows_leaves_the_output_alone(shell: CommandLine) 
         done = await shell.finish("batch", "create", "bad.jsonl", "--wait", "-o", "kept.jsonl")
     assert (done.code, "has no rows" in done.err, kept.read_text()) == (1, True, "precious")
     assert "error    invalid_json_line: line 2" in done.out
+    (listed,) = shell.run("batch", "list").out.splitlines()
+    batch, tenant, status, counts = listed.split()[:4]
+    assert (tenant, status, counts) == ("default", "failed", "0/0")
+    assert "completed  line 2: " in listed
+    assert listed.endswith(f"; see: gristmill batch show {batch}")
 
 
 def test_a_file_that_is_not_there_is_named(shell: CommandLine) -> None:

@@ -209,6 +209,7 @@ def show(
     session.show(record, as_json=as_json)
     if not as_json and (pause := session.paused(batch_id)):
         click.echo(f"paused   by {pause.by}{pause.reason and f': {pause.reason}'}")
+    session.tell_untaken(record)
     return session.exit_code(record) if wait else 0
 
 

@@ -20,13 +20,14 @@ from gristmill.producer.batches.objects import (
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
 from gristmill.producer.batches.upload import Upload
-from gristmill.producer.commands.batch_watch import BatchWatch
+from gristmill.producer.commands.batch_watch import UNTAKEN, BatchWatch
 from gristmill.producer.commands.session import on_queue, print_json, stdin_bytes, stdout_bytes
 from gristmill.shared.cli import say
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.file_format import check_start
 from gristmill.shared.pauses import Pause, batch_scope, this_user
+from gristmill.shared.one_line import one_line
 from gristmill.shared.queue import Queue
 from gristmill.shared.request_json import request_from_json
 
@@ -34,6 +35,9 @@ T = TypeVar("T")
 
 DEFAULT_TENANT = "default"
 """Owner of a batch for which no tenant was named."""
+
+MAX_ERROR = 100
+"""Most characters of an error in a line of `batch list`."""
 
 
 class BatchSession:
@@ -65,6 +69,14 @@ class BatchSession:
     def batch(self, batch_id: str) -> BatchRecord:
         """Return a batch."""
         return self._on_batch(batch_id, lambda batches, owner: batches.batch(owner, batch_id))
+
+    def tell_untaken(self, record: BatchRecord) -> None:
+        """Report that no steward has taken a batch up, if that is so."""
+        if record.status != "validating":
+            return
+        state = self._run(lambda batches: batches.store.records.state(record.id))
+        if not state.num_slices:
+            say(UNTAKEN)
 
     def cancel(self, batch_id: str) -> BatchRecord:
         """Cancel a batch."""
@@ -117,7 +129,9 @@ class BatchSession:
                 print_json(public_fields(record) | owner)
             else:
                 column = f"  {record.tenant:<{width}}" if owner else ""
-                click.echo(f"{record.id}{column}  {record.status:<11}  {_counts(record)}")
+                click.echo(
+                    f"{record.id}{column}  {record.status:<11}  {_counts(record)}{_first_error(record)}"
+                )
         if not records:
             of_tenant = f" of tenant {self._tenant}; leave --tenant out to see all" if self._tenant else ""  # fmt: skip
             say(f"queue {self._settings.queue} has no batches{of_tenant}")
@@ -269,6 +283,13 @@ def _counts(record: BatchRecord) -> str:
         if (number := getattr(counts, name))
     ]
     return f"{counts.completed:,}/{counts.total:,} completed" + "".join(f", {text}" for text in others)  # fmt: skip
+
+
+def _first_error(record: BatchRecord) -> str:
+    """Return the first words of the reason why a whole file was refused, or ""."""
+    if not (record.errors and record.errors.data):
+        return ""
+    return f"  {one_line(record.errors.data[0].message, MAX_ERROR)}; see: gristmill batch show {record.id}"
 
 
 def _lines(record: BatchRecord) -> list[str]:

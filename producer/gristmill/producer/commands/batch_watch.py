@@ -13,6 +13,8 @@ from gristmill.shared.cli import say
 UNTAKEN_S = 5.0
 """Seconds that a batch may be `validating` before the command reports what delays it."""
 
+UNTAKEN = "no steward has taken the batch up yet; start one: gristmill steward"
+
 
 class BatchWatch:
     """Shows the progress of batches of one tenant.
@@ -69,7 +71,7 @@ class BatchWatch:
         state = await self._batches.store.records.state(batch_id, self._tenant)
         problem = state.problem and f"a steward failed and will try again: {state.problem}"
         if not state.num_slices:
-            problem = "no steward has taken the batch up yet; start one: gristmill steward"
+            problem = UNTAKEN
         elif state.record.status == "in_progress":
             self._hold_ups.tell(await self._batches.store.queue.stats())
         if problem and problem != told:

@@ -9,6 +9,7 @@ import orjson
 
 from gristmill.shared.cli import queue_options, say
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.one_line import one_line
 
 if TYPE_CHECKING:
     from gristmill.shared.dead_letters import DeadLetter
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 LETTERS_A_CALL = 20
 """Dead letters that one call reads; each contains its request, which may have megabytes."""
+
+MAX_CAUSE = 100
+"""Most characters of the evidence in a line of `dead list`."""
 
 
 @click.group()
@@ -46,7 +50,7 @@ all_option = click.option(
 )
 @queue_options
 def list_letters(count: int, as_json: bool, settings: "QueueSettings") -> None:
-    """List dead letters, newest first."""
+    """List dead letters, newest first, each with the beginning of its evidence."""
     from gristmill.producer.commands.session import on_queue, print_json
 
     letters = on_queue(settings, lambda queue: _newest(queue, count))
@@ -57,7 +61,7 @@ def list_letters(count: int, as_json: bool, settings: "QueueSettings") -> None:
     for letter in letters:
         click.echo(
             f"{letter.id}  {letter.reason}  {_moment(letter.at_ms)}  attempt {letter.attempt}, engine deaths"
-            f" {letter.crashes}"
+            f" {letter.crashes}{_cause(letter)}"
         )
     if not letters:
         say("no dead letters")
@@ -84,6 +88,16 @@ def _facts(letter: "DeadLetter") -> dict[str, Any]:
         "crashes": letter.crashes,
         "evidence": letter.evidence,
     }
+
+
+def _cause(letter: "DeadLetter") -> str:
+    """Return the first words of the evidence; `dead show` prints all of it."""
+    evidence = letter.evidence
+    if isinstance(evidence, dict):
+        evidence = evidence.get("error") or ", ".join(
+            f"{name} {fact}" for name, fact in evidence.items()
+        )
+    return f"  {one_line(str(evidence), MAX_CAUSE)}" if evidence else ""
 
 
 def _moment(at_ms: int) -> str:
@@ -141,13 +155,17 @@ async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
         fresh = new_id()
         if await queue.dead_letters.requeue(dead_id, fresh) == "missing":
             num_refused += 1
-            say(
-                f"{dead_id}: no such dead letter, or it never was a request; see:"
-                f" gristmill dead show {dead_id}"
-            )
+            say(f"{dead_id}: {await _refusal(queue, dead_id)}")
         else:
             click.echo(f"{dead_id}  {fresh}")
     return 1 if num_refused else 0
+
+
+async def _refusal(queue: "Queue", dead_id: str) -> str:
+    """Return why a dead letter could not be requeued."""
+    if await queue.dead_letters.get(dead_id) is None:
+        return "no such dead letter; see: gristmill dead list"
+    return f"it is no request, so it cannot be requeued; see: gristmill dead show {dead_id}"
 
 
 @dead.command()
@@ -182,8 +200,10 @@ async def _purge(queue: "Queue", ids: tuple[str, ...]) -> int:
 
 
 def _check_selection(ids: tuple[str, ...], all_letters: bool) -> None:
-    if bool(ids) == all_letters:
+    if ids and all_letters:
         raise click.UsageError("name dead letters by ID, or take all with --all, not both")
+    if not ids and not all_letters:
+        raise click.UsageError("name dead letters by ID, or take all with --all")
 
 
 async def _all_ids(queue: "Queue") -> AsyncIterator[str]:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from gristmill.shared.results import Result
     from gristmill.shared.settings import QueueSettings
 
+ROW_ID_PREFIX = "batch_req_"
+"""First characters of a row's id; a copy of `rows.ID_PREFIX`, whose package is slow to import."""
+
 ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
@@ -38,10 +41,10 @@ def status(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> in
             print_json({"id": request_id, "state": state, "worker": worker or None})
         else:
             click.echo(f"{request_id}  {state}" + (f"  on {worker}" if worker else ""))
-    return _told_unknown([state for state, _ in states], settings)
+    return _told_unknown(ids, [state for state, _ in states], settings)
 
 
-def _told_unknown(states: Sequence[str], settings: "QueueSettings") -> int:
+def _told_unknown(ids: Sequence[str], states: Sequence[str], settings: "QueueSettings") -> int:
     """Report how many ids the queue does not know, and return the exit code."""
     num_unknown = states.count("unknown")
     if not num_unknown:
@@ -50,7 +53,18 @@ def _told_unknown(states: Sequence[str], settings: "QueueSettings") -> int:
         f"queue {settings.queue} does not know {num_unknown:,} of {len(states):,} ids: they were never submitted to it,"
         " or the TTL of their results has ended; name another queue: --queue NAME"
     )
+    _tell_row_ids(ids)
     return 1
+
+
+def _tell_row_ids(ids: Sequence[str]) -> None:
+    """Report how to make the id of a request from the id of a row, if an id is one."""
+    row_ids = [name for name in ids if name.startswith(ROW_ID_PREFIX)]
+    if row_ids:
+        say(
+            f"{row_ids[0]} is the id of a row; the request's id is {row_ids[0].removeprefix(ROW_ID_PREFIX)},"
+            f" without {ROW_ID_PREFIX}"
+        )
 
 
 @click.command()
@@ -89,6 +103,7 @@ async def _print_results(
             found = await _result(client, request_id, wait, timeout_s)
         except ResultExpired as error:
             say(f"gristmill: {error}")
+            _tell_row_ids([request_id])
             worst = OTHER_ERROR
         else:
             worst = max(worst, _print_result(found))
@@ -139,4 +154,4 @@ def cancel(ids: tuple[str, ...], as_json: bool, settings: "QueueSettings") -> in
             print_json({"id": request_id, "was": code, "is_cancelled": is_cancelled})
         else:
             click.echo(f"{request_id}  " + (f"cancelled, was {code}" if is_cancelled else code))
-    return _told_unknown(codes, settings)
+    return _told_unknown(ids, codes, settings)

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 
 from gristmill.producer.batches.rows.lines import BadLine
+from gristmill.shared.one_line import one_line
 from gristmill.shared.results import Result
 
 ID_PREFIX = "batch_req_"
@@ -74,16 +75,12 @@ def failure_in_words(row: dict[str, Any]) -> str:
     """Return the cause of a parsed row that is no success, as one short line."""
     response, error = row["response"], row["error"]
     if response is None:
-        return _short(f"{error['code']}: {error.get('message', '')}" if error else "no answer")
+        cause = f"{error['code']}: {error.get('message', '')}" if error else "no answer"
+        return one_line(cause, MAX_CAUSE)
     body = response["body"]
     told = body.get("error", body) if isinstance(body, dict) else body
     message = told.get("message", told) if isinstance(told, dict) else told
-    return _short(f"HTTP {response['status_code']}: {message}")
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_CAUSE else f"{line[: MAX_CAUSE - 3]}..."
+    return one_line(f"HTTP {response['status_code']}: {message}", MAX_CAUSE)
 
 
 def line_number(row: dict[str, Any], run: str) -> int:
