@@ -86,9 +86,7 @@ class Waiter:
     async def aclose(self) -> None:
         """Stop waiting; who still waits gets the error of a closed client."""
         for awaited in self._awaited.values():
-            if not awaited.future.done():
-                awaited.future.set_exception(closed_client())
-                awaited.future.exception()  # nobody has to look at it
+            _fail(awaited.future, closed_client())
         self._awaited.clear()
         await end(self._task)
 
@@ -97,8 +95,7 @@ class Waiter:
             await self._wait_for_all()
         except Exception as error:  # noqa: BLE001  # whatever it is, nobody may wait for ever
             for awaited in list(self._awaited.values()):
-                if not awaited.future.done():
-                    awaited.future.set_exception(error)
+                _fail(awaited.future, error)
             self._awaited.clear()
 
     async def _wait_for_all(self) -> None:
@@ -165,8 +162,15 @@ class Waiter:
 
     def _fail_expired(self, request_id: str) -> None:
         awaited = self._awaited.pop(request_id, None)
-        if awaited and not awaited.future.done():
-            awaited.future.set_exception(result_expired(request_id))
+        if awaited:
+            _fail(awaited.future, result_expired(request_id))
+
+
+def _fail(future: "asyncio.Future[Result]", error: Exception) -> None:
+    """End a future with an error. asyncio logs none that nobody reads: one error may end thousands."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()
 
 
 def result_expired(request_id: str) -> ResultExpired:
