@@ -1,13 +1,16 @@
 """A client whose Redis is not there, refuses it, or goes away: errors in words, warnings on stderr."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
+from redis.exceptions import AuthenticationError
 from servers import ask, port_of
 
 from gristmill.local.processes import free_port
@@ -21,6 +24,7 @@ from gristmill.producer import (
     SyncClient,
     first_contact,
 )
+from gristmill.shared.connection import connect
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "submit": lambda c: c.submit({"prompt": "p"}),
@@ -32,6 +36,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "map": lambda c: list(c.map([{"prompt": "p"}])),
     "as_completed": lambda c: list(c.as_completed(["0-a"])),
 }
+
+
+async def _all(results: AsyncIterator[Any]) -> list[Any]:
+    return [result async for result in results]
 
 
 @pytest.fixture
@@ -87,6 +95,28 @@ async def test_a_later_call_tries_again_and_works_when_redis_is_there() -> None:
         assert all(isinstance(error, RedisUnreachable) for error in refused)
         with running_server(port=port):
             assert await client.status(["0-a"]) == [("unknown", "")]
+
+
+async def test_one_error_of_redis_ends_many_waits_and_is_raised_once() -> None:
+    """asyncio reports an error that nobody has read when its future is gone."""
+    reports: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+    with running_server() as server:
+        operator = connect(server)
+        async with Client(QueueSettings(redis_url=SecretStr(server))) as client:
+            ids = await client.submit_many({"prompt": str(n)} for n in range(200))
+            waits = [client.as_completed(ids), client.map({"prompt": str(n)} for n in range(200))]
+            waiting = [asyncio.ensure_future(_all(wait)) for wait in waits]
+            while len(client._waiter._awaited) < 400:
+                await asyncio.sleep(0.01)
+            await operator.config_set("requirepass", "another")
+            await operator.client_kill_filter(_type="normal", skipme=True)
+            for error in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(error, AuthenticationError)
+            del waits, waiting
+        await operator.aclose()
+    gc.collect()
+    assert reports == []
 
 
 async def test_a_timeout_counts_while_redis_has_never_answered() -> None:

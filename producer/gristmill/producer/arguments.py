@@ -42,6 +42,14 @@ def closed_client() -> InvalidRequest:
     return InvalidRequest("the client is closed; open a new one, and close it after its last call")
 
 
+def forked_client() -> InvalidRequest:
+    """Return the error for a call in a fork of the process that opened the client."""
+    return InvalidRequest(
+        "the client was opened before a fork, and its connections belong to the parent process; open a client in"
+        " each process"
+    )
+
+
 def check_window(window: object) -> None:
     """Check how many requests of a call may be unfinished at a time.
 
@@ -60,11 +68,19 @@ def check_timeout_s(timeout_s: Any) -> None:
     Raises:
         InvalidRequest: It is neither a number nor None.
     """
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and (not is_number or math.isnan(timeout_s)):
+    if timeout_s is not None and not _is_seconds(timeout_s):
         raise InvalidRequest(
             f"timeout_s is {shown(timeout_s)}; it is a number of seconds, or None for no limit"
         )
+
+
+def _is_seconds(value: Any) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # an int beyond the largest float
+        return False
 
 
 def check_call(

@@ -5,7 +5,8 @@ One `Client` a process is enough: it holds a connection pool and one task that w
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -16,7 +17,6 @@ from ulid import ULID
 from gristmill.producer.arguments import (
     check_call,
     check_timeout_s,
-    closed_client,
     many_ids,
     one_id,
     scope_of,
@@ -25,13 +25,13 @@ from gristmill.producer.arguments import (
 from gristmill.producer.first_contact import FirstContact
 from gristmill.producer.item_starter import ItemStarter
 from gristmill.producer.items import Body, Ids, ItemReader, Requests, one_request
-from gristmill.producer.stream import Expected, Stream, grouped
+from gristmill.producer.open_calls import OpenCalls
+from gristmill.producer.stream import Stream, grouped
 from gristmill.producer.submitter import Submitter
 from gristmill.producer.waiter import Waiter, result_expired
 from gristmill.producer.worker_watch import WorkerWatch
 from gristmill.shared.chunking import chunks
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.operations import IDS_A_CALL, State
 from gristmill.shared.pauses import this_user
 from gristmill.shared.queue import Queue
@@ -82,7 +82,7 @@ class Client:
         url = settings.redis_url.get_secret_value()
         self._first_contact = None if queue else FirstContact(self.queue.redis, url)
         self.name = name or f"client-{ULID()}"
-        self._is_closed = False
+        self._calls = OpenCalls()
         self._watch = WorkerWatch(self.queue, is_quiet=is_quiet)
         self._waiter = Waiter(self.queue, self.name, self._watch)
         self._submitter = Submitter(
@@ -106,9 +106,11 @@ class Client:
 
     async def aclose(self) -> None:
         """Stop waiting and close the connections. Submitted requests run on; a second call does nothing."""
-        if self._is_closed:
+        if (
+            self._calls.is_closed or self._calls.is_forked
+        ):  # a fork leaves its parent's connections alone
             return
-        self._is_closed = True
+        await self._calls.close()
         await self._waiter.aclose()
         if self._first_contact:
             await self._first_contact.aclose()
@@ -121,7 +123,7 @@ class Client:
 
         Args:
             request: A body, or a `Request`.
-            wait_if_full: True waits while the queue is full; False raises `QueueFull`.
+            wait_if_full: True waits while the queue or Redis is full; False raises `QueueFull`.
             **fields: Fields of `Request` that go with a body.
 
         Returns:
@@ -131,12 +133,12 @@ class Client:
             InvalidRequest: It breaks a rule, or a keyword is unknown.
             NotServed: The queue has workers, and none serves its model or endpoint.
             IdConflict: Its id belongs to another request.
-            QueueFull: The queue is at its cap and `wait_if_full` is false.
+            QueueFull: The queue is at its cap, or Redis is full, and `wait_if_full` is false.
         """
         check_names(fields, ("wait_if_full", *FIELDS))
         made = one_request(request, fields)
-        await self._ready()
-        _, error = await self._submitter.submit([made], wait_if_full=wait_if_full)
+        async with self._call():
+            _, error = await self._submitter.submit([made], wait_if_full=wait_if_full)
         if error:
             raise error
         return made.id
@@ -155,14 +157,14 @@ class Client:
             InvalidRequest, NotServed, IdConflict: As `submit`; requests before the bad one are in the queue.
         """
         check_call("submit_many", requests, fields)
-        await self._ready()
         reader = ItemReader(fields)
         ids: list[str] = []
-        async for group in grouped(requests, SUBMIT_CHUNK):
-            submitted, error = await self._starter.submit(reader, group)
-            ids.extend(request.id for request, _ in submitted)
-            if error:
-                raise error
+        async with self._call():
+            async for group in grouped(requests, SUBMIT_CHUNK):
+                submitted, error = await self._starter.submit(reader, group)
+                ids.extend(request.id for request, _ in submitted)
+                if error:
+                    raise error
         return ids
 
     async def result(self, request_id: str) -> Result | None:
@@ -172,8 +174,8 @@ class Client:
             ResultExpired: The queue does not know the id.
         """
         one_id(request_id)
-        await self._ready()
-        result = (await retrying(lambda: self.queue.results([request_id])))[0]
+        async with self._call():
+            result = (await retrying(lambda: self.queue.results([request_id])))[0]
         if result is None and (await self.status([request_id]))[0][0] == "unknown":
             raise result_expired(request_id)
         return result
@@ -194,8 +196,7 @@ class Client:
         check_timeout_s(timeout_s)
         future = None
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                await self._ready()
+            async with asyncio.timeout(timeout_s) as limit, self._call():
                 future = self._waiter.expect(request_id, is_own=False)
                 return await asyncio.shield(future)
         except TimeoutError:
@@ -222,8 +223,8 @@ class Client:
                 before it are in the queue.
         """
         check_call("map", requests, fields, ("window",))
-        start = partial(self._start, ItemReader(fields))
-        return Stream(requests, window, start, self._waiter.forget).in_order()
+        start = partial(self._starter.start, ItemReader(fields))
+        return Stream(requests, window, start, self._waiter.forget, self._call).in_order()
 
     def as_completed(
         self, items: Requests | Ids, *, window: int = WINDOW, **fields: Any
@@ -243,21 +244,21 @@ class Client:
         """
         check_call("as_completed", items, fields, ("window",))
         reader = ItemReader(fields, may_be_ids=True)
-        start = partial(self._start, reader)
-        return Stream(items, window, start, self._waiter.forget).as_completed()
+        start = partial(self._starter.start, reader)
+        return Stream(items, window, start, self._waiter.forget, self._call).as_completed()
 
     async def cancel(self, ids: Iterable[str]) -> list[str]:
         """Cancel requests; returns a code for each: queued or running (cancelled now), done, unknown."""
         calls = chunks(many_ids(ids), IDS_A_CALL)
-        await self._ready()
-        codes = [await retrying(partial(self.queue.cancel, chunk)) for chunk in calls]
+        async with self._call():
+            codes = [await retrying(partial(self.queue.cancel, chunk)) for chunk in calls]
         return list(chain.from_iterable(codes))
 
     async def status(self, ids: Iterable[str]) -> list[tuple[State, str]]:
         """Return the state of each request and the worker that runs it, or ""."""
         calls = chunks(many_ids(ids), IDS_A_CALL)
-        await self._ready()
-        states = [await retrying(partial(self.queue.status, chunk)) for chunk in calls]
+        async with self._call():
+            states = [await retrying(partial(self.queue.status, chunk)) for chunk in calls]
         return list(chain.from_iterable(states))
 
     async def pause(self, *, batch: str = "", reason: str = "") -> bool:
@@ -271,31 +272,27 @@ class Client:
             True; False if it was paused already, which changes nothing.
         """
         scope = scope_of(batch)
-        await self._ready()
-        return await retrying(lambda: self.queue.pauses.pause(scope, this_user(), reason))
+        async with self._call():
+            return await retrying(lambda: self.queue.pauses.pause(scope, this_user(), reason))
 
     async def resume(self, *, batch: str = "") -> bool:
         """Let workers claim again; returns False if it was not paused."""
         scope = scope_of(batch)
-        await self._ready()
-        return await retrying(lambda: self.queue.pauses.resume(scope))
+        async with self._call():
+            return await retrying(lambda: self.queue.pauses.resume(scope))
 
-    async def _ready(self) -> None:
-        """Return when the client can use Redis; see `FirstContact.wait`.
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[None]:
+        """Run a call of the current task; it begins when Redis has answered once.
 
         Raises:
-            InvalidRequest: The client is closed.
+            InvalidRequest: The client is closed, also while the call runs; see `OpenCalls.open`.
+            RedisUnreachable, SettingsError: See `FirstContact.wait`.
         """
-        if self._is_closed:
-            raise closed_client()
-        if self._first_contact:
-            await self._first_contact.wait()
-
-    async def _start(
-        self, reader: ItemReader, items: Sequence[object]
-    ) -> tuple[list[Expected], InvalidRequest | None]:
-        await self._ready()
-        return await self._starter.start(reader, items)
+        with self._calls.open():
+            if self._first_contact:
+                await self._first_contact.wait()
+            yield
 
 
 def _connected(settings: QueueSettings) -> Queue:

@@ -8,10 +8,11 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
+    Iterator,
 )
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gristmill.producer.arguments import check_window
 from gristmill.shared.errors import InvalidRequest
@@ -39,14 +40,32 @@ LINGER_S = 0.01
 
 
 async def grouped(items: Iterable[T] | AsyncIterable[T], size: int) -> AsyncIterator[list[T]]:
-    """Group items; a slow asynchronous source is not held back until a group is full."""
+    """Group items; a slow asynchronous source is not held back until a group is full.
+
+    A source that raises first has what it gave before in a group.
+    """
     if isinstance(items, AsyncIterable):
         async for group in _grouped_as_they_come(aiter(items), size):
             yield group
         return
-    iterator = iter(items)
-    while group := list(islice(iterator, size)):
-        yield group
+    iterator, has_more = iter(items), True
+    while has_more:
+        group, error = _next_group(iterator, size)
+        if group:
+            yield group
+        if error:
+            raise error
+        has_more = len(group) == size
+
+
+def _next_group(iterator: Iterator[T], size: int) -> tuple[list[T], Exception | None]:
+    """Return the next items, fewer than `size` at the end, and the error of a source that failed after them."""
+    group: list[T] = []
+    try:
+        group.extend(islice(iterator, size))
+    except Exception as error:  # noqa: BLE001  # raised after its group
+        return group, error
+    return group, None
 
 
 async def _grouped_as_they_come(items: AsyncIterator[T], size: int) -> AsyncIterator[list[T]]:
@@ -60,15 +79,23 @@ async def _grouped_as_they_come(items: AsyncIterator[T], size: int) -> AsyncIter
                 yield group
                 group = []
                 continue
-            try:
-                group.append(pending.result())
-            except StopAsyncIteration:
+            if pending.exception():
                 break
+            group.append(pending.result())
             pending = asyncio.ensure_future(anext(items))
         if group:
             yield group
+        with suppress(StopAsyncIteration):
+            pending.result()
     finally:
-        await end(pending)
+        await _end_unread(pending)
+
+
+async def _end_unread(task: "asyncio.Future[Any]") -> None:
+    """End a task whose result nobody reads; asyncio logs an error that nobody has read."""
+    await end(task)
+    if not task.cancelled():
+        task.exception()
 
 
 class Stream(Generic[T]):
@@ -79,6 +106,7 @@ class Stream(Generic[T]):
         window: Items that may be started and not yet handed out, 1 or more.
         start: Submits a group, or notes its ids.
         forget: Called with the id and the future of each item whose result nobody takes any more.
+        open_call: Opens the call of a client in which the items are read and started.
 
     A bad item ends the stream with its error as soon as it is read. The items before it are started then.
     """
@@ -89,6 +117,7 @@ class Stream(Generic[T]):
         window: int,
         start: "Start[T]",
         forget: Callable[[str, "asyncio.Future[Result]"], None],
+        open_call: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         check_window(window)
         self._items = items
@@ -96,6 +125,7 @@ class Stream(Generic[T]):
         self._slots = asyncio.Semaphore(window)
         self._start = start
         self._forget = forget
+        self._open_call = open_call
         self._unfinished: dict[int, Expected] = {}
         self._num_started = 0
 
@@ -137,7 +167,7 @@ class Stream(Generic[T]):
         try:
             yield pump
         finally:
-            await end(pump)
+            await _end_unread(pump)
             for expected in self._unfinished.values():
                 self._forget(*expected)
 
@@ -147,16 +177,17 @@ class Stream(Generic[T]):
         self._slots.release()
 
     async def _pump(self, started: Callable[[int], None]) -> None:
-        async for group in grouped(self._items, self._group_size):
-            for _ in group:
-                await self._slots.acquire()
-            expected, error = await self._start(group)
-            for each in expected:
-                self._unfinished[self._num_started] = each
-                started(self._num_started)
-                self._num_started += 1
-            if error:
-                raise error
+        async with self._open_call():
+            async for group in grouped(self._items, self._group_size):
+                for _ in group:
+                    await self._slots.acquire()
+                expected, error = await self._start(group)
+                for each in expected:
+                    self._unfinished[self._num_started] = each
+                    started(self._num_started)
+                    self._num_started += 1
+                if error:
+                    raise error
 
 
 async def _first_of(future: "asyncio.Future[Result]", pump: "asyncio.Task[None]") -> None:
