@@ -2,16 +2,16 @@
 
 import asyncio
 import concurrent.futures
+import os
 import threading
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from gristmill.producer.arguments import check_call, closed_client
+from gristmill.producer.arguments import check_call, closed_client, forked_client, many_ids
 from gristmill.producer.client import WINDOW, Client
 from gristmill.producer.items import Body
-from gristmill.producer.stream import CHUNK
+from gristmill.producer.pulled import Pulled, SourceFailed
 from gristmill.shared.operations import State
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
@@ -19,28 +19,6 @@ from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tasks import end
 
 T = TypeVar("T")
-
-PULL_S = 0.01
-"""Longest wait for more items than the first."""
-
-
-async def pulled(items: Iterable[T]) -> AsyncIterator[T]:
-    """Iterate in a thread: a slow iterable, or one that calls this client, must not hold the loop."""
-    iterator = iter(items)
-    while chunk := await asyncio.to_thread(_pull, iterator):
-        for item in chunk:
-            yield item
-
-
-def _pull(iterator: Iterator[T]) -> list[T]:
-    """Take what comes within 10 ms, one at least, 128 at most."""
-    chunk: list[T] = []
-    deadline = time.monotonic() + PULL_S
-    for item in iterator:
-        chunk.append(item)
-        if len(chunk) == CHUNK or time.monotonic() > deadline:
-            break
-    return chunk
 
 
 class SyncClient:
@@ -57,11 +35,12 @@ class SyncClient:
         self._client = Client(settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="gristmill-client", daemon=True
+            target=_run_loop, args=(self._loop,), name="gristmill-client", daemon=True
         )
         self._thread.start()
         self._closing = threading.Lock()
         self._is_closed = False
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +55,8 @@ class SyncClient:
 
     def close(self) -> None:
         """Stop waiting and close the connections. Submitted requests run on; a second call does nothing."""
+        if self._is_forked:  # the loop runs in the parent process
+            return
         with self._closing:
             if self._is_closed:
                 return
@@ -97,7 +78,11 @@ class SyncClient:
     def submit_many(self, requests: Iterable[Request | Body], **fields: Any) -> list[str]:
         """See `Client.submit_many`."""
         check_call("submit_many", requests, fields, takes_async=False)
-        return self._run(self._client.submit_many(pulled(requests), **fields))
+        source = Pulled(requests)
+        try:
+            return self._run(self._client.submit_many(source, **fields))
+        finally:
+            source.stop()
 
     def result(self, request_id: str) -> Result | None:
         """See `Client.result`."""
@@ -112,7 +97,8 @@ class SyncClient:
     ) -> Iterator[Result]:
         """See `Client.map`."""
         check_call("map", requests, fields, ("window",), takes_async=False)
-        return self._iterate(self._client.map(pulled(requests), window=window, **fields))
+        source = Pulled(requests)
+        return self._iterate(self._client.map(source, window=window, **fields), source)
 
     def as_completed(
         self,
@@ -123,16 +109,20 @@ class SyncClient:
     ) -> Iterator[Result]:
         """See `Client.as_completed`."""
         check_call("as_completed", items, fields, ("window",), takes_async=False)
-        taken: AsyncIterator[Any] = pulled(items)
-        return self._iterate(self._client.as_completed(taken, window=window, **fields))
+        source: Pulled[Any] = Pulled(items)
+        return self._iterate(self._client.as_completed(source, window=window, **fields), source)
 
     def cancel(self, ids: Iterable[str]) -> list[str]:
         """See `Client.cancel`."""
-        return self._run(self._client.cancel(ids))
+        return self._run(self._client.cancel(many_ids(ids)))
 
     def status(self, ids: Iterable[str]) -> list[tuple[State, str]]:
         """See `Client.status`."""
-        return self._run(self._client.status(ids))
+        return self._run(self._client.status(many_ids(ids)))
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
 
     def pause(self, *, batch: str = "", reason: str = "") -> bool:
         """See `Client.pause`."""
@@ -143,9 +133,16 @@ class SyncClient:
         return self._run(self._client.resume(batch=batch))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._is_closed:
+        try:
+            return self._answer(coroutine)
+        except SourceFailed as failed:
+            error = failed.error
+        raise error  # out here, so that it keeps its own cause and context
+
+    def _answer(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._is_forked or self._is_closed:
             coroutine.close()
-            raise closed_client()
+            raise forked_client() if self._is_forked else closed_client()
         call = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return call.result()
@@ -156,7 +153,9 @@ class SyncClient:
         finally:
             call.cancel()  # after Ctrl-C; of no effect on a call that has ended
 
-    def _iterate(self, results: AsyncGenerator[Result, None]) -> Iterator[Result]:
+    def _iterate(
+        self, results: AsyncGenerator[Result, None], source: Pulled[Any]
+    ) -> Iterator[Result]:
         async def advance() -> Result | None:
             return await anext(results, None)
 
@@ -164,7 +163,20 @@ class SyncClient:
             while (result := self._run(advance())) is not None:
                 yield result
         finally:
-            if (
-                not self._is_closed
-            ):  # not waited for: the garbage collector may run this in the loop's thread
+            source.stop()
+            # Not waited for: the garbage collector may run this in the loop's thread.
+            if not self._is_closed and not self._is_forked:
                 asyncio.run_coroutine_threadsafe(results.aclose(), self._loop)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped.
+
+    asyncio hands SystemExit of a task to who awaits the task, and raises it here too.
+    """
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            continue
+        return
