@@ -14,7 +14,7 @@ from servers import without_dangerous
 from workers import local_worker, settings_for
 
 from gristmill.local.redis_server import running_server
-from gristmill.producer import Client
+from gristmill.producer import Client, QueueFull
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Settlement, Stats
@@ -67,6 +67,17 @@ async def test_full_redis_refuses_submits_and_lets_what_runs_end(queue: Queue) -
     assert again.crashes == 1
     assert await queue.cancel([items[4].id]) == ["queued"]
     assert await audit(queue) == []
+
+
+async def test_a_submit_that_does_not_wait_calls_a_full_redis_full(
+    queue: Queue, client: Client
+) -> None:
+    await client.submit({"prompt": "p"})
+    await fill(queue, 2)
+    words = r"^Redis is full \(used \d\S* \w+ of maxmemory \d\S* \w+\); read results"
+    with pytest.raises(QueueFull, match=words) as caught:
+        await client.submit({"prompt": "p"}, wait_if_full=False)
+    assert (caught.value.depth, caught.value.queued_bytes > 0) == (1, True)
 
 
 async def test_claims_pause_before_redis_is_full_and_resume(

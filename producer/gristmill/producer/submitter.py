@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from gristmill.shared.errors import IdConflict, InvalidRequest, NotServed, QueueFull
 from gristmill.shared.fleet import FleetCache
 from gristmill.shared.operations import SubmitCode
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
+from gristmill.shared.redis_trouble import RedisFull, remedy, trouble
 from gristmill.shared.request import Request
 
 MAX_CHUNK_BYTES = 8 * 2**20
@@ -48,7 +50,7 @@ class Submitter:
             to another request. Requests after an IdConflict may be submitted too.
 
         Raises:
-            QueueFull: The queue is at its cap, and `wait_if_full` is false.
+            QueueFull: The queue is at its cap, or Redis is full, and `wait_if_full` is false.
         """
         good, error = await self._before_bad(requests)
         own = [replace(request, reply=self._client) for request in good]
@@ -81,7 +83,7 @@ class Submitter:
         pause_s = FULL_WAIT_MIN_S
         while True:
             try:
-                return await retrying(lambda: self._queue.submit(own))
+                return await retrying(partial(self._try, own, wait_if_full=wait_if_full))
             except QueueFull:
                 if not wait_if_full:
                     raise
@@ -89,6 +91,17 @@ class Submitter:
                 return await self._submit_halves(own, wait_if_full=True)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, FULL_WAIT_MAX_S)
+
+    async def _try(self, own: Sequence[Request], *, wait_if_full: bool) -> list[SubmitCode]:
+        try:
+            return await self._queue.submit(own)
+        except RedisFull as full:
+            if wait_if_full:
+                raise
+            counters = (await self._queue.stats()).counters
+            depth = counters.get("queued", 0) + counters.get("in_flight", 0)
+            message = f"Redis {trouble(full)}; {remedy(full)}"
+            raise QueueFull(message, depth, counters.get("bytes", 0)) from full
 
     async def _submit_halves(
         self, own: Sequence[Request], *, wait_if_full: bool

@@ -18,8 +18,9 @@ from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Ga
 from gristmill.producer.gateway.redis_retry import REDIS_RETRY_S, retry_redis
 from gristmill.producer.gateway.request_body import BODY_SCHEMA, queued_request, read_body
 from gristmill.producer.tenants import Tenant
-from gristmill.shared.errors import NotFound
+from gristmill.shared.errors import NotFound, QueueFull
 from gristmill.shared.media import names_media
+from gristmill.shared.redis_trouble import RedisFull
 from gristmill.shared.request import Request as QueuedRequest
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
@@ -134,6 +135,8 @@ async def _submit(gateway: Gateway, queued: QueuedRequest) -> None:
     try:
         async with asyncio.timeout(REDIS_RETRY_S):
             await gateway.client.submit(queued, wait_if_full=False)
+    except QueueFull as full:  # a full Redis is the operator's, a 503
+        raise full.__cause__ if isinstance(full.__cause__, RedisFull) else full from None
     except TimeoutError:
         raise ConnectionError(f"no answer to a submit within {REDIS_RETRY_S:g} s") from None
     _submitted_requests.inc()
