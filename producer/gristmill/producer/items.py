@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from gristmill.producer.arguments import kind_of, numbered, one_id
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.request import EXAMPLE, Request
+from gristmill.shared.request import EXAMPLE, Request, shown
 
 T = TypeVar("T")
 
@@ -37,6 +37,11 @@ def one_request(item: object, fields: Mapping[str, Any]) -> Request:
         return item
     if not isinstance(item, Mapping):
         raise InvalidRequest(f"a {kind_of(item)} is no request; use a dict such as {EXAMPLE}")
+    if "id" in item:
+        raise InvalidRequest(
+            f"the body has an id ({shown(item['id'])}), which no engine reads; pass it as the request's:"
+            " submit(body, id=...) or Request.from_body(body, id=...)"
+        )
     return Request.from_body(item, **fields)
 
 

@@ -281,7 +281,10 @@ def is_id(value: object) -> bool:
 
 def shown(value: object) -> str:
     """Return a value for a message, cut to a readable length."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        return f"a value of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else f"{text[:77]}... ({len(text):,} characters)"
 
 
