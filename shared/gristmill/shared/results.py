@@ -3,6 +3,7 @@
 `lua/includes/finish.lua` puts the two halves of a record together; `docs/protocol.md` describes it.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,8 @@ from typing import Any, Literal
 import orjson
 
 Status = Literal["succeeded", "failed", "cancelled", "expired"]
+
+_HEAD = re.compile(rb'\{"id":"[^"]*","status":"[a-z]+","endpoint":"[^"]*","tenant":"([^"]*)"')
 
 MAX_TOKENS = 10**9
 """Most tokens that one request can have; a larger number from a server counts as 0."""
@@ -30,6 +33,16 @@ def response_outcome(attempt: int, worker: str, status_code: int, body: bytes) -
         status_code,
         body,
     )
+
+
+def tenant_of_result(record: bytes) -> str | None:
+    """Return the tenant of a terminal record; None if it has none, as those of earlier versions.
+
+    Args:
+        record: At least the first fields of a terminal record, as `lua/includes/finish.lua` writes them.
+    """
+    found = _HEAD.match(record)
+    return found[1].decode() if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ end
 
 local function terminal_record(id, header, status, outcome, time_ms)
   return '{"id":"' .. id .. '","status":"' .. status .. '","endpoint":"' .. header.endpoint
-    .. '","digest":"' .. header.digest .. '","enqueued_ms":' .. header.enqueued_ms .. ',"finished_ms":'
+    .. '","tenant":"' .. header.tenant .. '","digest":"' .. header.digest .. '","enqueued_ms":' .. header.enqueued_ms .. ',"finished_ms":'
     .. integer(time_ms) .. ',"metadata":' .. (header.metadata == "" and "null" or header.metadata) .. "," .. outcome .. "}"
 end
 
