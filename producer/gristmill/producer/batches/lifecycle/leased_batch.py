@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from redis.asyncio.lock import Lock
+from redis.exceptions import LockError
 
 from gristmill.producer.batches.batch_state import BatchState, Checkpoint
 from gristmill.producer.batches.batch_store import BatchStore
@@ -58,8 +60,7 @@ class LeasedBatch:
         state = await store.records.state(batch)
         redis: Any = store.queue.redis
         lock = Lock(
-            redis, store.queue.keys.batch_lease(batch), timeout=LEASE_S, blocking=False,
-            thread_local=False, raise_on_release_error=False,
+            redis, store.queue.keys.batch_lease(batch), timeout=LEASE_S, blocking=False, thread_local=False,
         )  # fmt: skip
         if not await cast(Awaitable[bool], lock.acquire()):
             return None
@@ -146,5 +147,6 @@ class LeasedBatch:
 
     async def release(self) -> None:
         """Give the lease back, if it has not ended, and wake a steward."""
-        await self._lock.release()
+        with suppress(LockError):  # it has ended, and another may hold the batch
+            await self._lock.release()
         await self._store.due.ring()
