@@ -37,6 +37,7 @@ from gristmill.shared.request_json import request_from_json
 from gristmill.shared.results import Result
 from gristmill.shared.scripts import VERBS, script_source
 from gristmill.shared.settings import QueueSettings
+from gristmill.shared.tenant_data import TenantData
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "protocol.md").read_text()
@@ -208,6 +209,11 @@ async def _use_every_operation(queue: Queue) -> None:
     assert await queue.dead_letters.newest()
     assert await queue.dead_letters.get("inbox-2")
     await queue.dead_letters.purge(["inbox-2"])
+    await queue.submit([a_request("purged", tenant="gone")])
+    await queue.redis.rpush(queue.keys.inbox, b'{"body":{"prompt":"x"},"tenant":"gone"}')
+    for kind in TenantData(queue, "gone").kinds():
+        async for chunk in kind.find():
+            await kind.remove(chunk)
     await queue.redis.blpop([queue.keys.doorbell], timeout=0.01)
     await queue.redis.blpop([queue.keys.finished("me")], timeout=0.01)
     await open_worker(queue, "w2")

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[Case, Any]] = {
     "requeue": (lambda q, _: lambda: q.dead_letters.requeue("dead", "requeued"), "queued"),
     "deregister": (lambda q, _: lambda: q.deregister("idle"), True),
     "purge": (lambda q, _: lambda: q.dead_letters.purge(["dead"]), 0),
+    "clear_lanes": (lambda q, _: lambda: q.scripts.run("clear_lanes", "left", 500), 0),
 }
 
 
@@ -66,6 +67,8 @@ async def a_busy_queue(queue: Queue) -> list[Claimed]:
     await make_due(queue, "due")
     await queue.submit([a_request("overdue", deadline_s=60)])
     await queue.redis.zadd(queue.keys.deadlines, {"overdue": 1})
+    await queue.submit([a_request("tombstone", tenant="left")])
+    await queue.cancel(["tombstone"])
     return held
 
 

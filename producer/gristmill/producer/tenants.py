@@ -8,6 +8,7 @@ import base64
 import binascii
 import re
 import secrets
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -137,11 +138,7 @@ class Tenants:
 
     async def revoke_keys(self, name: str) -> int:
         """Revoke all API keys of a tenant; returns their number."""
-        found = [
-            digest
-            async for digest, owner in self._redis.hscan_iter(self._keys.api_keys, count=500)
-            if owner.decode() == name
-        ]
+        found = await self._key_digests(name)
         return await self._redis.hdel(self._keys.api_keys, *found) if found else 0
 
     async def get(self, name: str) -> Tenant | None:
@@ -186,6 +183,38 @@ class Tenants:
         await self._redis.srem(self._keys.tenants, name)
         if not await self._redis.delete(self._keys.tenant(name)):
             raise _unknown(name)
+
+    async def traces(self, name: str) -> Sequence[str]:
+        """Return the keys that exist because of a tenant: its record, its lists, the hash with its API keys."""
+        keys = self._keys
+        own = [
+            keys.tenant(name),
+            keys.rate(name),
+            keys.files(name),
+            keys.batches(name),
+            keys.batches_open(name),
+        ]
+        found = [key for key in own if await self._redis.exists(key)]
+        found += [keys.tenants] if name.encode() in await self._redis.smembers(keys.tenants) else []
+        return found + ([keys.api_keys] if await self._key_digests(name) else [])
+
+    async def forget(self, name: str) -> None:
+        """Delete a tenant with its keys and lists, even if there is no such tenant; its record goes last."""
+        keys = self._keys
+        await self.revoke_keys(name)
+        await self._redis.hdel(keys.tenant_weights, name)
+        await self._redis.srem(keys.tenants, name)
+        await self._redis.unlink(
+            keys.rate(name), keys.files(name), keys.batches(name), keys.batches_open(name)
+        )
+        await self._redis.unlink(keys.tenant(name))
+
+    async def _key_digests(self, name: str) -> Sequence[bytes]:
+        return [
+            digest
+            async for digest, owner in self._redis.hscan_iter(self._keys.api_keys, count=500)
+            if owner.decode() == name
+        ]
 
 
 def _digest(key: str) -> str:

@@ -29,6 +29,17 @@ def cost_of(record: bytes) -> int:
     return max(1, min(tokens, MAX_COST))
 
 
+def tenant_of(record: bytes) -> str | None:
+    """Return the tenant of a record, or None if it is no record of version 1.
+
+    Args:
+        record: At least the header of a record.
+    """
+    fields = record.partition(b"\n")[0].split(b"|")
+    is_record = len(fields) >= NUM_FIELDS and fields[0] == b"1"
+    return fields[3].decode(errors="replace") if is_record else None
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """One request as a claim returned it.

@@ -53,6 +53,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "pause": ("schema",),
     "resume": ("schema", "doorbell"),
     "purge": ("schema",),
+    "clear_lanes": ("schema", "lanes"),
     "status": ("schema", "deliveries"),
     "stats": ("schema", "format", "lanes"),
     "read_together": ("schema",),

@@ -11,6 +11,7 @@ A batch is run by stewards, and clients see it through the gateway or `gristmill
       batch_records   batches in Redis; batch_state is one of them as read
       due_batches     which batch needs a steward, and when
       stored_files    files of tenants; upload writes a new one
+      file_purge      removes files and batches with their objects, of one tenant or of all
       storage         the folder or bucket that holds the bytes
 
 Import each package by its own name; its `__init__` lists what others may use. `rows` imports nothing

@@ -9,13 +9,19 @@ import time
 from itertools import chain
 from typing import Any
 
+from ulid import ULID
+
 from gristmill.producer.batches.batch_state import BatchState
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.parts import Part
 from gristmill.producer.batches.scripts import lua_script
 from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import LimitReached, NotFound
+from gristmill.shared.pauses import batch_scope
 from gristmill.shared.queue import Queue
+
+FENCE_S = 600
+"""Seconds for which `fence` keeps stewards away; a purge that dies leaves the batch to them after that."""
 
 SCANNED_A_CALL = 1_000
 """Keys that one call of SCAN looks at; this keeps each call near 1 ms."""
@@ -32,6 +38,7 @@ class BatchRecords:
         self._redis: Any = queue.redis
         self._keys = queue.keys
         self._create = lua_script(queue.redis, "create")
+        self._fence = lua_script(queue.redis, "fence")
 
     async def create(self, record: BatchRecord, max_open: int) -> None:
         """Write a new batch and wake a steward.
@@ -122,6 +129,29 @@ class BatchRecords:
     async def forget_parts(self, batch: str) -> None:
         """Delete the list of a batch's parts; the output files have their rows."""
         await self._redis.unlink(self._keys.batch_parts(batch))
+
+    async def fence(self, batch: str) -> None:
+        """Cancel a batch, and take its lease from its steward for `FENCE_S`.
+
+        The steward finds out within 3 s, and no commit or submit of it counts any more.
+        """
+        await self._fence(keys=[self._keys.prefix], args=[batch, f"purge-{ULID()}", FENCE_S])
+
+    async def forget(self, tenant: str, batch: str) -> int:
+        """Delete all that Redis holds of a batch; return 1, or 0 if there was no such batch."""
+        keys = self._keys
+        num_records: int = await self._redis.unlink(keys.batch_record(batch))
+        await self._redis.unlink(
+            keys.batch_parts(batch),
+            keys.batch_lease(batch),
+            keys.batch(batch),
+            keys.finished(batch),
+        )
+        await self._redis.hdel(keys.pauses, batch_scope(batch))
+        await self._redis.zrem(keys.batches_due, batch)
+        await self._redis.srem(keys.batches_open(tenant), batch)
+        await self._redis.zrem(keys.batches(tenant), batch)
+        return num_records
 
 
 async def ids_after(

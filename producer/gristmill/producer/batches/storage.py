@@ -121,6 +121,13 @@ class Storage:
         except FileNotFoundError:
             return
 
+    def paths(self) -> Iterator[str]:
+        """Yield the path of every object, those of other queues too."""
+        root = self._full("").rstrip("/")
+        for folder, _, names in self._fs.walk(root):
+            below = f"{folder}".rstrip("/")[len(root) :].lstrip("/")
+            yield from (f"{below}/{name}" if below else name for name in names)
+
     def keep_only(self, folder: str, paths: Collection[str]) -> None:
         """Delete all objects of a folder except these."""
         prefix = self._full(folder)

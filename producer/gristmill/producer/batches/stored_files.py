@@ -158,7 +158,7 @@ class StoredFiles:
             raise InvalidRequest(
                 f"file {file_id} is the input of batch {reader}, which has not ended; wait for it, or cancel it"
             )
-        await self._remove(file)
+        await self.remove(file)
 
     async def delete_expired(self) -> int:
         """Delete expired files, and return the number of expired files that were found.
@@ -171,9 +171,14 @@ class StoredFiles:
         for file in expired:
             if await self._reader_of(file):
                 continue
-            await self._remove(file)
+            await self.remove(file)
             log.info("file.expired", file=file.id, tenant=file.tenant, bytes=file.bytes)
         return len(expired)
+
+    async def remove(self, file: FileRecord) -> None:
+        """Delete a file, even if a batch reads it: first the bytes and then the record, so that a failed call can be repeated."""
+        await asyncio.to_thread(self.storage.delete, file.path)
+        await self.forget(file)
 
     async def forget(self, record: FileRecord) -> None:
         """Delete the record of a file; its bytes are gone already."""
@@ -201,8 +206,3 @@ class StoredFiles:
         open_batches = await self._batches.open_batches(file.tenant)
         readers = (batch.id for batch in open_batches if batch.input_file_id == file.id)
         return next(readers, None)
-
-    async def _remove(self, file: FileRecord) -> None:
-        """Delete first the bytes and then the record, so that a failed call can be repeated."""
-        await asyncio.to_thread(self.storage.delete, file.path)
-        await self.forget(file)

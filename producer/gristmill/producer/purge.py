@@ -1,0 +1,212 @@
+"""Purge a tenant or a whole queue: remove the data, then scan all keys and objects for what is left.
+
+`gristmill tenant purge` and `gristmill queue purge` call it. A purge may run twice, and it may be killed at any point
+and run again.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.file_purge import FilePurge
+from gristmill.producer.tenants import Tenants
+from gristmill.shared.errors import GristmillError
+from gristmill.shared.key_scan import scan_keys
+from gristmill.shared.queue_purge import Holders, all_keys, holders
+from gristmill.shared.request import check_tenant
+from gristmill.shared.tenant_data import DataKind, TenantData
+
+SETTLE_S = 6.0
+"""Seconds after which gateways know that a key is revoked (5 s), and stewards that they lost a batch (3 s)."""
+
+MAX_PASSES = 10
+"""Most passes over the data. The second finds what came during the first; more mean that producers still submit."""
+
+MAX_EXAMPLES = 3
+"""Names that the report shows of each kind that is left."""
+
+Tell = Callable[[Mapping[str, int]], None]
+"""Callback for progress: gets what was removed so far, by kind."""
+
+
+@dataclass(slots=True)
+class PurgeReport:
+    """What a purge did.
+
+    Attributes:
+        removed: Kind -> how many were removed.
+        left: Kind -> how many the scan still found.
+        unattributed: Kind -> how many name no tenant, so that they stayed.
+        num_keys: Keys that the scan looked at.
+        num_objects: Objects in the storage that the scan looked at, those of other queues included.
+    """
+
+    removed: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    unattributed: Counter[str] = field(default_factory=Counter)
+    num_keys: int = 0
+    num_objects: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as plain objects for JSON; `asdict` cannot copy a Counter."""
+        counts = {"removed": self.removed, "left": self.left, "unattributed": self.unattributed}
+        scanned = {"num_keys": self.num_keys, "num_objects": self.num_objects}
+        return {name: dict(counter) for name, counter in counts.items()} | scanned
+
+
+class Purge:
+    """The removal of some kinds of data, in passes until one finds nothing.
+
+    Args:
+        store: The batches and files of the queue.
+        files: The files and batches to remove.
+        kinds: All kinds to remove, in order.
+        tell: Called after each chunk.
+    """
+
+    def __init__(
+        self, store: BatchStore, files: FilePurge, kinds: Sequence[DataKind], tell: Tell
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._kinds = kinds
+        self._tell = tell
+        self._report = PurgeReport()
+
+    async def run(self) -> PurgeReport:
+        """Remove the data, scan for what is left, and return the report."""
+        for _ in range(MAX_PASSES):
+            if not await self._remove_all():
+                break
+        await self._scan()
+        self._report.removed = +self._report.removed  # without zeros
+        return self._report
+
+    async def _remove_all(self) -> int:
+        """Run one pass; return how much it removed."""
+        before = self._report.removed.total()
+        for kind in self._kinds:
+            async for chunk in kind.find():
+                self._report.removed[kind.name] += await kind.remove(chunk)
+                self._tell(self._report.removed)
+        return self._report.removed.total() - before
+
+    async def _scan(self) -> None:
+        """Count what is left: by the finders of each kind, and by the ids in the names of all keys and objects."""
+        report = self._report
+        for kind in self._kinds:
+            async for chunk in kind.find():
+                report.left[kind.name] += len(chunk)
+        async for keys in scan_keys(self._store.queue):
+            report.num_keys += len(keys)
+            report.left["keys of its files and batches"] += sum(map(self._names_known_id, keys))
+        report.num_objects, strays = await asyncio.to_thread(self._scan_storage)
+        if strays:
+            await asyncio.to_thread(self._delete, strays)
+            report.removed["objects without a record"] += len(strays)
+            report.num_objects, strays = await asyncio.to_thread(self._scan_storage)
+        report.left["objects"] += len(strays)
+        report.left = +report.left  # without zeros
+
+    def _names_known_id(self, key: bytes) -> bool:
+        return self._store.queue.keys.parse(key)[1] in self._files.known_ids
+
+    def _scan_storage(self) -> tuple[int, list[str]]:
+        """Return how many objects there are, and which of them belong to files and batches of the purge.
+
+        The first word of an object's name is the id of its file, and a folder has the id of its batch. A steward may
+        have written such an object while its batch was removed.
+        """
+        num_objects, strays = 0, []
+        for path in self._store.storage.paths():
+            words = {part.partition(".")[0] for part in path.split("/")}
+            num_objects += 1
+            if not words.isdisjoint(self._files.known_ids):
+                strays.append(path)
+        return num_objects, strays
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._store.storage.delete(path)
+
+
+async def purge_tenant(
+    store: BatchStore, tenant: str, *, tell: Tell = lambda _: None, settle_s: float = SETTLE_S
+) -> PurgeReport:
+    """Remove all data of a tenant, and the tenant itself.
+
+    First nothing new may come: API keys are revoked, and batches are cancelled and taken from their stewards. A
+    producer with access to Redis can still submit for the tenant; then the report has something left.
+
+    Args:
+        store: The batches and files of the queue.
+        tenant: Name of the tenant; it need not be one of the gateway's.
+        tell: Called after each chunk.
+        settle_s: Seconds to wait until gateways and stewards know; there is no wait if the queue knows no such tenant
+            and has no batch of it.
+
+    Raises:
+        InvalidRequest: No tenant can have this name.
+    """
+    check_tenant(tenant)
+    tenants, files = Tenants(store.queue), FilePurge(store, tenant)
+    is_known = await tenants.get(tenant) is not None
+    num_keys = await tenants.revoke_keys(tenant)
+    batches = await files.stop_batches()
+    if is_known or batches:
+        await asyncio.sleep(settle_s)
+    data = TenantData(store.queue, tenant, batches)
+    kinds = [*data.kinds(), *files.kinds(), _tenant_kind(tenants, tenant)]
+    report = await Purge(store, files, kinds, tell).run()
+    report.removed += Counter({"API keys": num_keys})
+    report.unattributed = +data.unattributed
+    return report
+
+
+def _tenant_kind(tenants: Tenants, name: str) -> DataKind:
+    async def find() -> AsyncIterator[Sequence[str]]:
+        if keys := await tenants.traces(name):
+            yield keys
+
+    async def remove(keys: Sequence[Any]) -> int:
+        await tenants.forget(name)
+        return len(keys)
+
+    return DataKind("records of the tenant", find, remove)
+
+
+async def check_unheld(store: BatchStore) -> None:
+    """Check that no process works on the queue.
+
+    Raises:
+        GristmillError: Workers or stewards hold leases; the message says what to stop.
+    """
+    held = await holders(store.queue)
+    if held.workers or held.batches:
+        raise GristmillError(_how_to_stop(store.queue.keys.queue, held))
+
+
+def _how_to_stop(queue: str, held: Holders) -> str:
+    reasons = []
+    if held.workers:
+        names = ", ".join(held.workers[:MAX_EXAMPLES])
+        reasons.append(f"{len(held.workers):,} workers hold a lease ({names}); stop the workers")
+    if held.batches:
+        names = ", ".join(held.batches[:MAX_EXAMPLES])
+        reasons.append(f"stewards hold {len(held.batches):,} batches ({names}); stop the stewards")
+    return f"queue {queue} is in use: {'; '.join(reasons)}, or repeat with --force"
+
+
+async def purge_queue(store: BatchStore, *, tell: Tell = lambda _: None) -> PurgeReport:
+    """Remove every key of a queue, and the objects of its files and batches.
+
+    Args:
+        store: The batches and files of the queue.
+        tell: Called after each chunk.
+    """
+    files = FilePurge(store, None)
+    await files.stop_batches()
+    return await Purge(store, files, [*files.kinds(), all_keys(store.queue)], tell).run()

@@ -1,0 +1,35 @@
+"""Walk over the keys of one queue with SCAN, in chunks. It never reads all keys into memory."""
+
+from collections.abc import AsyncIterator
+
+from gristmill.shared.queue import Queue
+
+KEYS_A_CHUNK = 500
+"""Most keys in one chunk, so that a call that reads them all stays short."""
+
+SCANNED_A_CALL = 1_000
+"""Keys that one call of SCAN looks at; this keeps each call near 1 ms."""
+
+
+async def scan_keys(queue: Queue, pattern: str | None = None) -> AsyncIterator[list[bytes]]:
+    """Yield the keys of a queue in chunks; a key may come twice, as SCAN allows.
+
+    Args:
+        queue: The queue.
+        pattern: Pattern for SCAN; None for all keys of the queue.
+    """
+    chunk: list[bytes] = []
+    matched = queue.redis.scan_iter(match=pattern or queue.keys.pattern, count=SCANNED_A_CALL)
+    async for key in matched:
+        chunk.append(key)
+        if len(chunk) == KEYS_A_CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+async def scan_names(queue: Queue, kind: str) -> AsyncIterator[list[str]]:
+    """Yield what follows the first word in the keys of one kind, such as the ids of `request:<id>`."""
+    async for keys in scan_keys(queue, queue.keys.of_kind(kind, "*")):
+        yield [queue.keys.parse(key)[1] for key in keys]

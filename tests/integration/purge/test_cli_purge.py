@@ -1,0 +1,112 @@
+"""`gristmill tenant purge` and `gristmill queue purge` as people and scripts call them."""
+
+import asyncio
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+from uuid import uuid4
+
+import orjson
+import pytest
+from batches import open_batches
+from command_line import COMMAND, CommandLine, interrupt
+from purges import fill, found_in_keys, found_in_objects, marker_of
+from queues import a_request, open_worker, some_requests
+
+
+@pytest.fixture
+def shell(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    monkeypatch.setenv("GRISTMILL_STORAGE_URL", str(tmp_path / "storage"))
+    return CommandLine(redis_url, f"test-{uuid4().hex[:12]}", tmp_path)
+
+
+def typed(shell: CommandLine, answer: str, *arguments: str) -> tuple[int, str]:
+    """Run a command whose stdin is a terminal on which a person types; return its code and stderr."""
+    mine, its = pty.openpty()
+    os.write(mine, f"{answer}\n".encode())
+    ended = subprocess.run(
+        [*COMMAND, *arguments], stdin=its, capture_output=True, env=shell.environment, check=False
+    )
+    os.close(mine)
+    os.close(its)
+    return ended.returncode, ended.stderr.decode()
+
+
+@pytest.mark.parametrize("command", [("tenant", "purge", "acme"), ("queue", "purge")])
+async def test_purge_needs_a_confirmation(shell: CommandLine, command: tuple[str, ...]) -> None:
+    name = command[2] if len(command) > 2 else shell.queue
+    async with shell.open_queue() as queue:
+        await queue.submit([a_request("mine", tenant="acme")])
+        refused = shell.run(*command)
+        assert refused.code == 2
+        assert "--yes" in refused.err
+        code, told = typed(shell, "another", *command)
+        assert code == 2
+        assert "nothing was deleted" in told
+        assert await queue.redis.exists(queue.keys.request("mine"))
+        code, told = typed(shell, name, *command)
+        assert code == 0, told
+        assert not await queue.redis.exists(queue.keys.request("mine"))
+
+
+async def test_tenant_purge_says_what_it_removed(shell: CommandLine) -> None:
+    async with shell.open_queue() as queue:
+        await fill(open_batches(queue, shell.folder / "storage"), "acme")
+        done = await shell.finish("tenant", "purge", "acme", "--yes")
+        assert done.code == 0, done.err
+        printed = [line.split(maxsplit=1) for line in done.out.splitlines()]
+        lines = {kind: number for number, kind in printed}
+        assert {
+            "dead letters": "1",
+            "files": "2",
+            "batches": "2",
+            "API keys": "1",
+        }.items() <= lines.items()
+        assert "found nothing that is left" in done.err
+        assert await found_in_keys(queue, marker_of("acme")) == []
+        assert found_in_objects(shell.folder, marker_of("acme")) == []
+    again = shell.run("tenant", "purge", "acme", "--yes", "--json")
+    assert (again.code, again.rows[0]["removed"]) == (0, {})
+
+
+async def test_killed_command_is_finished_by_the_next(shell: CommandLine) -> None:
+    async with shell.open_queue() as queue:
+        for _ in range(20):
+            await queue.submit(some_requests(500, tenant="acme"))
+        started = await shell.start("tenant", "purge", "acme", "--yes")
+        while not (await queue.stats()).counters.get("cancelled"):
+            await asyncio.sleep(0.01)
+        killed = await interrupt(started, signal.SIGKILL)
+        assert killed.code == -signal.SIGKILL
+        assert (await queue.stats()).counters["cancelled"] < 10_000
+        done = await shell.finish("tenant", "purge", "acme", "--yes", "--json")
+        assert done.code == 0, done.err
+        assert done.rows[0]["left"] == {}
+        assert (await queue.stats()).counters["cancelled"] == 10_000
+        assert [key async for key in queue.redis.scan_iter(match=queue.keys.result("*"))] == []
+
+
+async def test_purge_that_cannot_remove_everything_exits_with_1(shell: CommandLine) -> None:
+    async with shell.open_queue() as queue:
+        await queue.redis.hset(queue.keys.tenant_load, "acme|requests", 1)
+        done = await shell.finish("tenant", "purge", "acme", "--yes")
+    assert done.code == 1
+    assert "counts of its load" in done.err
+
+
+async def test_queue_purge_is_refused_while_a_worker_lives(shell: CommandLine) -> None:
+    async with shell.open_queue() as queue:
+        await open_worker(queue, "w-1")
+        refused = shell.run("queue", "purge", "--yes")
+        assert refused.code == 4
+        assert "stop the workers" in refused.err
+        done = shell.run("queue", "purge", "--yes", "--force", "--json")
+        assert (done.code, done.rows[0]["left"]) == (0, {})
+        assert (await queue.stats()).workers == {}
+
+
+def test_name_that_no_tenant_can_have_is_wrong_input(shell: CommandLine) -> None:
+    assert shell.run("tenant", "purge", "a*", "--yes").code == 2
+    assert orjson.loads(shell.run("queue", "stats", "--json").out)["counters"] == {}
