@@ -40,6 +40,21 @@ MAX_ERROR = 100
 """Most characters of an error in a line of `batch list`."""
 
 
+def on_store(settings: BatchSettings, work: Callable[[BatchStore], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on the batches and files of a queue.
+
+    Raises:
+        GristmillError: The storage cannot be used.
+    """
+    storage = Storage(settings.storage_url)
+    try:
+        return on_queue(settings, lambda queue: work(BatchStore(queue, storage, settings)))
+    except Exception as error:
+        if isinstance(error, OSError) or type(error).__module__.startswith("botocore"):
+            raise GristmillError(unusable(storage.url, error)) from None
+        raise
+
+
 class BatchSession:
     """The calls of one `gristmill batch` command.
 
@@ -195,17 +210,7 @@ class BatchSession:
         return owner
 
     def _run(self, work: Callable[[Batches], Coroutine[Any, Any, T]]) -> T:
-        storage = Storage(self._settings.storage_url)
-
-        async def on_open_queue(queue: Queue) -> T:
-            return await work(Batches(BatchStore(queue, storage, self._settings)))
-
-        try:
-            return on_queue(self._settings, on_open_queue)
-        except Exception as error:
-            if isinstance(error, OSError) or type(error).__module__.startswith("botocore"):
-                raise GristmillError(unusable(storage.url, error)) from None
-            raise
+        return on_store(self._settings, lambda store: work(Batches(store)))
 
     async def _create(self, batches: Batches, source: str, options: dict[str, Any]) -> BatchRecord:
         window_s(options["completion_window"])  # before the file is copied

@@ -1,4 +1,4 @@
-"""`gristmill queue`: the state of a queue, its tenants' weights, an audit of its invariants."""
+"""`gristmill queue`: the state of a queue, its tenants' weights, an audit of its invariants, its deletion."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gristmill.producer.commands.batch import batch_options
 from gristmill.shared.byte_size import in_words
 from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
+    from gristmill.producer.batches.settings import BatchSettings
     from gristmill.shared.brakes import Brake
     from gristmill.shared.operations import Stats
     from gristmill.shared.queue import Queue
@@ -22,7 +24,7 @@ json_option = click.option(
 
 @click.group("queue")
 def queue_group() -> None:
-    """Show the state of a queue, set the weights of its tenants, or audit it."""
+    """Show the state of a queue, set the weights of its tenants, audit or purge it."""
 
 
 @queue_group.command()
@@ -202,3 +204,26 @@ def audit(as_json: bool, settings: "QueueSettings") -> int:
     num_harmful = sum(not finding.is_harmless for finding in findings)
     say(f"queue {settings.queue}: {len(findings)} findings, {num_harmful} of them harmful")
     return 1 if num_harmful else 0
+
+
+@queue_group.command()
+@click.option(
+    "--yes", is_flag=True, help="Delete without asking; needed where there is no terminal."
+)
+@click.option("--force", is_flag=True, help="Delete although workers or stewards hold leases.")
+@json_option
+@batch_options
+def purge(yes: bool, force: bool, as_json: bool, settings: "BatchSettings") -> int:
+    """Delete every key of a queue, and the stored files of its batches.
+
+    Also deletes its tenants and their API keys. Refuses while workers or stewards hold leases. Then scans all keys and
+    stored files for what is left, and exits with 1 if anything is. May be repeated after an interruption.
+    """
+    from gristmill.producer.commands.batch_session import on_store
+    from gristmill.producer.commands.purge_session import confirm, run_purge
+    from gristmill.producer.purge import check_unheld, purge_queue
+
+    if not force:
+        on_store(settings, check_unheld)
+    confirm(f"This deletes everything in queue {settings.queue} for good.", settings.queue, yes=yes)
+    return run_purge(settings, f"queue {settings.queue}", purge_queue, as_json=as_json)

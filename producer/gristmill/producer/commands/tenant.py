@@ -1,17 +1,23 @@
 """`gristmill tenant`: the tenants of the gateway, with their API keys, limits and webhooks."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gristmill.producer.commands.batch import batch_options, json_option
 from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
+    from gristmill.producer.batches.settings import BatchSettings
     from gristmill.producer.tenants import Tenant
     from gristmill.shared.settings import QueueSettings
 
 name_argument = click.argument("name")
+yes_option = click.option(
+    "--yes", is_flag=True, help="Delete without asking; needed where there is no terminal."
+)
 
 
 def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,7 +146,34 @@ def delete(name: str, settings: "QueueSettings") -> None:
     from gristmill.producer.tenants import Tenants
 
     on_queue(settings, lambda queue: Tenants(queue).delete(name))
-    say(f"tenant {name} is gone; its files and batches stay until they expire")
+    say(
+        f"tenant {name} is gone; its files and batches stay until they expire; to delete them: gristmill tenant purge {name}"
+    )
+
+
+@tenant.command()
+@name_argument
+@yes_option
+@json_option
+@batch_options
+def purge(name: str, yes: bool, as_json: bool, settings: "BatchSettings") -> int:
+    """Delete all data of a tenant, and the tenant.
+
+    Deletes requests, results, dead letters, inbox elements, files, batches and API keys. Requests in flight are
+    cancelled. Then scans all keys and stored files for what is left, and exits with 1 if anything is.
+
+    May be repeated after an interruption. Takes 6 s or more if the queue knows the tenant.
+    """
+    from gristmill.producer.commands.purge_session import confirm, run_purge
+    from gristmill.producer.purge import purge_tenant
+    from gristmill.shared.request import check_tenant
+
+    check_tenant(name)
+    confirm(
+        f"This deletes all data of tenant {name} in queue {settings.queue} for good.", name, yes=yes
+    )
+    subject = f"tenant {name} in queue {settings.queue}"
+    return run_purge(settings, subject, partial(purge_tenant, tenant=name), as_json=as_json)
 
 
 def _shown(each: "Tenant") -> dict[str, Any]:
