@@ -36,7 +36,7 @@ class DataKind:
 
     Attributes:
         name: Its name for people, in the plural.
-        find: Yields what there is, in chunks of at most 500. What is removed meanwhile may be left out.
+        find: Yields what there is, in chunks of at most 500. May leave out what others remove during the call.
         remove: Removes a chunk, and returns how many of it were still there.
     """
 
@@ -49,7 +49,7 @@ class TenantData:
     """The data of one tenant in one queue.
 
     Args:
-        queue: The queue; others may use it meanwhile.
+        queue: The queue; others may use it at the same time.
         tenant: Name of the tenant.
         batches: Ids of the tenant's batches. Results of earlier versions name no tenant; those of these
             batches are found by their ids.
@@ -127,8 +127,8 @@ class TenantData:
     async def _cancel(self, ids: Sequence[str]) -> int:
         """End requests, wherever they are.
 
-        A worker that holds one is told to abort it. Whatever it settles later changes nothing, because a request
-        without a record cannot be settled.
+        The next beat tells the worker that holds one to abort it. If the worker settles it later, nothing changes: a
+        request without a record cannot be settled.
         """
         codes = await self._queue.cancel(ids)
         return sum(code in ("queued", "running") for code in codes)
@@ -217,7 +217,7 @@ async def _keep(_: Sequence[Any]) -> int:
 
 
 def tenant_of_element(element: bytes) -> str | None:
-    """Return the tenant that an inbox element names or would get, or None if it cannot be told."""
+    """Return the tenant that an inbox element names or would get, or None if it is unreadable."""
     try:
         fields = orjson.loads(element)
         if isinstance(fields, dict) and isinstance(fields.get("tenant"), str):

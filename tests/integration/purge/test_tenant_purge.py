@@ -1,4 +1,4 @@
-"""A tenant's data goes, whatever it does at that moment, and nobody else's; proven by a search for its prompts."""
+"""Purge a tenant while it is in use: its data goes and that of others stays. A search for its prompts proves it."""
 
 import asyncio
 import re
@@ -14,6 +14,7 @@ from queues import ERROR, a_request, claim, die, open_worker, settlement, some_r
 from workers import local_worker, settings_for
 
 from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.file_purge import FilePurge
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.purge import PurgeReport, purge_tenant
 from gristmill.producer.tenants import Tenants
@@ -209,6 +210,26 @@ async def test_steward_that_works_on_a_batch_writes_nothing_more(
         await LeasedBatch.take(batches.store, batch)
     assert await batches.store.due.batches() == []
     assert await found_in_keys(queue, batch) == []
+
+
+async def test_stopped_batch_is_with_no_steward_before_anything_is_removed(
+    batches: Batches, queue: Queue
+) -> None:
+    await fill(batches, "acme", "b")
+    (mine, other) = [
+        (await batches.store.records.open_batches(tenant))[0].id for tenant in ("acme", "b")
+    ]
+    leased = await LeasedBatch.take(batches.store, mine)
+    assert leased
+    assert mine in await FilePurge(batches.store, "acme").stop_batches()
+    with pytest.raises(LeaseLost):
+        await leased.commit(leased.record, leased.state.checkpoint)
+    with pytest.raises(LeaseLost):
+        await queue.submit([a_request("late", tenant="acme")], lease=leased.held)
+    assert await LeasedBatch.take(batches.store, mine) is None
+    assert (await batches.store.records.state(mine)).is_cancelled
+    assert await LeasedBatch.take(batches.store, other)
+    assert not (await batches.store.records.state(other)).is_cancelled
 
 
 async def test_object_that_a_steward_wrote_meanwhile_goes_too(

@@ -2,7 +2,7 @@
 -- fence: cancel a batch and take its lease, so that no steward writes for it any more. A purge calls it.
 --
 -- KEYS[1]  prefix
--- ARGV     batch, token, seconds for which nobody else gets the lease
+-- ARGV     batch, token, seconds until another may take the lease
 -- Returns  1; 0 if there is no such batch, which changes nothing
 
 local prefix, call = KEYS[1], redis.call
