@@ -137,7 +137,8 @@ class TenantData:
         self.unattributed["results"] = 0
         async for ids in scan_names(self._queue, "result"):
             heads = await self._heads(map(self._keys.result, ids), RESULT_HEAD_BYTES)
-            if mine := [name for name, head in zip(ids, heads, strict=True) if self._is_my_result(name, head)]:  # fmt: skip
+            pairs = zip(ids, heads, strict=True)
+            if mine := [name for name, head in pairs if self._is_my_result(name, head)]:
                 yield mine
 
     def _is_my_result(self, request_id: str, head: bytes) -> bool:
