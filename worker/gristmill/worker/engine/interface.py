@@ -40,6 +40,8 @@ class EngineInfo:
         max_num_seqs: Sequences that the engine runs at the same time.
         max_model_len: Prompt plus output tokens of one sequence; 0 when a server does not say.
         vllm_version: Version of vLLM; empty when a server does not say.
+        weights: What tells the weights of the base model: `commit:` and the commit of a hub's snapshot, or
+            `sha256:` and a digest (`engine/vllm/weights.py`). Empty when unknown.
         device: Name of the device, such as `NVIDIA H100 80GB HBM3` or `cpu`.
         num_devices: Number of devices that this engine computes on.
         device_memory_bytes: Bytes of memory of one device; on a CPU, of the machine.
@@ -65,6 +67,14 @@ class EngineInfo:
     scheduling_policy: str = ""
     kv_cache_tokens: int = 0
     max_num_batched_tokens: int = 0
+    weights: str = ""
+
+    @property
+    def engine(self) -> str:
+        """Name and version of the engine, such as `vllm 0.32.0`; empty when unknown."""
+        if self.transport == "stub":
+            return "stub"
+        return f"vllm {self.vllm_version}" if self.vllm_version else ""
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,7 @@ class Response:
             `max_repeated_tokens`; None if no limit did.
         is_refusal: True if the worker wrote this answer (`refusals.py`), so that it says nothing of
             the engine's health.
+        model: Served name of the model that the body names; empty if it names none.
     """
 
     status: int
@@ -95,6 +106,7 @@ class Response:
     finish_reason: str | None = None
     cut: str | None = None
     is_refusal: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from gristmill.worker.engine.vllm.core_process import CoreReports
 from gristmill.worker.engine.vllm.devices import Devices, find_devices
 from gristmill.worker.engine.vllm.exits import describe_exits
 from gristmill.worker.engine.vllm.trace import Generation
+from gristmill.worker.engine.vllm.weights import describe_weights
 
 SHUTDOWN_S = 10.0
 """Seconds that EngineCore may take to end; then vLLM kills it and its workers."""
@@ -26,7 +27,7 @@ SHUTDOWN_S = 10.0
 
 @dataclass
 class Core:
-    """A running AsyncLLM with its arguments, devices, reports, counters and generations."""
+    """A running AsyncLLM with its arguments, devices, reports, counters, generations and weights."""
 
     engine: Any
     args: Namespace
@@ -34,6 +35,7 @@ class Core:
     reports: CoreReports
     counters: list[Any]
     generations: Set[Generation]
+    weights: str
     is_dead: bool = False
 
     def death(self, what: str) -> EngineDied:
@@ -107,6 +109,7 @@ def info_of(core: Core, models: Sequence[str], endpoints: Sequence[str]) -> Engi
         scheduling_policy=config.scheduler_config.policy,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         kv_cache_tokens=_kv_cache_tokens(config.cache_config, parallel.data_parallel_size),
+        weights=core.weights,
     )
 
 
@@ -145,7 +148,8 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
             ended = describe_exits(compat.exit_codes_of_failed_start(error))
             reason = reports.reason() or ended or error
             raise EngineDied(f"the engine did not start: {reason}") from error
-    return Core(engine, args, devices, reports, counters, trace.watch(engine))
+    weights = describe_weights(config.model_config, config.load_config)
+    return Core(engine, args, devices, reports, counters, trace.watch(engine), weights)
 
 
 def _kv_cache_tokens(cache_config: Any, num_engines: int) -> int:
