@@ -9,6 +9,7 @@ from gristmill.shared.operations import Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import COMPLETIONS, Request
+from gristmill.shared.results import response_outcome
 
 BODY = b'{"prompt":"hi"}'
 ERROR = {"code": "engine_error", "message": "boom"}
@@ -54,9 +55,7 @@ async def claimed_by(queue: Queue, worker: str, number: int = 1, **fields: Any) 
 
 
 def outcome(item: Claimed) -> bytes:
-    return b'"attempt":%d,"worker":"w","response":{"status_code":200,"body":{}},"error":null' % (
-        item.attempt
-    )
+    return response_outcome(item.attempt, "w", 200, b"{}", b'{"model":"m"}')
 
 
 def settlement(item: Claimed, status: Any = "succeeded") -> Settlement:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.request import CHAT, COMPLETIONS, Request
 from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings
+from gristmill.worker.engine.vllm.weights import weights_of
 
 MODEL = "tiny"
 
@@ -218,7 +220,12 @@ async def collect(client: Client, ids: list[str]) -> dict[str, Result]:
 
 
 async def test_killed_engine_is_rebuilt_and_costs_no_request(
-    redis_url: str, queue: Queue, client: Client, worker_argv: list[str], tmp_path: Path
+    redis_url: str,
+    queue: Queue,
+    client: Client,
+    worker_argv: list[str],
+    model_dir: Path,
+    tmp_path: Path,
 ) -> None:
     """Scenario 47, with SIGKILL."""
     requests = [completion(i, 300) for i in range(24)]
@@ -230,6 +237,9 @@ async def test_killed_engine_is_rebuilt_and_costs_no_request(
         results = [result async for result in client.as_completed(ids)]
         assert {(result.status, result.attempt) for result in results} == {("succeeded", 1)}
         assert len(results) == 24
+        maker = {"model": MODEL, "weights": weights_of(str(model_dir))}
+        assert all(maker.items() <= result.made_by.items() for result in results)
+        assert all(re.match(r"vllm \d+\.\d+", result.made_by["engine"]) for result in results)
         assert worker.events("engine.died")
         assert await worker.terminate() == 0
     stats = await queue.stats()

@@ -43,6 +43,17 @@ async def test_success_carries_the_engines_answer_untouched(queue: Queue) -> Non
     assert result.enqueued_ms <= result.finished_ms
 
 
+async def test_every_end_names_the_tenant_and_an_answer_what_made_it(queue: Queue) -> None:
+    done, cancelled = await claimed_by(queue, "w", 2, tenant="team-a")
+    await succeed(queue, "w", [done])
+    await queue.cancel([cancelled.id])
+    answered, other = await queue.results([done.id, cancelled.id])
+    assert answered is not None
+    assert other is not None
+    assert answered.tenant == other.tenant == "team-a"
+    assert (answered.made_by, other.made_by) == ({"model": "m"}, {})
+
+
 async def test_failure_of_a_holder_is_a_record_with_its_reason(queue: Queue) -> None:
     (item,) = await claimed_by(queue, "w")
     answer = response_outcome(1, "w", 400, b'{"error":{"message":"too long"}}')

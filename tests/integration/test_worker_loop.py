@@ -4,6 +4,8 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from importlib.metadata import version
 from uuid import uuid4
 
 import orjson
@@ -91,6 +93,33 @@ async def test_each_result_belongs_to_its_request(
         r.id: f"word{i}" for i, r in enumerate(requests)
     }
     assert await audit(queue) == []
+
+
+async def test_each_result_says_what_made_it(queue: Queue, client: Client, redis_url: str) -> None:
+    seeded = Request.from_body({"prompt": "a", "max_tokens": 1, "seed": 7}, endpoint=COMPLETIONS)
+    refused = a_prompt("b", max_tokens=-1)
+    async with local_worker(settings_for(redis_url, queue), StubEngine()):
+        results = await collect(client, [seeded, refused])
+    same = {"model": "stub", "engine": "stub", "worker": f"gristmill {version('gristmill')}"}
+    assert results[seeded.id].made_by == same | {"seed": 7}
+    assert results[refused.id].made_by == same
+
+
+async def test_results_after_a_restart_say_what_the_engine_is_now(
+    queue: Queue, client: Client, redis_url: str
+) -> None:
+    class Upgraded(StubEngine):
+        weights = iter(["sha256:old", "sha256:new"])
+
+        async def start(self) -> EngineInfo:
+            return replace(await super().start(), weights=next(self.weights))
+
+    engine = Upgraded()
+    async with local_worker(settings_for(redis_url, queue), engine):
+        before = await client.wait(await client.submit(a_prompt("a")), timeout_s=20)
+        engine.die()
+        after = await client.wait(await client.submit(a_prompt("b")), timeout_s=20)
+    assert [before.made_by["weights"], after.made_by["weights"]] == ["sha256:old", "sha256:new"]
 
 
 async def test_map_keeps_the_order_of_the_input(

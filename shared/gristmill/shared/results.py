@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import orjson
@@ -18,7 +18,9 @@ MAX_TOKENS = 10**9
 """Most tokens that one request can have; a larger number from a server counts as 0."""
 
 
-def response_outcome(attempt: int, worker: str, status_code: int, body: bytes) -> bytes:
+def response_outcome(
+    attempt: int, worker: str, status_code: int, body: bytes, made_by: bytes = b"{}"
+) -> bytes:
     """Return the part of a terminal record that carries an engine's answer.
 
     Args:
@@ -26,12 +28,11 @@ def response_outcome(attempt: int, worker: str, status_code: int, body: bytes) -
         worker: Worker incarnation that ran it.
         status_code: HTTP status of the answer.
         body: JSON bytes of the answer, embedded unchanged.
+        made_by: JSON object that says what made the answer; `Result` lists its names.
     """
-    return b'"attempt":%d,"worker":"%s","response":{"status_code":%d,"body":%s},"error":null' % (
-        attempt,
-        worker.encode(),
-        status_code,
-        body,
+    return (
+        b'"attempt":%d,"worker":"%s","made_by":%s,"response":{"status_code":%d,"body":%s},"error":null'
+        % (attempt, worker.encode(), made_by, status_code, body)
     )
 
 
@@ -62,6 +63,9 @@ class Result:
         error: `{"code", "message"}` if the engine gave no answer.
         metadata: Metadata of the request.
         worker: Worker incarnation that ran it, or "".
+        tenant: Tenant of the request; "" in a record of a version before 0.1.0.
+        made_by: What made the answer: `model`, `weights`, `engine`, `worker` and `seed`. A name is missing
+            if its value is not known. Empty if no engine answered. A later version may add names.
     """
 
     id: str
@@ -75,6 +79,8 @@ class Result:
     error: dict[str, Any] | None
     metadata: dict[str, Any] | None
     worker: str
+    tenant: str = ""
+    made_by: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, data: bytes) -> "Result":
@@ -93,6 +99,8 @@ class Result:
             error=fields["error"],
             metadata=fields["metadata"],
             worker=fields.get("worker", ""),
+            tenant=fields.get("tenant", ""),
+            made_by=mapping(fields.get("made_by")),
         )
 
     @classmethod

@@ -271,7 +271,18 @@ def test_outcome_embeds_the_answer_as_it_is() -> None:
     body = b'{ "x":1e400,"y":"\\u00e9" }'
     outcome = response_outcome(2, "w", 200, body)
     assert body in outcome
-    assert outcome.startswith(b'"attempt":2,"worker":"w","response":{"status_code":200')
+    assert outcome.startswith(
+        b'"attempt":2,"worker":"w","made_by":{},"response":{"status_code":200'
+    )
+
+
+def test_result_says_whose_it_is_and_what_made_it() -> None:
+    result = result_of(tenant="team-a", made_by={"model": "m", "seed": 7, "later": [1]})
+    assert (result.tenant, result.made_by) == ("team-a", {"model": "m", "seed": 7, "later": [1]})
+
+
+def test_result_of_an_earlier_version_has_no_tenant_and_no_maker() -> None:
+    assert (result_of().tenant, result_of().made_by) == ("", {})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gristmill.worker.engine import Response
-from gristmill.worker.engine.bodies import response_of, with_priority
+from gristmill.worker.engine.bodies import response_of, seed_of, with_priority
 from gristmill.worker.engine.refusals import bounded
 
 
@@ -50,6 +50,31 @@ def test_usage_that_is_no_number_of_tokens_counts_for_none(number: object) -> No
     body = json.dumps({"usage": usage, "choices": []}).encode()
     response = response_of(200, body)
     assert (response.prompt_tokens, response.output_tokens, response.body) == (0, 2, body)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("m", "m"), (None, ""), (7, ""), (["m"], ""), ("m" * 256, "m" * 256), ("m" * 257, "")],
+)
+def test_model_of_an_answer_is_a_name(model: object, named: str) -> None:
+    assert response_of(200, json.dumps({"model": model}).encode()).model == named
+    assert response_of(200, b"{}").model == ""
+
+
+@pytest.mark.parametrize(
+    ("seed", "read"),
+    [
+        (7, 7), (0, 0), (-2, -2), ("8", 8), (7.0, 7), (2**63 - 1, 2**63 - 1),
+        (-1, None), (None, None), (1.5, None), ("x", None), ([7], None), (2**63, None),
+    ],
+)  # fmt: skip
+def test_seed_is_read_as_vllm_reads_it(seed: object, read: int | None) -> None:
+    assert seed_of(json.dumps({"prompt": "x", "seed": seed}).encode()) == read
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"a":{"seed":7}}', b'"seed"', b'{"seed":', b'["seed"]'])
+def test_body_without_a_seed_of_its_own_has_none(body: bytes) -> None:
+    assert seed_of(body) is None
 
 
 @pytest.mark.parametrize("depth", [240, 255, 300, 1000])

@@ -8,6 +8,7 @@ from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine
 from gristmill.worker.engine_load import EngineLoad
 from gristmill.worker.liveness import Liveness
+from gristmill.worker.provenance import Provenance
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.worker_brake import WorkerBrake
 
@@ -24,6 +25,7 @@ class WorkerContext:
         brake: Brake that stops claims while the engine fails everything.
         drain: State of the drain: whether the worker must stop.
         liveness: Signs of life, which the probes read.
+        provenance: What made the answers, for the results.
         facts: Facts about what the worker serves; other clients read them in `worker:<worker>`.
     """
 
@@ -34,4 +36,5 @@ class WorkerContext:
     brake: WorkerBrake
     drain: Drain
     liveness: Liveness
+    provenance: Provenance
     facts: Mapping[str, str | int]

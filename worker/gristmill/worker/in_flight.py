@@ -68,13 +68,22 @@ class ClaimedRequest:
         self.task = task
         self._in_flight.count_started(task)
 
-    def ack(self, status: Literal["succeeded", "failed"], response: Response) -> None:
+    def ack(
+        self, status: Literal["succeeded", "failed"], response: Response, made_by: bytes
+    ) -> None:
         """End the request with the engine's answer.
 
         The `AckWriter` writes the record within milliseconds if Redis answers.
+
+        Args:
+            status: How the request ends.
+            response: The engine's answer.
+            made_by: JSON object that says what made the answer; see `provenance.py`.
         """
         claimed = self.claimed
-        outcome = response_outcome(claimed.attempt, self.worker, response.status, response.body)
+        outcome = response_outcome(
+            claimed.attempt, self.worker, response.status, response.body, made_by
+        )
         settlement = Settlement(
             claimed.id,
             claimed.delivery,

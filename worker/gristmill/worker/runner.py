@@ -51,6 +51,7 @@ class Runner:
         self._brake = context.brake
         self._drain = context.drain
         self._settings = context.settings
+        self._provenance = context.provenance
         self._died = died
         self._num_failures = 0  # consecutive refusals by an unavailable engine
 
@@ -97,7 +98,7 @@ class Runner:
         if isinstance(decision, Nack):
             await self._nack(request, decision)
             return
-        request.ack(decision.status, response)
+        request.ack(decision.status, response, self._provenance.made_by(request.record, response))
         report_request(
             request.claimed,
             response,

@@ -6,6 +6,7 @@ restart counts as a death.
 """
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -34,6 +35,9 @@ class Supervisor:
         settings: The worker's settings, with the timeouts and the backoff.
         drain: The drain; it ends the restarts.
         liveness: Record of what the worker waits for and of the engine's signs of life.
+
+    Attributes:
+        on_start: Called with the engine's description after each start.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Supervisor:
         self._settings = settings
         self._drain = drain
         self._liveness = liveness
+        self.on_start: Callable[[EngineInfo], None] = lambda _: None
         self._num_deaths = 0
         self._num_settled = 0
 
@@ -66,6 +71,7 @@ class Supervisor:
             )
             raise EngineDied(message) from error
         self._liveness.heard_engine()
+        self.on_start(info)
         return info
 
     async def watch(self) -> EngineDied:

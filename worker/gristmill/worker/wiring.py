@@ -26,6 +26,7 @@ from gristmill.worker.engine.interface import Engine, EngineInfo
 from gristmill.worker.engine_load import EngineLoad
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.loop import Worker
+from gristmill.worker.provenance import Provenance
 from gristmill.worker.queue_source import QueueSource
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
@@ -63,7 +64,8 @@ async def work(
         settings.in_flight_limit(info.max_num_seqs), info.max_num_seqs, info.kv_cache_tokens
     )
     _report_engine(info, capacity)
-    engine = supervisor.engine
+    engine, provenance = supervisor.engine, Provenance(info)
+    supervisor.on_start = provenance.note_start
     context = WorkerContext(
         settings=settings,
         engine=engine,
@@ -72,6 +74,7 @@ async def work(
         brake=WorkerBrake(settings.backoff_base_s, settings.backoff_max_s, liveness),
         drain=drain,
         liveness=liveness,
+        provenance=provenance,
         facts=_worker_facts(info, capacity) | {"engine_args": _engine_args(engine)},
     )
     sources = [

@@ -3,16 +3,22 @@
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from pydantic import Field, TypeAdapter
 
 from gristmill.shared.results import mapping, token_count, token_counts
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response
 
+_INT = TypeAdapter(Annotated[int, Field(ge=-(2**63), lt=2**63)])
+
 ABORTED = "abort"
 """finish_reason of a generation that the engine aborted."""
+
+MAX_MODEL_CHARS = 256
+"""Most characters of a model's name, as in a request; a longer one in an answer counts as none."""
 
 MAX_QUOTED_BYTES = 500
 """Most bytes of a body that is not JSON to quote in the error."""
@@ -74,7 +80,31 @@ def described(status: int, body: bytes, fields: Any) -> Response:
         output_tokens=output_tokens,
         cached_tokens=token_count(mapping(details).get("cached_tokens")),
         finish_reason=_finish_reason(fields),
+        model=_model(fields),
     )
+
+
+def seed_of(body: bytes) -> int | None:
+    """Return the sampling seed in the body of a request; None if it has none.
+
+    It reads a seed as vLLM does: "7" is 7, and -1 is none (`SamplingParams`). The function searches for the
+    bytes first, because that is cheap.
+
+    Args:
+        body: The request's body, of any bytes.
+    """
+    if b'"seed"' not in body:
+        return None
+    try:
+        seed = _INT.validate_python(orjson.loads(body)["seed"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    return None if seed == -1 else seed
+
+
+def _model(fields: Mapping[str, Any]) -> str:
+    model = fields.get("model")
+    return model if isinstance(model, str) and len(model) <= MAX_MODEL_CHARS else ""
 
 
 def _finish_reason(fields: Mapping[str, Any]) -> str | None:

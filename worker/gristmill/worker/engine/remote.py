@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeGuard
 
 import aiohttp
 import structlog
@@ -209,7 +209,8 @@ class RemoteEngine:
             raise EngineDied(
                 f"{self._url}/v1/models names no model; is this an OpenAI-compatible API?"
             )
-        version = (await self._asked("/version")).get("version", "")
+        version = (await self._asked("/version")).get("version")
+        version = version if _is_name(version) else ""
         paths = (await self._asked("/openapi.json")).get("paths")
         self._endpoints = served(INFERENCE if paths is None else paths)
         log.info("engine.reached", url=self._url, model=models[0]["id"], vllm_version=version)
@@ -293,5 +294,5 @@ async def _at_most(reply: aiohttp.ClientResponse, num_bytes: int) -> bytes:
         return error.partial
 
 
-def _is_name(value: object) -> bool:
+def _is_name(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and bool(value)
