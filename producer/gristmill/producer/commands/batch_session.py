@@ -26,9 +26,8 @@ from gristmill.shared.cli import say
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.file_format import check_start
-from gristmill.shared.pauses import Pause, batch_scope, this_user
 from gristmill.shared.one_line import one_line
-from gristmill.shared.queue import Queue
+from gristmill.shared.pauses import Pause, batch_scope, this_user
 from gristmill.shared.request_json import request_from_json
 
 T = TypeVar("T")
