@@ -1,10 +1,11 @@
 """A queue that another version wrote is refused with words, never half read."""
 
 import pytest
-from queues import open_worker, some_requests
+from queues import ERROR, claimed_by, open_worker, some_requests, succeed
 
 from gristmill.shared.errors import WrongFormat
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_purge import Holders, holders
 from gristmill.shared.scripts import FORMAT, PROTOCOL, lua_text
 
 
@@ -20,17 +21,41 @@ async def test_a_queue_of_another_format_is_refused(
     queue: Queue, format_of_queue: str | None, words: str
 ) -> None:
     """88a047f wrote no format, and other keys beside `stats`."""
-    await queue.redis.hset(queue.keys.stats, "queued", "5")
+    await queue.redis.hset(queue.keys.stats, "submitted", "5")
     if format_of_queue:
         await queue.redis.set(queue.keys.format, format_of_queue)
     for call in (lambda: queue.submit(some_requests(1)), lambda: open_worker(queue), queue.stats):
         with pytest.raises(WrongFormat, match=words) as caught:
             await call()
         assert "gristmill queue purge" in str(caught.value)
-    assert await queue.redis.hgetall(queue.keys.stats) == {b"queued": b"5"}
+    assert await queue.redis.hgetall(queue.keys.stats) == {b"submitted": b"5"}
     assert await queue.redis.exists(queue.keys.workers) == 0
 
 
 async def test_looking_at_an_empty_queue_writes_nothing(queue: Queue) -> None:
     await queue.stats()
     assert await queue.redis.exists(queue.keys.format) == 0
+
+
+async def test_a_redis_that_lost_its_data_is_no_older_queue(queue: Queue) -> None:
+    """A worker that outlives the loss acks and nacks; both count as stale and make no format."""
+    items = await claimed_by(queue, "w", 2)
+    async for key in queue.redis.scan_iter(match=queue.keys.pattern):
+        await queue.redis.delete(key)
+    assert await succeed(queue, "w", items[:1]) == [0]
+    assert await queue.nack("w", items[1], 0, ERROR) == "stale"
+    await open_worker(queue)
+    assert await queue.submit(some_requests(1)) == ["accepted"]
+    assert (await queue.stats()).counters["queued"] == 1
+
+
+@pytest.mark.parametrize("format_of_queue", ["2", None])
+async def test_a_queue_of_another_format_can_be_purged(
+    queue: Queue, format_of_queue: str | None
+) -> None:
+    await queue.redis.hset(queue.keys.stats, "submitted", "5")
+    if format_of_queue:
+        await queue.redis.set(queue.keys.format, format_of_queue)
+    assert await holders(queue) == Holders([], [])
+    await queue.redis.zadd(queue.keys.workers, {"w": 2e12, "dead": 1})
+    assert await holders(queue) == Holders(["w"], [])

@@ -1,6 +1,6 @@
 """A paused queue or batch gives nothing to claims; what runs ends, and submits are accepted."""
 
-from queues import a_request, claim, open_worker, some_requests, succeed
+from queues import a_request, claim, make_due, open_worker, some_requests, succeed
 
 from gristmill.shared.audit import audit
 from gristmill.shared.operations import SchedulingPolicy
@@ -121,4 +121,34 @@ async def test_the_pause_of_a_batch_goes_with_the_batch(queue: Queue) -> None:
     await queue.pauses.pause(NIGHTLY, "ann")
     await queue.cancel(["n1"])
     await queue.seal("nightly", 1)
+    assert (await queue.stats()).pauses == {}
+
+
+async def test_a_paused_queue_has_nothing_due(queue: Queue) -> None:
+    """Workers would claim without a pause while a retry is due that no claim may take."""
+    worker = await open_worker(queue)
+    await queue.submit([a_request("d1", delay_s=60)])
+    await make_due(queue, "d1")
+    await queue.pauses.pause(WHOLE_QUEUE, "ann")
+    assert (await queue.claim(worker, "n1", 1)).next_due_ms is None
+    await queue.pauses.resume(WHOLE_QUEUE)
+    assert [item.id for item in await claim(queue, worker)] == ["d1"]
+
+
+async def test_a_resumed_batch_keeps_its_order_over_small_claims(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    names = [f"n{number:02}" for number in range(50)]
+    await queue.submit([a_request(name, batch="nightly") for name in names])
+    await queue.pauses.pause(NIGHTLY, "ann")
+    assert await claim(queue, worker) == []
+    await queue.pauses.resume(NIGHTLY)
+    claimed = [item.id for _ in range(10) for item in await claim(queue, worker, 5)]
+    assert claimed == names
+
+
+async def test_a_completed_batch_cannot_be_paused(queue: Queue) -> None:
+    await queue.submit([a_request("n1", batch="nightly")])
+    await queue.cancel(["n1"])
+    await queue.seal("nightly", 1)
+    assert not await queue.pauses.pause(NIGHTLY, "ann")
     assert (await queue.stats()).pauses == {}

@@ -53,5 +53,7 @@ def read_facts(fields: Iterable[str]) -> dict[str, str]:
 
 def required_names(fields: Iterable[str]) -> list[str]:
     """Return the names that a worker must understand, without the `!`, in the order of the header."""
-    names = (name for name in read_facts(fields) if name.startswith(REQUIRED))
-    return [name.removeprefix(REQUIRED) for name in names]
+    pairs = (field.partition("=") for field in fields)
+    return [
+        name.removeprefix(REQUIRED) for name, sign, _ in pairs if sign and name.startswith(REQUIRED)
+    ]

@@ -1,5 +1,6 @@
 """Delete every key of a queue. `gristmill queue purge` calls it; the objects of its batches go before."""
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,10 +23,11 @@ class Holders(NamedTuple):
 
 async def holders(queue: Queue) -> Holders:
     """Return who holds a lease on the queue or on one of its batches."""
-    leases = (await queue.stats()).workers
+    now_ms = int(time.time() * 1000)  # not `stats`, which refuses a queue of another format
+    ends: Any = await queue.redis.zrange(queue.keys.workers, 0, -1, withscores=True)
     batches = [batch async for some in scan_names(queue, "batch_lease") for batch in some]
     return Holders(
-        sorted(name for name, left_ms in leases.items() if left_ms > 0), sorted(set(batches))
+        sorted(worker.decode() for worker, end_ms in ends if end_ms > now_ms), sorted(set(batches))
     )
 
 

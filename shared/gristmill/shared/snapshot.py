@@ -17,7 +17,7 @@ from gristmill.shared.records import NUM_FIELDS, cost_of
 CHUNK = 500
 """Most ids that one call reads."""
 
-HEADER_BYTES = 2048
+HEADER_BYTES = 4096
 """Bytes that cover the longest header of a record; a body may have megabytes."""
 
 

@@ -15,7 +15,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from gristmill.shared.brakes import Brake, write_brake
-from gristmill.shared.errors import LeaseLost
+from gristmill.shared.errors import LeaseLost, WrongFormat
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.worker.liveness import Liveness
@@ -112,7 +112,7 @@ class Heartbeat:
             await self._show_brake(queue, worker, stats.now_ms)
         except LeaseLost:
             self._tell(self._events.lost, worker)
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, WrongFormat) as error:
             log.warning(
                 "beat.failed", worker=worker, error=str(error), error_type=type(error).__name__
             )

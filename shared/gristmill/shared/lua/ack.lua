@@ -50,7 +50,9 @@ end
 local function note_pace()
   local pace = call("HMGET", prefix .. "pace", "tokens", "busy_ms", "since_ms")
   local tokens = (tonumber(pace[1] or 0) or 0) + num_settled_tokens
-  local busy_ms = (tonumber(pace[2] or 0) or 0) + math.max(0, time_ms - (tonumber(pace[3] or nil) or time_ms))
+  local has_worked = tonumber(call("HGET", prefix .. "stats", "in_flight") or 0) > 0 -- else a late ack ends idle time
+  local busy_ms = (tonumber(pace[2] or 0) or 0)
+    + (has_worked and math.max(0, time_ms - (tonumber(pace[3] or nil) or time_ms)) or 0)
   if busy_ms > PACE_WINDOW_MS then
     tokens, busy_ms = math.floor(tokens / 2), math.floor(busy_ms / 2)
   end

@@ -45,7 +45,8 @@ local function num_queued()
 end
 
 local function reply()
-  local due = call("ZRANGE", prefix .. "delayed", 0, 0, "WITHSCORES")
+  -- A paused queue has nothing due: workers would ask again and again.
+  local due = claim.pauses.queue and {} or call("ZRANGE", prefix .. "delayed", 0, 0, "WITHSCORES")
   return { "OK", claim.time_ms, tonumber(due[2] or -1), call("HGETALL", prefix .. "admitting:" .. claim.worker),
     claim.reply, num_queued(), call("ZCARD", prefix .. "workers") }
 end

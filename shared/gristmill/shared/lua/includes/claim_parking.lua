@@ -40,16 +40,16 @@ local function return_parked(reason, number)
   return #popped / 2
 end
 
--- Return all that this worker may have now; returns how many ids.
+-- Return what this worker may have now, no more than it may claim: the rest keeps its order; returns how many ids.
 local function unpark_claimable(claim)
-  local num_returned = 0
+  local num_returned, most = 0, math.min(MAX_UNPARKED, claim.max_requests)
   if call("EXISTS", prefix .. "parked") == 1 then
     for _, reason in ipairs(call("SRANDMEMBER", prefix .. "parked", MAX_REASONS)) do
       local names = string.match(reason, "^facts:(.*)$")
       if names and understands(claim, names) or not names and not claim.pauses[reason] then
-        num_returned = num_returned + return_parked(reason, MAX_UNPARKED - num_returned)
+        num_returned = num_returned + return_parked(reason, most - num_returned)
       end
-      if num_returned >= MAX_UNPARKED then
+      if num_returned >= most then
         break
       end
     end

@@ -9,7 +9,7 @@ local function format_error(may_write)
     return nil
   elseif format then
     return redis.error_reply("FORMAT " .. format)
-  elseif call("EXISTS", prefix .. "stats") == 1 then
+  elseif call("HEXISTS", prefix .. "stats", "submitted") == 1 then
     return redis.error_reply("FORMAT 0") -- versions before 0.1.0 wrote none
   elseif may_write then
     call("SET", prefix .. "format", FORMAT_OF_KEYS)
