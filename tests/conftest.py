@@ -1,5 +1,6 @@
 """Servers for every test: a true Valkey from its wheel, a cluster of it, and a true Redis from the PATH."""
 
+import logging
 import os
 import shutil
 import signal
@@ -22,11 +23,21 @@ pytest.register_assert_rewrite("faults.outcome")
 
 
 @pytest.fixture
-def plain_logging() -> Iterator[None]:
-    """A process that has configured no structlog; commands of earlier tests may have."""
+def plain_logging(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """A process that has configured neither structlog nor logging; libraries in earlier tests may have."""
     was_configured, before = structlog.is_configured(), structlog.get_config()
     structlog.reset_defaults()
+    logger, disabled_level = logging.getLogger("gristmill"), logging.root.manager.disable
+    state = (logger.level, logger.disabled, logger.propagate)
+    logging.disable(logging.NOTSET)
+    logger.disabled, logger.propagate = False, False
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(caplog.handler)
     yield
+    logger.removeHandler(caplog.handler)
+    logger.setLevel(state[0])
+    _, logger.disabled, logger.propagate = state
+    logging.disable(disabled_level)
     if was_configured:
         structlog.configure(**before)
 

@@ -8,20 +8,16 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
-import pytest
-from workers import local_worker, settings_for
+from workers import TRUE, worker_process
 
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
-from gristmill.worker.engine import InProcessEngine
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "structured-outputs.md").read_text()
 PERSONS, REVIEWS, RHYMES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-async def test_the_examples_run(redis_url: str, engine: InProcessEngine) -> None:
+async def test_the_examples_run(redis_url: str, argv: list[str], tmp_path: Path) -> None:
     redis = connect(redis_url)
     queue = Queue(redis, f"test-{uuid4().hex[:12]}")
 
@@ -37,7 +33,8 @@ async def test_the_examples_run(redis_url: str, engine: InProcessEngine) -> None
         assert done.stderr == ""
         return done.stdout
 
-    async with local_worker(settings_for(redis_url, queue), engine):
+    flags = ("--", *argv)
+    async with worker_process(TRUE, redis_url, queue, tmp_path / "log", flags, OMP_NUM_THREADS="1"):
         persons = (await run(PERSONS)).splitlines()
         reviews = await run(REVIEWS)
         rhymes = await run(RHYMES)

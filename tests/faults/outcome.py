@@ -20,6 +20,8 @@ LASTING = {
     "result",
     "finished",
     "stats",
+    "format",
+    "pace",
     "times",
     "virtual_time",
     "scheduling",

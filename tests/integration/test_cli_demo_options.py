@@ -24,7 +24,7 @@ def shell(tmp_path: Path) -> CommandLine:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("--redis-url http://a", 2, "REDIS_URL has another scheme"),
+        ("--redis-url http://a", 2, "REDIS_URL has the scheme http"),
         ("--redis-url redis://127.0.0.1:PORT/0", 3, "Redis at redis://127.0.0.1:PORT/0 does not"),
         ("--cache file/cache", 2, "cannot write to file/cache: Not a directory; choose"),
         ("-o nowhere/out.jsonl", 2, "cannot write nowhere/out.jsonl: No such file"),

@@ -327,7 +327,7 @@ HANDLED = {
 }  # fmt: skip
 WITHOUT_CONTENT = {  # ids, names and counts only
     "scheduling", "pauses", "virtual_time", "workers", "worker", "last_claim", "abort", "batch", "batches_done",
-    "finished", "doorbell", "times", "stats", "pace", "steward_doorbell",
+    "finished", "doorbell", "times", "stats", "pace", "format", "steward_doorbell",
 }  # fmt: skip
 
 
