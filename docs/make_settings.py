@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings
-from gristmill.shared.byte_size import in_words
+from gristmill.shared.redis_full import in_words
 from gristmill.shared.settings import QueueSettings
 from gristmill.worker.settings import WorkerSettings
 

@@ -19,7 +19,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits, Settlement, Stats
 from gristmill.shared.queue import Queue
-from gristmill.shared.redis_trouble import RedisFull
+from gristmill.shared.redis_full import RedisFull
 from gristmill.worker.engine import StubEngine
 from gristmill.worker.redis_memory import should_pause_claims
 

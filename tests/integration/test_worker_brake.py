@@ -15,10 +15,10 @@ from workers import LocalWorker, local_worker, settings_for
 
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
-from gristmill.shared.brakes import read_brakes
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_brakes import read_brakes
 from gristmill.shared.request import COMPLETIONS, EMBEDDINGS, Request
 from gristmill.shared.results import Result
 from gristmill.worker.engine import Response, StubEngine
@@ -217,7 +217,7 @@ async def test_it_says_why(
             assert "5xx InternalServerError: No space left" in worker.liveness.unready_reason()
             assert REGISTRY.get_sample_value("gristmill_worker_braked") == 1
             (name,) = (await queue.stats()).workers
-            while not (brakes := await read_brakes(queue, [name])):
+            while not (brakes := await read_brakes(queue.redis, queue.keys, [name])):
                 await asyncio.sleep(0.01)
             assert brakes[name].kind == "5xx InternalServerError"
             assert await queue.redis.pttl(queue.keys.worker(name)) > 0
@@ -226,7 +226,7 @@ async def test_it_says_why(
             programs = await shell.finish("queue", "stats", "--json")
             assert programs.rows[0]["brakes"][name]["example_id"] in ids
             engine.fault = None
-            while await read_brakes(queue, [name]):
+            while await read_brakes(queue.redis, queue.keys, [name]):
                 await asyncio.sleep(0.01)
             assert worker.liveness.unready_reason() is None
             assert REGISTRY.get_sample_value("gristmill_worker_braked") == 0
@@ -255,7 +255,9 @@ async def test_a_new_lease_shows_the_brake_again(queue: Queue, start: Callable[.
         await until_braked(worker)
         (first,) = (await queue.stats()).workers
         await queue.redis.zrem(queue.keys.workers, first)
-        while not await read_brakes(queue, set((await queue.stats()).workers) - {first}):
+        while not await read_brakes(
+            queue.redis, queue.keys, set((await queue.stats()).workers) - {first}
+        ):
             await asyncio.sleep(0.01)
 
 

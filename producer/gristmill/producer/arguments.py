@@ -6,9 +6,10 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from gristmill.shared.errors import InvalidRequest, SettingsError
+from gristmill.shared.names import shown
 from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
 from gristmill.shared.queue import Queue
-from gristmill.shared.request import FIELDS, Request, check_names, is_id, shown
+from gristmill.shared.request import FIELDS, Request, check_names, is_id
 from gristmill.shared.settings import QueueSettings, read_settings
 
 T = TypeVar("T")

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from gristmill.producer.arguments import kind_of, numbered, one_id
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.request import EXAMPLE, Request, shown
+from gristmill.shared.names import shown
+from gristmill.shared.request import EXAMPLE, Request
 
 T = TypeVar("T")
 

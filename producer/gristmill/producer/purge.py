@@ -15,8 +15,8 @@ from gristmill.producer.batches.file_purge import FilePurge
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.key_scan import scan_keys
+from gristmill.shared.names import check_tenant
 from gristmill.shared.queue_purge import Holders, all_keys, holders
-from gristmill.shared.request import check_tenant
 from gristmill.shared.tenant_data import DataKind, TenantData
 
 SETTLE_S = 6.0

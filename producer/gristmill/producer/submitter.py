@@ -9,8 +9,9 @@ from gristmill.shared.errors import IdConflict, InvalidRequest, NotServed, Queue
 from gristmill.shared.fleet import FleetCache
 from gristmill.shared.operations import SubmitCode
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_full import RedisFull
 from gristmill.shared.redis_retry import retrying
-from gristmill.shared.redis_trouble import RedisFull, remedy, trouble
+from gristmill.shared.redis_trouble import remedy, trouble
 from gristmill.shared.request import Request
 
 MAX_CHUNK_BYTES = 8 * 2**20

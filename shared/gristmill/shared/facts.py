@@ -6,12 +6,9 @@ docs/protocol.md has the format.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from gristmill.shared.errors import InvalidRequest
-
-REQUIRED = "!"
-"""First character of a name that a worker must understand."""
 
 MAX_FACTS_CHARS = 1024
 """Most characters of all facts of a request; `lua/submit.lua` bounds the whole tail at 2,048."""
@@ -43,17 +40,3 @@ def encode_facts(facts: Mapping[str, str]) -> str:
             f"the facts have {len(text):,} characters; the limit is {MAX_FACTS_CHARS:,}"
         )
     return text
-
-
-def read_facts(fields: Iterable[str]) -> dict[str, str]:
-    """Return the facts of a header from its fields after the fixed ones; what has no `=` is left out."""
-    pairs = (field.partition("=") for field in fields)
-    return {name: value for name, sign, value in pairs if sign}
-
-
-def required_names(fields: Iterable[str]) -> list[str]:
-    """Return the names that a worker must understand, without the `!`, in the order of the header."""
-    pairs = (field.partition("=") for field in fields)
-    return [
-        name.removeprefix(REQUIRED) for name, sign, _ in pairs if sign and name.startswith(REQUIRED)
-    ]

@@ -31,7 +31,7 @@ from gristmill.shared.operations import (
     SubmitCode,
     SuspectRoom,
 )
-from gristmill.shared.pauses import Pauses
+from gristmill.shared.queue_pauses import Pauses
 from gristmill.shared.records import Claimed
 from gristmill.shared.replication import write_to_replicas
 from gristmill.shared.request import Request

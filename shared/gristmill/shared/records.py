@@ -3,13 +3,14 @@
 The bytes of a record are described in `docs/protocol.md`; `lua/includes/records.lua` reads the header.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gristmill.shared.facts import read_facts
-
 NUM_FIELDS = 15
-"""Fixed fields of a header; facts follow."""
+"""Fixed fields of a header; facts follow (`facts.py`)."""
+
+REQUIRED = "!"
+"""First character of the name of a fact that a worker must understand."""
 
 MAX_COST = 2**24
 """Most tokens that one request counts as, so that no counter overflows (`lua/includes/records.lua`)."""
@@ -112,3 +113,17 @@ class Record:
             metadata=metadata,
             body=body,
         )
+
+
+def read_facts(fields: Iterable[str]) -> dict[str, str]:
+    """Return the facts of a header from its fields after the fixed ones; what has no `=` is left out."""
+    pairs = (field.partition("=") for field in fields)
+    return {name: value for name, sign, value in pairs if sign}
+
+
+def required_names(fields: Iterable[str]) -> list[str]:
+    """Return the names that a worker must understand, without the `!`, in the order of the header."""
+    pairs = (field.partition("=") for field in fields)
+    return [
+        name.removeprefix(REQUIRED) for name, sign, _ in pairs if sign and name.startswith(REQUIRED)
+    ]

@@ -10,37 +10,21 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from gristmill.shared import byte_size
 from gristmill.shared.errors import (
     GristmillError,
     NotReplicated,
     RedisUnreachable,
     SettingsError,
 )
+from gristmill.shared.redis_full import AT_LIMIT, RedisFull
 from gristmill.shared.redis_url import redacted
-
-_AT_LIMIT = "it uses its whole maxmemory"
-
-
-class RedisFull(OutOfMemoryError):
-    """Redis is at its `maxmemory` and refuses whatever adds data.
-
-    Args:
-        used_memory: Bytes that the server uses; 0 if this user may not ask.
-        max_memory: The server's `maxmemory` in bytes; 0 if this user may not ask.
-    """
-
-    def __init__(self, used_memory: int, max_memory: int) -> None:
-        used, limit = byte_size.in_words(used_memory), byte_size.in_words(max_memory)
-        known = f"used {used} of maxmemory {limit}" if max_memory else _AT_LIMIT
-        super().__init__(known)
 
 
 def trouble(error: Exception) -> str:
     """Return what is wrong with Redis, as the rest of a sentence that begins with its name."""
     detail = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, OutOfMemoryError) and not isinstance(error, RedisFull):
-        detail = _AT_LIMIT
+        detail = AT_LIMIT
     return f"{trouble_in_short(error)} ({detail})"
 
 

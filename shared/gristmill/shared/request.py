@@ -18,6 +18,7 @@ from ulid import ULID
 from gristmill.shared.body_fields import check_body, output_limit
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.facts import encode_facts
+from gristmill.shared.names import NAME, NAME_RULE, is_match, shown
 from gristmill.shared.prefix import prefix_of
 
 Priority = Literal["high", "normal", "low"]
@@ -48,10 +49,8 @@ EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}]}'
 MAX_ESTIMATE = 10**15 - 1
 """Largest estimate of tokens: the scripts accept 15 digits."""
 
-_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
 _OPTIONAL_NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{0,128}")
 _MODEL = re.compile(r"[^|\x00-\x1f]{0,256}")
-_NAME_RULE = "1 to 128 letters, digits or any of . _ : / @ = + -"
 
 
 def new_id(shard: str = "0") -> str:
@@ -66,16 +65,6 @@ def check_metadata(metadata: Mapping[str, Any], request_id: str | None = None) -
         InvalidRequest: The same cases as in `encode_body`.
     """
     _encode("metadata", metadata, request_id)
-
-
-def check_tenant(name: object) -> None:
-    """Check that a name is allowed for a tenant.
-
-    Raises:
-        InvalidRequest: The name is not allowed; the message has the rule.
-    """
-    if not _is_match(_NAME, name):
-        raise InvalidRequest(f"tenant {shown(name)} is not allowed; use {_NAME_RULE}")
 
 
 def encode_body(body: Mapping[str, Any]) -> bytes:
@@ -181,7 +170,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if not is_id(self.id):
-            raise InvalidRequest(f"id {shown(self.id)} is not allowed; use {_NAME_RULE}")
+            raise InvalidRequest(f"id {shown(self.id)} is not allowed; use {NAME_RULE}")
         self._check_types()
         if reason := self._broken_name() or self._broken_value():
             raise InvalidRequest(reason, request_id=self.id)
@@ -199,12 +188,12 @@ class Request:
 
     def _broken_name(self) -> str | None:
         """Return which name breaks its rule, or None."""
-        if not _is_match(_NAME, self.tenant):
-            return f"tenant {shown(self.tenant)} is not allowed; use {_NAME_RULE}"
+        if not is_match(NAME, self.tenant):
+            return f"tenant {shown(self.tenant)} is not allowed; use {NAME_RULE}"
         for name, value in (("batch", self.batch), ("reply", self.reply), ("prefix", self.prefix)):
-            if not _is_match(_OPTIONAL_NAME, value):
-                return f"{name} {shown(value)} is not allowed; use {_NAME_RULE}"
-        if not _is_match(_MODEL, self.model):
+            if not is_match(_OPTIONAL_NAME, value):
+                return f"{name} {shown(value)} is not allowed; use {NAME_RULE}"
+        if not is_match(_MODEL, self.model):
             return (
                 f"model {shown(self.model)} is not allowed; use up to 256 characters without | or"
                 " control characters"
@@ -276,20 +265,7 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
 
 def is_id(value: object) -> bool:
     """Return whether a value can be the id of a request."""
-    return _is_match(_NAME, value)
-
-
-def shown(value: object) -> str:
-    """Return a value for a message, cut to a readable length."""
-    try:
-        text = repr(value)
-    except ValueError:  # an int of more digits than Python writes
-        return f"a value of type {type(value).__name__} that cannot be shown"
-    return text if len(text) <= 80 else f"{text[:77]}... ({len(text):,} characters)"
-
-
-def _is_match(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
+    return is_match(NAME, value)
 
 
 def _is_int(value: object, low: int, high: int) -> bool:

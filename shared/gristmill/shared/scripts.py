@@ -13,7 +13,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from gristmill.shared.errors import WrongFormat
-from gristmill.shared.redis_trouble import RedisFull
+from gristmill.shared.redis_full import RedisFull
 
 _CORE = ("schema", "counters")
 _FINISHING = ("batches", "finish")

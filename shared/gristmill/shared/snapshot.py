@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.facts import required_names
 from gristmill.shared.keys import ALL_TENANTS, ORDERED_KINDS, PENDING
 from gristmill.shared.queue import Queue
-from gristmill.shared.records import NUM_FIELDS, cost_of
+from gristmill.shared.records import NUM_FIELDS, cost_of, required_names
 
 CHUNK = 500
 """Most ids that one call reads."""

@@ -10,7 +10,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.keys import Keys
-from gristmill.shared.request import check_tenant
+from gristmill.shared.names import check_tenant
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
 """Bounds of a tenant's weight; `lua/includes/tenants.lua` has the same."""

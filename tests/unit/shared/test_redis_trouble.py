@@ -9,9 +9,9 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from gristmill.shared.byte_size import in_words
 from gristmill.shared.errors import NotReplicated
-from gristmill.shared.redis_trouble import RedisFull, remedy, trouble, trouble_in_short
+from gristmill.shared.redis_full import RedisFull, in_words
+from gristmill.shared.redis_trouble import remedy, trouble, trouble_in_short
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import structlog
 from redis.exceptions import RedisError
 
-from gristmill.shared.brakes import Brake, write_brake
+from gristmill.shared.brakes import Brake
 from gristmill.shared.errors import LeaseLost, WrongFormat
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_brakes import write_brake
 from gristmill.worker.liveness import Liveness
 
 log = structlog.get_logger()
@@ -128,7 +129,9 @@ class Heartbeat:
         brake = self._liveness.brake
         if (worker, brake) == self._shown or (self._shown[0] != worker and brake is None):
             return
-        await write_brake(queue, worker, brake, now_ms)
+        await write_brake(
+            queue.redis, queue.keys, worker, brake, now_ms=now_ms, lease_ms=queue.limits.lease_ms
+        )
         self._shown = (worker, brake)
 
     def _tell(self, callback: Callable[..., object], value: object) -> None:

@@ -5,15 +5,16 @@ has the rule. The heartbeat and the probes read from `Liveness` why a worker is 
 """
 
 import time
+from typing import Protocol
 
 import structlog
 
 from gristmill.shared.brakes import Brake
+from gristmill.shared.records import Record
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.failure_brake import Cause, Change, FailureBrake, Outcome, Source
 from gristmill.worker.failures import Failure, failure_of_answer
-from gristmill.worker.in_flight import ClaimedRequest
 from gristmill.worker.liveness import Liveness
 
 log = structlog.get_logger()
@@ -30,6 +31,28 @@ REASONS = {
 }
 
 
+class RunRequest(Protocol):
+    """The part of a `ClaimedRequest` that the brake reads."""
+
+    claimed_at: float
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue that the request came from."""
+
+    @property
+    def record(self) -> Record:
+        """The record of the request."""
+
+    @property
+    def is_held(self) -> bool:
+        """True while this worker holds it."""
+
+
 class WorkerBrake:
     """The brake of one worker.
 
@@ -42,7 +65,7 @@ class WorkerBrake:
     def __init__(self, base_s: float, max_s: float, liveness: Liveness) -> None:
         self._rule = FailureBrake(base_s, max_s)
         self._liveness = liveness
-        self._try: ClaimedRequest | None = None
+        self._try: RunRequest | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -56,16 +79,16 @@ class WorkerBrake:
         is_trying = self._try is not None and self._try.is_held
         return not is_trying and self._rule.may_try(time.monotonic())
 
-    def begin_try(self, request: ClaimedRequest) -> None:
+    def begin_try(self, request: RunRequest) -> None:
         """Note the request that a braked worker claimed."""
         self._try = request
         self._rule.begin_try(time.monotonic())
 
-    def holds_back(self, request: ClaimedRequest) -> bool:
+    def holds_back(self, request: RunRequest) -> bool:
         """Return whether a claimed request must go back unstarted: the brake has closed since."""
         return self.is_closed and request is not self._try
 
-    def spares_after_answer(self, request: ClaimedRequest, response: Response) -> bool:
+    def spares_after_answer(self, request: RunRequest, response: Response) -> bool:
         """Note the engine's answer, as `spares` does; the worker's own refusals tell nothing."""
         if not response.is_refusal:
             return self.spares(request, failure_of_answer(response))
@@ -73,7 +96,7 @@ class WorkerBrake:
             self._rule.void_try(time.monotonic())
         return False
 
-    def spares(self, request: ClaimedRequest, failure: Failure | None) -> bool:
+    def spares(self, request: RunRequest, failure: Failure | None) -> bool:
         """Note the outcome of a run.
 
         Args:
@@ -99,7 +122,7 @@ class WorkerBrake:
         """Try again soon, because a new engine may be well."""
         self._rule.forget(time.monotonic())
 
-    def _report(self, change: Change | None, request: ClaimedRequest) -> None:
+    def _report(self, change: Change | None, request: RunRequest) -> None:
         if change == "closed" and self._rule.cause:
             self._report_closed(self._rule.cause, request)
         elif change:
@@ -107,7 +130,7 @@ class WorkerBrake:
             metrics.braked.set(0)
             log.info("worker.unbraked", kind=brake and brake.kind, reason=REASONS[change])
 
-    def _report_closed(self, cause: Cause, request: ClaimedRequest) -> None:
+    def _report_closed(self, cause: Cause, request: RunRequest) -> None:
         failure, self._try = cause.failure, None
         brake = Brake(
             failure.kind, cause.num_failed, cause.num_outcomes, failure.message, request.id
@@ -127,6 +150,6 @@ class WorkerBrake:
         )
 
 
-def _source(request: ClaimedRequest) -> Source:
+def _source(request: RunRequest) -> Source:
     record = request.record
     return Source(request.queue, record.tenant, record.batch, record.endpoint, record.model)

@@ -31,7 +31,7 @@ def batch_group() -> None:
 def _checked_tenant(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
     """Refuse a name that no tenant can have before anything else happens."""
     if name is not None:
-        from gristmill.shared.request import check_tenant
+        from gristmill.shared.names import check_tenant
 
         check_tenant(name)
     return name

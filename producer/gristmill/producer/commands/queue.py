@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gristmill.producer.commands.batch import batch_options
-from gristmill.shared.byte_size import in_words
 from gristmill.shared.cli import queue_options, say
+from gristmill.shared.redis_full import in_words
 
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
@@ -44,10 +44,10 @@ def stats(as_json: bool, settings: "QueueSettings") -> None:
 
 
 async def _view(queue: "Queue") -> tuple["Stats", dict[str, "Brake"]]:
-    from gristmill.shared.brakes import read_brakes
+    from gristmill.shared.queue_brakes import read_brakes
 
     view = await queue.stats()
-    return view, await read_brakes(queue, view.workers)
+    return view, await read_brakes(queue.redis, queue.keys, view.workers)
 
 
 def _lines(name: str, view: "Stats", brakes: Mapping[str, "Brake"]) -> list[str]:

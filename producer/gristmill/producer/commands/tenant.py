@@ -166,7 +166,7 @@ def purge(name: str, yes: bool, as_json: bool, settings: "BatchSettings") -> int
     """
     from gristmill.producer.commands.purge_session import confirm, run_purge
     from gristmill.producer.purge import purge_tenant
-    from gristmill.shared.request import check_tenant
+    from gristmill.shared.names import check_tenant
 
     check_tenant(name)
     confirm(

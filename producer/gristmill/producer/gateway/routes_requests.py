@@ -20,7 +20,7 @@ from gristmill.producer.gateway.request_body import BODY_SCHEMA, queued_request,
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import NotFound, QueueFull
 from gristmill.shared.media import names_media
-from gristmill.shared.redis_trouble import RedisFull
+from gristmill.shared.redis_full import RedisFull
 from gristmill.shared.request import Request as QueuedRequest
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end

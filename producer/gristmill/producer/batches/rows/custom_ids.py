@@ -6,7 +6,8 @@ from hashlib import blake2b
 import orjson
 
 from gristmill.producer.batches.rows.lines import BadLine, Line
-from gristmill.shared.request import Request, shown
+from gristmill.shared.names import shown
+from gristmill.shared.request import Request
 from gristmill.shared.request_json import MAX_CUSTOM_ID
 
 MAX_NAMED = 1000

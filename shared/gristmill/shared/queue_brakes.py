@@ -1,0 +1,41 @@
+"""Write and read which workers of a queue are braked."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+import orjson
+
+from gristmill.shared.brakes import FIELD, Brake
+from gristmill.shared.keys import Keys
+
+
+async def write_brake(
+    redis: Any, keys: Keys, worker: str, brake: Brake | None, *, now_ms: int, lease_ms: int
+) -> None:
+    """Write that a worker is braked, or delete the fact.
+
+    Args:
+        redis: Client of the queue.
+        keys: Keys of the queue.
+        worker: A registered worker.
+        brake: Why it is braked; None if it is not.
+        now_ms: Redis time.
+        lease_ms: Lease of the queue's workers.
+    """
+    key = keys.worker(worker)
+    if brake is None:
+        await redis.hdel(key, FIELD)
+        return
+    await redis.hset(key, FIELD, orjson.dumps(asdict(brake) | {"at_ms": now_ms}))
+    await redis.pexpire(key, lease_ms * 4)  # the lease may have ended in between
+
+
+async def read_brakes(redis: Any, keys: Keys, workers: Iterable[str]) -> dict[str, Brake]:
+    """Return those of the workers that are braked, and why."""
+    brakes = {}
+    for worker in workers:
+        if note := await redis.hget(keys.worker(worker), FIELD):
+            known = orjson.loads(note)
+            brakes[worker] = Brake(**{field.name: known[field.name] for field in fields(Brake)})
+    return brakes
