@@ -1,11 +1,12 @@
 """Delete every key of a queue. `gristmill queue purge` calls it; the objects of its batches go before."""
 
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
+from gristmill.shared.chunking import chunks
 from gristmill.shared.key_scan import scan_keys, scan_names
 from gristmill.shared.queue import Queue
+from gristmill.shared.snapshot import read_together
 from gristmill.shared.tenant_data import DataKind
 
 
@@ -23,11 +24,14 @@ class Holders(NamedTuple):
 
 async def holders(queue: Queue) -> Holders:
     """Return who holds a lease on the queue or on one of its batches."""
-    now_ms = int(time.time() * 1000)  # not `stats`, which refuses a queue of another format
-    ends: Any = await queue.redis.zrange(queue.keys.workers, 0, -1, withscores=True)
+    # `stats` would refuse a queue of another format.
+    (now_s, _), flat = await read_together(
+        queue, ("TIME",), ("ZRANGE", queue.keys.workers, 0, -1, "WITHSCORES")
+    )
     batches = [batch async for some in scan_names(queue, "batch_lease") for batch in some]
     return Holders(
-        sorted(worker.decode() for worker, end_ms in ends if end_ms > now_ms), sorted(set(batches))
+        sorted(w.decode() for w, end_ms in chunks(flat, 2) if float(end_ms) > int(now_s) * 1000),
+        sorted(set(batches)),
     )
 
 
