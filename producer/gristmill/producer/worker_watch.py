@@ -9,7 +9,7 @@ import time
 from redis.exceptions import RedisError
 
 from gristmill.shared.log import warn
-from gristmill.shared.operations import Stats
+from gristmill.shared.operations import Stats, num_live_workers
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_trouble import trouble
@@ -48,7 +48,7 @@ class WorkerWatch:
             return
         stats = await retrying(self._queue.stats)
         self._next_look_s = time.monotonic() + LOOK_INTERVAL_S
-        if num_live_workers(stats):
+        if num_live_workers(stats.workers):
             self._has_warned = False
         elif not self._has_warned:
             self._has_warned = True
@@ -70,14 +70,9 @@ class WorkerWatch:
         return state_in_words(self._queue.keys.queue, stats)
 
 
-def num_live_workers(stats: Stats) -> int:
-    """Return how many workers hold a lease that has not ended."""
-    return sum(left_ms > 0 for left_ms in stats.workers.values())
-
-
 def state_in_words(name: str, stats: Stats) -> str:
     """Return what is in a queue, who serves it, and what to do."""
-    counters, num_live = stats.counters, num_live_workers(stats)
+    counters, num_live = stats.counters, num_live_workers(stats.workers)
     depth = f"{counters.get('queued', 0):,} queued, {counters.get('in_flight', 0):,} in flight"
     if num_live == 0:
         start = f"start one: gristmill worker --queue {name} -- --model MODEL"

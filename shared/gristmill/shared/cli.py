@@ -149,19 +149,23 @@ def exit_code(error: GristmillError) -> int:
     return REDIS_UNREACHABLE if isinstance(error, RedisUnreachable) else OTHER_ERROR
 
 
+redis_url_option = click.option(
+    "--redis-url",
+    metavar="URL",
+    help="URL of Redis.  [env: REDIS_URL; default: redis://localhost:6379/0]",
+)
+queue_option = click.option(
+    "--queue",
+    metavar="NAME",
+    help="Name of the queue.  [env: GRISTMILL_QUEUE; default: default]",
+)
+
+
 def queue_options(command: Callable[P, R]) -> Callable[..., R]:
     """Add `--redis-url` and `--queue` to a command; it gets `settings`, a `QueueSettings`."""
 
-    @click.option(
-        "--redis-url",
-        metavar="URL",
-        help="URL of Redis.  [env: REDIS_URL; default: redis://localhost:6379/0]",
-    )
-    @click.option(
-        "--queue",
-        metavar="NAME",
-        help="Name of the queue.  [env: GRISTMILL_QUEUE; default: default]",
-    )
+    @redis_url_option
+    @queue_option
     @functools.wraps(command)
     def with_settings(*args: Any, redis_url: str | None, queue: str | None, **options: Any) -> R:
         from gristmill.shared.settings import QueueSettings, read_settings

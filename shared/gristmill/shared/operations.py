@@ -243,6 +243,15 @@ class Stats:
         )
 
 
+def num_live_workers(workers: Mapping[str, int]) -> int:
+    """Return how many workers hold a lease that has not ended.
+
+    Args:
+        workers: Worker -> ms until its lease ends, as in `Stats`.
+    """
+    return sum(left_ms > 0 for left_ms in workers.values())
+
+
 def _tokens_per_s(tokens: int, busy_ms: int) -> float | None:
     return tokens / busy_ms * 1000 if tokens and busy_ms else None
 

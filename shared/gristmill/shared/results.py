@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import orjson
 
+from gristmill.shared.answers import answer_text, list_in, mapping, message_in, token_counts
+from gristmill.shared.one_line import one_line
+
 Status = Literal["succeeded", "failed", "cancelled", "expired"]
 
 _HEAD = re.compile(rb'\{"id":"[^"]*","status":"[a-z]+","endpoint":"[^"]*","tenant":"([^"]*)"')
-
-MAX_TOKENS = 10**9
-"""Most tokens that one request can have; a larger number from a server counts as 0."""
 
 
 def response_outcome(
@@ -138,7 +138,7 @@ class Result:
 
         It is None for a failure and for answers without choices.
         """
-        choices = _list(mapping(self.body).get("choices"))
+        choices = list_in(mapping(self.body).get("choices"))
         reason = mapping(choices[0]).get("finish_reason") if choices and self.is_success else None
         return reason if isinstance(reason, str) else None
 
@@ -153,58 +153,5 @@ class Result:
         if self.is_success:
             return ""
         if self.error:
-            return _one_line(f"{self.error.get('code')}: {self.error.get('message')}")
-        detail = mapping(self.body).get("error", self.body)
-        message = detail.get("message", detail) if isinstance(detail, dict) else detail
-        return _one_line(f"HTTP {self.status_code}: {message}")
-
-
-def _one_line(text: str) -> str:
-    """Return a text with each run of white space as one space; pydantic's errors have several lines."""
-    return " ".join(text.split())
-
-
-def answer_text(body: Any) -> str | None:
-    """Return the text in an engine's answer, or None if it has none.
-
-    Chat and completions have choices, and the first one counts. The Responses API and Anthropic's Messages
-    API have a list of parts, and the texts of all parts are joined.
-    """
-    answer = mapping(body)
-    choices = _list(answer.get("choices"))
-    if choices:
-        first = mapping(choices[0])
-        found = first.get("text", mapping(first.get("message")).get("content"))
-        return found if isinstance(found, str) else None
-    parts = _list(answer.get("content"))
-    for item in _list(answer.get("output")):
-        parts = [*parts, *_list(mapping(item).get("content"))]
-    kinds = ("text", "output_text")
-    texts = [mapping(part).get("text") for part in parts if mapping(part).get("type") in kinds]
-    return "".join(text for text in texts if isinstance(text, str)) if texts else None
-
-
-def token_counts(body: Any) -> tuple[int, int]:
-    """Return prompt and output tokens of an engine's answer, under either API's names.
-
-    Chat and completions say prompt_tokens and completion_tokens; the Responses API says
-    input_tokens and output_tokens.
-    """
-    usage = mapping(mapping(body).get("usage"))
-    prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
-    output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
-    return token_count(prompt_tokens), token_count(output_tokens)
-
-
-def token_count(value: Any) -> int:
-    """Return a number of tokens; 0 if a server's value is not a plausible number."""
-    return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a value that is an object; otherwise an empty object."""
-    return value if isinstance(value, dict) else {}
+            return one_line(f"{self.error.get('code')}: {self.error.get('message')}")
+        return one_line(f"HTTP {self.status_code}: {message_in(self.body)}")

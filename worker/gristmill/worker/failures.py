@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from gristmill.shared.results import mapping
+from gristmill.shared.answers import mapping
+from gristmill.shared.one_line import one_line
 from gristmill.worker.engine.interface import Response
 
 MAX_MESSAGE_CHARS = 200
@@ -83,7 +84,7 @@ def _type_and_code(error: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _one_line(message: Any) -> str:
-    return " ".join(str(message).split())[:MAX_MESSAGE_CHARS]
+    return one_line(str(message))[:MAX_MESSAGE_CHARS]
 
 
 def _name(value: Any) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gristmill.producer.commands.session import absence
 from gristmill.shared.cli import say
-from gristmill.shared.operations import Stats
+from gristmill.shared.operations import Stats, num_live_workers
 
 LOOK_S = 1.0
 """Longest time between two looks at the workers, in seconds."""
@@ -29,7 +29,7 @@ class HoldUps:
 
     def tell(self, stats: Stats) -> None:
         """Report what has changed since the last call."""
-        self.is_served = any(left_ms > 0 for left_ms in stats.workers.values())
+        self.is_served = num_live_workers(stats.workers) > 0
         self._tell_problem(absence(self._queue, stats.workers) or self._silence(stats.workers))
         num_suspects = stats.depth_by_lane["suspect"]
         if num_suspects and not self._has_suspects:

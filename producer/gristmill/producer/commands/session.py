@@ -13,6 +13,7 @@ from gristmill.producer.client import Client
 from gristmill.shared.cli import say
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.operations import num_live_workers
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import RETRIES_BEFORE_NOTICE, announce_redis_waits
 from gristmill.shared.settings import QueueSettings
@@ -95,7 +96,7 @@ def absence(queue: str, workers: Mapping[str, int]) -> str | None:
         workers: Worker -> milliseconds left of its lease; 0 or less for a dead worker that was not
             reaped yet.
     """
-    if any(left_ms > 0 for left_ms in workers.values()):
+    if num_live_workers(workers):
         return None
     what = f"no worker of queue {queue} is alive" if workers else f"no worker serves queue {queue}"
     return f"{what}; start one: gristmill worker --queue {queue} -- --model MODEL"

@@ -2,20 +2,13 @@
 
 import click
 
+from gristmill.shared.cli import queue_option, redis_url_option
 from gristmill.shared.settings import read_settings
 
 
 @click.command()
-@click.option(
-    "--redis-url",
-    metavar="URL",
-    help="URL of Redis.  [env: REDIS_URL; default: redis://localhost:6379/0]",
-)
-@click.option(
-    "--queue",
-    metavar="NAME",
-    help="Name of the queue.  [env: GRISTMILL_QUEUE; default: default]",
-)
+@redis_url_option
+@queue_option
 @click.option(
     "--host", help="Address to listen on.  [env: GRISTMILL_GATEWAY_HOST; default: 127.0.0.1]"
 )

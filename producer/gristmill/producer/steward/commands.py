@@ -4,18 +4,12 @@ import sys
 
 import click
 
+from gristmill.shared.cli import queue_option, redis_errors, redis_url_option
+
 
 @click.command()
-@click.option(
-    "--redis-url",
-    metavar="URL",
-    help="URL of Redis.  [env: REDIS_URL; default: redis://localhost:6379/0]",
-)
-@click.option(
-    "--queue",
-    metavar="NAME",
-    help="Name of the queue.  [env: GRISTMILL_QUEUE; default: default]",
-)
+@redis_url_option
+@queue_option
 def steward(redis_url: str | None, queue: str | None) -> None:
     """Run batches until a signal stops it: validate files, submit lines, write rows, call webhooks.
 
@@ -26,7 +20,6 @@ def steward(redis_url: str | None, queue: str | None) -> None:
     from gristmill.producer.steward.jobs import steward_jobs
     from gristmill.producer.steward.process import run_steward
     from gristmill.producer.steward.settings import StewardSettings
-    from gristmill.shared.cli import redis_errors
     from gristmill.shared.settings import read_settings
 
     settings = read_settings(StewardSettings, redis_url=redis_url, queue=queue)

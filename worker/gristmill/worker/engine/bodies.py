@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field, TypeAdapter
 
-from gristmill.shared.results import mapping, token_count, token_counts
+from gristmill.shared.answers import mapping, token_count, token_counts
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response
 

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 
 from gristmill.producer.batches.rows.lines import BadLine
+from gristmill.shared.answers import message_in
 from gristmill.shared.one_line import one_line
 from gristmill.shared.results import Result
 
@@ -77,10 +78,7 @@ def failure_in_words(row: dict[str, Any]) -> str:
     if response is None:
         cause = f"{error['code']}: {error.get('message', '')}" if error else "no answer"
         return one_line(cause, MAX_CAUSE)
-    body = response["body"]
-    told = body.get("error", body) if isinstance(body, dict) else body
-    message = told.get("message", told) if isinstance(told, dict) else told
-    return one_line(f"HTTP {response['status_code']}: {message}", MAX_CAUSE)
+    return one_line(f"HTTP {response['status_code']}: {message_in(response['body'])}", MAX_CAUSE)
 
 
 def line_number(row: dict[str, Any], run: str) -> int:

@@ -28,11 +28,7 @@ end
 local function return_parked(reason, number)
   local popped = call("ZPOPMIN", parked_key(reason), number)
   for i = #popped - 1, 1, -2 do
-    local record = call("GET", prefix .. "request:" .. popped[i])
-    if record then
-      local _, _, crashes = attempts_of(popped[i])
-      enqueue(popped[i], header_of(record), crashes, true)
-    end
+    return_to_lane(popped[i], true)
   end
   if call("EXISTS", parked_key(reason)) == 0 then
     call("SREM", prefix .. "parked", reason)

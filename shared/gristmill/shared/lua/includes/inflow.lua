@@ -1,18 +1,23 @@
--- inflow: requests that become claimable during a claim: delayed ones that are due, and elements of the inbox. Part of
--- claim.
+-- inflow: requests that a claim brings back to their lanes, delayed ones that are due, and elements of the inbox. Part
+-- of claim.
 
 local MAX_PROMOTED, MAX_INBOX = 200, 16 -- ids and elements that one claim takes
+
+-- Put an id that waited elsewhere into its lane; one without a request is dropped.
+local function return_to_lane(id, is_at_front)
+  local record = call("GET", prefix .. "request:" .. id)
+  if record then
+    local _, _, crashes = attempts_of(id)
+    enqueue(id, header_of(record), crashes, is_at_front)
+  end
+end
 
 -- Return due retries and start times to their lanes.
 local function promote_delayed(claim)
   local due = call("ZRANGE", prefix .. "delayed", 0, claim.time_ms, "BYSCORE", "LIMIT", 0, MAX_PROMOTED)
   for _, id in ipairs(due) do
     call("ZREM", prefix .. "delayed", id)
-    local record = call("GET", prefix .. "request:" .. id)
-    if record then
-      local _, _, crashes = attempts_of(id)
-      enqueue(id, header_of(record), crashes, false)
-    end
+    return_to_lane(id, false)
   end
 end
 

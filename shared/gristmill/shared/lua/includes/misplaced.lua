@@ -12,11 +12,7 @@ end
 local function move_from(key, kind, number)
   local popped, num_moved = call(kind == "pending" and "LPOP" or "ZPOPMIN", key, number) or {}, 0
   for i = 1, #popped, kind == "pending" and 1 or 2 do
-    local record = call("GET", prefix .. "request:" .. popped[i])
-    if record then
-      local _, _, crashes = attempts_of(popped[i])
-      enqueue(popped[i], header_of(record), crashes, false)
-    end
+    return_to_lane(popped[i], false)
     num_moved = num_moved + 1
   end
   return num_moved
