@@ -3,6 +3,7 @@
 local MAX_FINISHED_IDS = 10000
 
 local batch_counts, finished = {}, {} -- batch -> status -> amount; client -> ids
+local ended = {} -- ids whose attempts nobody counts any more
 
 local function outcome_without_response(attempt, code, message)
   return '"attempt":' .. attempt .. ',"response":null,"error":{"code":"' .. code .. '","message":"' .. message .. '"}'
@@ -36,7 +37,7 @@ local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
     return false
   end
   call("UNLINK", prefix .. "request:" .. id)
-  call("HDEL", prefix .. "attempts", id)
+  ended[#ended + 1] = id
   if header.deadline_ms > 0 then
     call("ZREM", prefix .. "deadlines", id)
   end
@@ -44,6 +45,12 @@ local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
   count_record(header.tenant, -1, record)
   note_end(id, header, status)
   return true
+end
+
+writers[#writers + 1] = function()
+  for from = 1, #ended, MAX_UNPACKED do
+    call("HDEL", prefix .. "attempts", unpack(ended, from, math.min(from + MAX_UNPACKED - 1, #ended)))
+  end
 end
 
 writers[#writers + 1] = function(_, time_ms)
