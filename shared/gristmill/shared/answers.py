@@ -45,6 +45,23 @@ def token_counts(body: Any) -> tuple[int, int]:
     return token_count(prompt_tokens), token_count(output_tokens)
 
 
+def cached_tokens(body: Any) -> int:
+    """Return the prompt tokens of an answer that were in the prefix cache; 0 if the engine does not say."""
+    return _detail(body, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens")
+
+
+def reasoning_tokens(body: Any) -> int:
+    """Return the output tokens of an answer's reasoning; 0 if the engine does not say."""
+    names = ("completion_tokens_details", "output_tokens_details")
+    return _detail(body, names, "reasoning_tokens")
+
+
+def _detail(body: Any, details: tuple[str, str], name: str) -> int:
+    """Return a number in the details of the usage, which the two APIs of OpenAI name differently."""
+    usage = mapping(mapping(body).get("usage"))
+    return token_count(mapping(usage.get(details[0]) or usage.get(details[1])).get(name))
+
+
 def token_count(value: Any) -> int:
     """Return a number of tokens; 0 if a server's value is not a plausible number."""
     return value if type(value) is int and 0 <= value <= MAX_TOKENS else 0

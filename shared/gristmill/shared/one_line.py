@@ -1,4 +1,13 @@
-"""Make one line of a text that has any length; for lists, messages and failures."""
+"""Make one line of a text that has any length, or of a value as JSON; for lists, messages, failures and rows."""
+
+from typing import Any
+
+import orjson
+
+_LINE_BREAKS = ("\u0085", "\u2028", "\u2029")
+"""Line breaks that JSON may hold as they are; it must escape all others."""
+
+_ESCAPES = tuple((mark.encode(), b"\\u%04x" % ord(mark)) for mark in _LINE_BREAKS)
 
 
 def one_line(text: str, max_characters: int | None = None) -> str:
@@ -12,3 +21,19 @@ def one_line(text: str, max_characters: int | None = None) -> str:
     if max_characters is None or len(line) <= max_characters:
         return line
     return f"{line[: max_characters - 3]}..."
+
+
+def json_line(value: Any, option: int = 0) -> bytes:
+    """Return a value as one line of JSON, with its line end.
+
+    It escapes U+0085, U+2028 and U+2029: JSON allows them in texts, but `str.splitlines` and the line
+    iterators of HTTP clients end a line there (https://docs.python.org/3/library/stdtypes.html#str.splitlines).
+
+    Args:
+        value: Any value that orjson writes.
+        option: Options of orjson.
+    """
+    line = orjson.dumps(value, option=option | orjson.OPT_APPEND_NEWLINE)
+    for mark, escape in _ESCAPES:
+        line = line.replace(mark, escape)
+    return line

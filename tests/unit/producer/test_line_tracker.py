@@ -59,6 +59,34 @@ def test_a_line_gets_one_row_however_often_its_result_comes(
     assert [orjson.loads(row)["custom_id"] for row in rows] == ["c1"]
 
 
+def test_the_usage_has_cached_and_reasoning_tokens_of_both_apis(tracker: LineTracker) -> None:
+    chat = {
+        "prompt_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens": 5,
+        "completion_tokens_details": {"reasoning_tokens": 3},
+    }
+    responses = {
+        "input_tokens": 9,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 3},
+    }
+    silent = {"prompt_tokens": 9, "prompt_tokens_details": None, "completion_tokens": 5}
+    for number, usage in enumerate((chat, responses, silent), 1):
+        tracker.expect(line(number))
+        tracker.finish(result(number, body={"usage": usage}))
+    tracker.rows.flush()
+    usage = tracker.take_changes(STATE)[0].usage
+    assert usage.model_dump() == {
+        "input_tokens": 27,
+        "input_tokens_details": {"cached_tokens": 8},
+        "output_tokens": 15,
+        "output_tokens_details": {"reasoning_tokens": 6},
+        "total_tokens": 42,
+    }
+
+
 def test_the_next_commit_has_only_what_came_after_the_last_one(tracker: LineTracker) -> None:
     tracker.expect(line(1))
     tracker.finish_bad(BadLine(2, "why", "c2"))

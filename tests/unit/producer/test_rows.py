@@ -8,8 +8,10 @@ from gristmill.producer.batches.rows import (
     CustomIds,
     Line,
     LineReader,
+    bad_line_row,
     lines_of,
     result_row,
+    unanswered_row,
 )
 from gristmill.shared.results import Result
 
@@ -67,6 +69,64 @@ def test_a_row_embeds_the_body_or_says_why_there_is_none() -> None:
     }
 
 
+@pytest.mark.parametrize("mark", ["\u0085", "\u2028", "\u2029"])
+def test_no_reader_of_lines_splits_a_row(mark: str) -> None:
+    text = f"one{mark}two"
+    for row in (
+        result_row(result(body={"text": text}, metadata={"custom_id": text, "note": text})),
+        unanswered_row("run-1", text, "failed", text),
+        bad_line_row("run", BadLine(1, text, text)),
+    ):
+        assert len(row.decode().splitlines()) == 1
+        assert orjson.loads(row)["custom_id"] == text
+    row = orjson.loads(result_row(result(body={"text": text})))
+    assert row["response"]["body"] == {"text": text}
+
+
+def test_a_row_has_the_metadata_of_its_line() -> None:
+    metadata = {"custom_id": "a", "row": 17, "gold": "one"}
+    rest = {"row": 17, "gold": "one"}
+    assert orjson.loads(result_row(result(metadata=metadata)))["metadata"] == rest
+    raw = b'{"custom_id": "a", "body": {"n": 1}, "metadata": {"row": 17, "gold": "one"}}'
+    bad = LineReader("run", max_request_bytes=1024).read(Line(1, raw, 0, 0))
+    assert isinstance(bad, BadLine)
+    assert orjson.loads(bad_line_row("run", bad))["metadata"] == rest
+
+
+def test_metadata_too_deep_for_a_row_is_left_out() -> None:
+    deep = orjson.loads(b'{"a":' * 254 + b"1" + b"}" * 254)
+    row = orjson.loads(result_row(result(metadata={"custom_id": "a", "deep": deep})))
+    assert (row["custom_id"], row["response"]["status_code"], row.keys() >= {"metadata"}) == (
+        "a",
+        200,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "custom_id"),
+    [
+        (b'{"custom_id": 10, "body": {"prompt": "x"}}', "10"),
+        (b'{"custom_id": 1.5, "body": {"prompt": "x"}}', "1.5"),
+        (b'{"id": "m1", "body": {"prompt": "x"}, "priority": "urgent"}', "m1"),
+        (b'{"custom_id": null, "id": 7, "prompt": "x"}', "7"),
+        (b'{"custom_id": true, "body": {"prompt": "x"}}', None),
+        (b'{"custom_id": ["a"], "body": {"prompt": "x"}}', None),
+        (b'{"prompt": "x", "stream": true}', None),
+        (b"{broken", None),
+        (b"[1]", None),
+    ],
+)
+def test_a_bad_line_never_takes_the_custom_id_of_another_line(
+    raw: bytes, custom_id: str | None
+) -> None:
+    bad = LineReader("run", max_request_bytes=1024).read(Line(3, raw, 0, 0))
+    assert isinstance(bad, BadLine)
+    row = orjson.loads(bad_line_row("run", bad))
+    assert row["custom_id"] == custom_id
+    assert row["response"]["body"]["error"]["message"].startswith("line 3: ")
+
+
 def test_a_row_that_cannot_be_written_is_an_error_of_that_line_alone() -> None:
     deep = orjson.loads(b'{"a":' * 300 + b"1" + b"}" * 300)
     row = orjson.loads(result_row(result(body=deep)))
@@ -79,7 +139,7 @@ def test_a_bad_line_says_why_without_the_id_of_its_request() -> None:
     bad = reader.read(
         Line(7, b'{"custom_id": "a", "body": {"prompt": "x"}, "max_attempts": 0}', 0, 0)
     )
-    assert bad == BadLine(7, "max_attempts is 0; use 1 to 100", "a", "invalid_request")
+    assert bad == BadLine(7, "max_attempts is 0; use 1 to 100", "a", "invalid_request", {})
     assert str(bad) == "line 7: max_attempts is 0; use 1 to 100"
 
 

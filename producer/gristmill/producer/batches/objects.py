@@ -91,11 +91,25 @@ class RequestCounts(_ApiObject):
         return self.completed + self.failed + self.cancelled + self.expired
 
 
+class InputTokensDetails(_ApiObject):
+    """Prompt tokens that were in the prefix cache, as far as the engine says."""
+
+    cached_tokens: int = 0
+
+
+class OutputTokensDetails(_ApiObject):
+    """Output tokens of the reasoning, as far as the engine says."""
+
+    reasoning_tokens: int = 0
+
+
 class BatchUsage(_ApiObject):
     """Tokens of the answers of a batch so far."""
 
     input_tokens: int = 0
+    input_tokens_details: InputTokensDetails = InputTokensDetails()
     output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int = 0
 
 

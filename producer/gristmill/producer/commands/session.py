@@ -13,6 +13,7 @@ from gristmill.producer.client import Client
 from gristmill.shared.cli import say
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.one_line import json_line
 from gristmill.shared.operations import num_live_workers
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import RETRIES_BEFORE_NOTICE, announce_redis_waits
@@ -130,4 +131,4 @@ def stdout_bytes() -> BinaryIO:
 
 def print_json(value: Any) -> None:
     """Print data for a program: one line of JSON on stdout."""
-    click.echo(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+    click.echo(json_line(value, orjson.OPT_NON_STR_KEYS), nl=False)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field, TypeAdapter
 
-from gristmill.shared.answers import mapping, token_count, token_counts
+from gristmill.shared.answers import cached_tokens, mapping, token_counts
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response
 
@@ -70,15 +70,13 @@ def described(status: int, body: bytes, fields: Any) -> Response:
     """
     if not isinstance(fields, dict):
         return Response(status, body)
-    usage = mapping(fields.get("usage"))
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     prompt_tokens, output_tokens = token_counts(fields)
     return Response(
         status,
         body,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        cached_tokens=token_count(mapping(details).get("cached_tokens")),
+        cached_tokens=cached_tokens(fields),
         finish_reason=_finish_reason(fields),
         model=_model(fields),
     )

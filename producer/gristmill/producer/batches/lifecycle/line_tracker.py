@@ -7,17 +7,24 @@ from typing import Any
 
 from gristmill.producer.batches.batch_state import BatchState, ByteRange, Checkpoint
 from gristmill.producer.batches.lifecycle.row_buffer import RowBuffer
-from gristmill.producer.batches.objects import BatchRecord, BatchUsage, Closing
+from gristmill.producer.batches.objects import (
+    BatchRecord,
+    BatchUsage,
+    Closing,
+    InputTokensDetails,
+    OutputTokensDetails,
+)
 from gristmill.producer.batches.parts import Part
 from gristmill.producer.batches.rows import (
     BadLine,
     Line,
+    Names,
     bad_line_row,
-    custom_id_of,
-    custom_id_of_line,
+    names_of,
     result_row,
     unanswered_row,
 )
+from gristmill.shared.answers import cached_tokens, reasoning_tokens
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
@@ -91,8 +98,12 @@ class LineTracker:
     def finish_unanswered(self, line: Line, entry: Request | BadLine) -> None:
         """Give a line that the queue never had the row of the batch's closing."""
         self._drop(line.number)
-        custom_id = custom_id_of(entry) if isinstance(entry, Request) else custom_id_of_line(line)
-        self._add_unanswered(self.id_of(line.number), custom_id)
+        names = (
+            names_of(entry)
+            if isinstance(entry, Request)
+            else Names(entry.custom_id, entry.metadata)
+        )
+        self._add_unanswered(self.id_of(line.number), names)
 
     def finish(self, result: Result) -> bool:
         """Give a line the row of its result; return False if the line has a row already."""
@@ -104,11 +115,9 @@ class LineTracker:
         if result.is_success:
             self.rows.add("output", row)
             self._counts["completed"] += 1
-            prompt_tokens, output_tokens = result.tokens
-            self._usage["input_tokens"] += prompt_tokens
-            self._usage["output_tokens"] += output_tokens
+            self._usage.update(_usage_of(result))
         elif self.closing and result.status in UNANSWERED:
-            self._add_unanswered(result.id, str((result.metadata or {}).get("custom_id")))
+            self._add_unanswered(result.id, names_of(result))
         else:
             status = result.status if result.status in UNANSWERED else "failed"
             self._add_error(row, status)
@@ -150,9 +159,11 @@ class LineTracker:
             self.outstanding_bytes -= place.size
         return place is not None
 
-    def _add_unanswered(self, request_id: str, custom_id: str) -> None:
+    def _add_unanswered(self, request_id: str, names: Names) -> None:
         closing = self.closing or "cancelled"
-        self._add_error(unanswered_row(request_id, custom_id, *UNANSWERED[closing]), closing)
+        code, message = UNANSWERED[closing]
+        row = unanswered_row(request_id, names.custom_id, code, message, names.metadata)
+        self._add_error(row, closing)
 
     def _add_error(self, row: bytes, count: str) -> None:
         self.rows.add("error", row)
@@ -164,9 +175,23 @@ def number_of(request_id: str) -> int:
     return int(request_id.rpartition("-")[2])
 
 
+def _usage_of(result: Result) -> dict[str, int]:
+    prompt_tokens, output_tokens = result.tokens
+    return {
+        "input": prompt_tokens, "output": output_tokens,
+        "cached": cached_tokens(result.body), "reasoning": reasoning_tokens(result.body),
+    }  # fmt: skip
+
+
 def _more_usage(before: BatchUsage, more: Counter[str]) -> BatchUsage:
-    input_tokens = before.input_tokens + more["input_tokens"]
-    output_tokens = before.output_tokens + more["output_tokens"]
+    input_tokens = before.input_tokens + more["input"]
+    output_tokens = before.output_tokens + more["output"]
+    num_cached = before.input_tokens_details.cached_tokens + more["cached"]
+    num_reasoning = before.output_tokens_details.reasoning_tokens + more["reasoning"]
     return BatchUsage(
-        input_tokens=input_tokens, output_tokens=output_tokens, total_tokens=input_tokens + output_tokens
-    )  # fmt: skip
+        input_tokens=input_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=num_cached),
+        output_tokens=output_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning),
+        total_tokens=input_tokens + output_tokens,
+    )

@@ -8,6 +8,7 @@ from gristmill.producer.batches.rows import (
     CustomIds,
     Line,
     LineReader,
+    bad_request,
     custom_id_of,
     duplicate_line,
     take_lines,
@@ -68,28 +69,26 @@ class LineValidator:
 
     def _misfit(self, number: int, request: Request) -> BadLine | None:
         """Return the error of a request that may not run in this batch, else None."""
-        custom_id = custom_id_of(request)
         try:
             check_media(request, self._media_domains, look_up=False)
         except InvalidRequest as error:
-            return BadLine(number, error.reason, custom_id, "invalid_media_url")
+            return bad_request(number, request, error.reason, "invalid_media_url")
         if request.endpoint != self._batch.endpoint:
             reason = (
                 f"its url is {request.endpoint}, the batch's is {self._batch.endpoint};"
                 " create one batch per url"
             )
-            return BadLine(number, reason, custom_id, "url_mismatch")
+            return bad_request(number, request, reason, "url_mismatch")
         if self._fleet and (refusal := self._fleet.refusal(request)):
-            return BadLine(number, refusal.reason, custom_id, refusal.code)
+            return bad_request(number, request, refusal.reason, refusal.code)
         if (request.tenant, request.batch) != (self._batch.tenant, self._batch.id):
             reason = "it names a tenant or a batch, but runs for the batch's tenant; leave both out"
-            return BadLine(number, reason, custom_id)
+            return bad_request(number, request, reason)
         return None
 
     def _unlike_others(self, number: int, request: Request) -> BadLine | None:
         """Return the error of a request that does not fit the earlier lines, else None."""
-        custom_id = custom_id_of(request)
-        first = self._custom_ids.add(custom_id, number)
+        first = self._custom_ids.add(custom_id_of(request), number)
         if first is not None:
             return duplicate_line(number, request, first)
         if self.model is None:
@@ -99,5 +98,5 @@ class LineValidator:
                 f"its model is {request.model!r}, but earlier lines have {self.model!r};"
                 " create one batch per model, or a lenient batch"
             )
-            return BadLine(number, reason, custom_id, "model_mismatch")
+            return bad_request(number, request, reason, "model_mismatch")
         return None

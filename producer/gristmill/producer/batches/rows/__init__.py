@@ -2,9 +2,11 @@
 
 from gristmill.producer.batches.rows.custom_ids import (
     CustomIds,
+    Names,
+    bad_request,
     custom_id_of,
-    custom_id_of_line,
     duplicate_line,
+    names_of,
 )
 from gristmill.producer.batches.rows.line_reader import LineReader
 from gristmill.producer.batches.rows.lines import BadLine, Line, lines_of, take_lines
@@ -25,15 +27,17 @@ __all__ = [
     "CustomIds",
     "Line",
     "LineReader",
+    "Names",
     "bad_line_row",
+    "bad_request",
     "custom_id_of",
-    "custom_id_of_line",
     "duplicate_line",
     "failure_in_words",
     "is_success",
     "line_number",
     "line_of_row",
     "lines_of",
+    "names_of",
     "result_row",
     "take_lines",
     "unanswered_row",

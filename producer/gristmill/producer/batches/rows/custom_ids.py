@@ -1,17 +1,29 @@
-"""The custom_ids of lines, and the lines of one file that have the same one."""
+"""The custom_ids and metadata of lines, and the lines of one file that have the same custom_id."""
 
 from array import array
+from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import orjson
 
 from gristmill.producer.batches.rows.lines import BadLine, Line
+from gristmill.shared.answers import mapping
+from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.names import shown
 from gristmill.shared.request import Request
 from gristmill.shared.request_json import MAX_CUSTOM_ID
+from gristmill.shared.results import Result
 
 MAX_NAMED = 1000
 """Duplicates whose earlier line is looked up; a look-up reads 8 bytes a line."""
+
+
+class Names(NamedTuple):
+    """What a line calls itself: its custom_id and its other metadata; None for what it lacks."""
+
+    custom_id: str | None
+    metadata: Mapping[str, Any] | None
 
 
 def custom_id_of(request: Request) -> str:
@@ -19,13 +31,30 @@ def custom_id_of(request: Request) -> str:
     return str((request.metadata or {})["custom_id"])
 
 
-def custom_id_of_line(line: Line) -> str:
-    """Return the custom_id of a line that is no request; its number if none can be read."""
+def names_of(named: Request | Result) -> Names:
+    """Return the custom_id and the metadata of a line's request or result."""
+    metadata = dict(named.metadata or {})
+    custom_id = metadata.pop("custom_id", None)
+    return Names(None if custom_id is None else str(custom_id), metadata or None)
+
+
+def bad_line(line: Line, reason: str, code: str) -> BadLine:
+    """Return the error of a line that is no request, with the names that can be read from it."""
     try:
-        custom_id = orjson.loads(line.raw)["custom_id"]
-    except (ValueError, TypeError, KeyError, IndexError):
-        return str(line.number)
-    return custom_id[:MAX_CUSTOM_ID] if isinstance(custom_id, str) else str(line.number)
+        fields = mapping(orjson.loads(line.raw))
+    except ValueError:
+        fields = {}
+    texts = (_as_text(fields.get(name)) for name in ("custom_id", "id"))
+    metadata = mapping(fields.get("metadata")) if "body" in fields else None
+    return BadLine(line.number, reason, next(filter(None, texts), None), code, metadata)
+
+
+def bad_request(
+    number: int, request: Request, reason: str, code: str = InvalidRequest.code
+) -> BadLine:
+    """Return the error of a line whose request may not run."""
+    custom_id, metadata = names_of(request)
+    return BadLine(number, reason, custom_id, code, metadata)
 
 
 class CustomIds:
@@ -57,7 +86,13 @@ def duplicate_line(number: int, request: Request, first: int) -> BadLine:
     custom_id = custom_id_of(request)
     earlier = f"line {first:,}" if first else "an earlier line"
     reason = f"custom_id {shown(custom_id)} stands on {earlier} too; give each line its own"
-    return BadLine(number, reason, custom_id, "duplicate_custom_id")
+    return bad_request(number, request, reason, "duplicate_custom_id")
+
+
+def _as_text(value: Any) -> str | None:
+    """Return a text or a number as the text of a custom_id; None for any other value."""
+    is_name = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value)[:MAX_CUSTOM_ID] if is_name else None
 
 
 def _digest(custom_id: str) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.producer.batches.rows.custom_ids import custom_id_of, custom_id_of_line
+from gristmill.producer.batches.rows.custom_ids import bad_line, bad_request
 from gristmill.producer.batches.rows.lines import BadLine, Line
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet
@@ -53,7 +53,7 @@ class LineReader:
                 defaults=self._defaults,
             )
         except InvalidRequest as error:
-            return BadLine(line.number, error.reason, custom_id_of_line(line), error.code)
+            return bad_line(line, error.reason, error.code)
         if self._fleet and (refusal := self._fleet.refusal(request)):
-            return BadLine(line.number, refusal.reason, custom_id_of(request), refusal.code)
+            return bad_request(line.number, request, refusal.reason, refusal.code)
         return request

@@ -1,9 +1,9 @@
 """Split a JSONL file into numbered lines, in memory bounded by one line."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gristmill.shared.errors import InvalidRequest
 
@@ -40,14 +40,17 @@ class BadLine:
     Attributes:
         number: Number of the line, from 1.
         reason: The rule that the line breaks, and the remedy.
-        custom_id: The line's custom_id, else its number.
+        custom_id: The line's custom_id or id; None if none can be read, since its number may be the
+            custom_id of another line.
         code: The kind of the rule, for programs.
+        metadata: The line's metadata without the custom_id; None for no metadata.
     """
 
     number: int
     reason: str
-    custom_id: str
+    custom_id: str | None
     code: str = InvalidRequest.code
+    metadata: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return f"line {self.number:,}: {self.reason}"

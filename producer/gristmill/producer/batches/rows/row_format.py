@@ -1,12 +1,15 @@
 """The rows of an output file, in the format of OpenAI's batch output."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
 
+from gristmill.producer.batches.rows.custom_ids import names_of
 from gristmill.producer.batches.rows.lines import BadLine
 from gristmill.shared.answers import message_in
-from gristmill.shared.one_line import one_line
+from gristmill.shared.one_line import json_line, one_line
 from gristmill.shared.results import Result
 
 ID_PREFIX = "batch_req_"
@@ -28,12 +31,12 @@ def result_row(result: Result) -> bytes:
             "request_id": result.id,
             "body": result.body,
         }
-    custom_id = (result.metadata or {}).get("custom_id")
+    custom_id, metadata = names_of(result)
     try:
-        return _row(result.id, custom_id, response, result.error)
+        return _row(result.id, custom_id, response, result.error, metadata)
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         message = f"the answer cannot be written: {error}"
-        return _row(result.id, custom_id, None, {"code": "unreadable", "message": message})
+        return unanswered_row(result.id, custom_id, "unreadable", message, metadata)
 
 
 def bad_line_row(run: str, line: BadLine) -> bytes:
@@ -43,12 +46,18 @@ def bad_line_row(run: str, line: BadLine) -> bytes:
         "message": str(line), "type": "invalid_request_error", "param": None, "code": line.code,
     }  # fmt: skip
     response = {"status_code": 400, "request_id": request_id, "body": {"error": error}}
-    return _row(request_id, line.custom_id, response, None)
+    return _row(request_id, line.custom_id, response, None, line.metadata)
 
 
-def unanswered_row(request_id: str, custom_id: str, code: str, message: str) -> bytes:
+def unanswered_row(
+    request_id: str,
+    custom_id: str | None,
+    code: str,
+    message: str,
+    metadata: Mapping[str, Any] | None = None,
+) -> bytes:
     """Return the error row of a line that got no answer."""
-    return _row(request_id, custom_id, None, {"code": code, "message": message})
+    return _row(request_id, custom_id, None, {"code": code, "message": message}, metadata)
 
 
 def _row(
@@ -56,14 +65,19 @@ def _row(
     custom_id: str | None,
     response: dict[str, Any] | None,
     error: dict[str, Any] | None,
+    metadata: Mapping[str, Any] | None,
 ) -> bytes:
+    """Return a row. Only a line with metadata has the field, which OpenAI's rows lack."""
     fields = {
         "id": ID_PREFIX + request_id,
         "custom_id": custom_id,
         "response": response,
         "error": error,
     }
-    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    if metadata:
+        with suppress(orjson.JSONEncodeError):  # nested too deeply for one level more
+            return json_line(fields | {"metadata": metadata})
+    return json_line(fields)
 
 
 def is_success(row: dict[str, Any]) -> bool:
