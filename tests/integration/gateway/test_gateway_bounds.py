@@ -1,16 +1,14 @@
 """Bounds on the memory that callers use in a gateway, and strings that are not valid text."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import httpx
 import pytest
 from gateways import RunningGateway, problem
 
 from gristmill.producer.gateway import request_body
-from gristmill.producer.gateway.http_errors import ApiError
-from gristmill.producer.gateway.request_body import MAX_BODIES_BYTES, BodyMemory, read_body
+
+PLAIN = {"prompt": "one two", "max_tokens": 3}
 
 
 async def test_a_head_without_end_is_cut(gateway: RunningGateway) -> None:
@@ -22,33 +20,79 @@ async def test_a_head_without_end_is_cut(gateway: RunningGateway) -> None:
     writer.close()
 
 
-def test_bodies_that_are_read_at_a_time_are_bounded() -> None:
-    memory = BodyMemory()
-    with memory.share() as first:
-        first(MAX_BODIES_BYTES)
-        with memory.share() as second, pytest.raises(ApiError) as refused:
-            second(1)
-        assert (refused.value.status, refused.value.code) == (503, "gateway_busy")
-    with memory.share() as third:
-        third(MAX_BODIES_BYTES)
+async def test_stalled_bodies_of_one_tenant_stop_no_other_and_not_its_small_ones(
+    gateway: RunningGateway, key: str, api: httpx.AsyncClient, other: httpx.AsyncClient
+) -> None:
+    """Regression: six stalled connections of one tenant made every other call a 503."""
+    stalled = [await start_body(gateway, key, "/v1/requests", 40 * 2**20)]
+    while not gateway.gateway.body_pools._large._held:
+        await asyncio.sleep(0.01)
+    stalled += [await start_body(gateway, key, "/v1/requests", 40 * 2**20) for _ in range(5)]
+    answers = [await asyncio.wait_for(each.read(600), 5) for each, _ in stalled[1:]]
+    assert [answer.split()[1] for answer in answers] == [b"429"] * 5
+    large = {"prompt": "x" * 2 * 2**20}
+    for caller, body, status in ((api, PLAIN, 202), (other, PLAIN, 202), (other, large, 202), (api, large, 202)):  # fmt: skip
+        assert (await caller.post("/v1/requests", json=body)).status_code == status
+    for _, writer in stalled:
+        writer.close()
 
 
-async def test_a_body_that_stalls_gives_its_share_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: three stalled bodies of one tenant blocked all single requests."""
+@pytest.mark.parametrize(
+    ("path", "num_bytes"), [("/v1/requests", 100 * 2**20), ("/v1/batches", 2**20 + 1), ("/v1/files", 2**50)]
+)  # fmt: skip
+async def test_a_body_is_refused_by_its_declared_length_before_it_comes(
+    gateway: RunningGateway, key: str, path: str, num_bytes: int
+) -> None:
+    reader, writer = await start_body(gateway, key, path, num_bytes)
+    assert (await asyncio.wait_for(reader.read(600), 5)).startswith(b"HTTP/1.1 413")
+    writer.close()
 
-    class Stalled:
-        async def stream(self) -> AsyncIterator[bytes]:
-            yield b"{"
-            await asyncio.Event().wait()
 
+async def test_a_body_over_the_tenants_bytes_is_refused_before_it_comes(
+    gateway: RunningGateway,
+) -> None:
+    light = await gateway.add_tenant("light", max_bytes=4096)
+    reader, writer = await start_body(gateway, light, "/v1/requests", 5000)
+    assert (await asyncio.wait_for(reader.read(600), 5)).startswith(b"HTTP/1.1 429")
+    writer.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/requests", "/v1/batches", "/v1/files"])
+async def test_no_body_is_read_before_the_key_is_known(gateway: RunningGateway, path: str) -> None:
+    """Regression: FastAPI read the body of a new batch first, as many and as long as anybody liked."""
+    await gateway.add_tenant("acme")
+    reader, writer = await start_body(gateway, "gm-nobody", path, 2**20)
+    assert (await asyncio.wait_for(reader.read(600), 5)).startswith(b"HTTP/1.1 401")
+    writer.close()
+
+
+async def start_body(
+    gateway: RunningGateway, key: str, path: str, num_bytes: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send the head of a call and the first byte of its body."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {num_bytes}\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    writer.write(head.encode() + b"-")
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize("path", ["/v1/requests", "/v1/batches", "/v1/files"])
+async def test_a_body_that_stalls_gives_its_share_back(
+    gateway: RunningGateway, key: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a stalled upload, or body of a new batch, held its memory for ever."""
     monkeypatch.setattr(request_body, "MAX_BODY_S", 0.05)
-    memory = BodyMemory()
-    stalled: Any = Stalled()
-    with pytest.raises(ApiError) as refused:
-        await read_body(stalled, memory, max_request_bytes=1024)
-    assert (refused.value.status, refused.value.code) == (408, "body_timeout")
-    with memory.share() as everything:
-        everything(MAX_BODIES_BYTES)
+    reader, writer = await start_body(gateway, key, path, 2**20)
+    answer = await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"body_timeout" in answer
+    assert not gateway.gateway.body_pools._small._held
+    writer.close()
 
 
 async def test_an_id_that_is_no_text_is_refused(api: httpx.AsyncClient) -> None:

@@ -38,6 +38,9 @@ class Storage:
         url: A folder, or a URL such as `s3://bucket/folder`. Credentials come from the store's own
             variables (`AWS_ACCESS_KEY_ID`, ...) or fsspec's (`FSSPEC_S3_ENDPOINT_URL`, ...).
 
+    Attributes:
+        buffer_bytes: Bytes that an object holds in memory while it is written.
+
     Raises:
         SettingsError: No installed package knows such a URL.
     """
@@ -51,6 +54,7 @@ class Storage:
             ) from None
         self.url = url
         self._is_local = isinstance(self._fs, LocalFileSystem)
+        self.buffer_bytes = 0 if self._is_local else BLOCK_BYTES
 
     def check(self) -> None:
         """Write and delete a small object, to find a wrong setting early.

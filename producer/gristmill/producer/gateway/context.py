@@ -18,13 +18,15 @@ from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.client import Client
 from gristmill.producer.gateway.authentication import ANONYMOUS, Authenticator
+from gristmill.producer.gateway.body_pool import BodyPools, Caller
 from gristmill.producer.gateway.http_errors import ApiError
-from gristmill.producer.gateway.request_body import BodyMemory, MediaGuard
+from gristmill.producer.gateway.request_body import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.gateway.tenant_limits import TenantLimits
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
+from gristmill.shared.request_json import max_element_bytes
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Gateway:
         authenticator: Finds the tenant of an API key.
         tenant_limits: The limits of each tenant.
         media: Checks the media URLs of requests.
-        body_memory: Counts the bytes of the bodies that are being read.
+        body_pools: The memory for the bodies that are being read.
         stopping: Set when the process is stopping; calls then stop waiting for a result.
     """
 
@@ -50,7 +52,7 @@ class Gateway:
     authenticator: Authenticator
     tenant_limits: TenantLimits
     media: MediaGuard
-    body_memory: BodyMemory = field(default_factory=BodyMemory)
+    body_pools: BodyPools
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -73,6 +75,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             authenticator=Authenticator(Tenants(queue), is_open=settings.is_open),
             tenant_limits=TenantLimits(queue),
             media=media,
+            body_pools=BodyPools(max_element_bytes(settings.max_request_bytes)),
         )
     media.close()
 
@@ -119,6 +122,12 @@ def _is_from_another_site(request: Request) -> bool:
     """
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+
+
+def caller_of(request: Request, tenant: Tenant) -> Caller:
+    """Return who sends the body of a call."""
+    address = request.client.host if request.client else ""
+    return Caller(address if tenant is ANONYMOUS else tenant.name, address)
 
 
 CallingTenant = Annotated[Tenant, Depends(calling_tenant)]

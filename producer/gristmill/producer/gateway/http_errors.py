@@ -56,7 +56,7 @@ class ErrorAnswer(BaseModel):
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 409, 411, 413, 429, 503)
+    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 408, 409, 413, 429, 503)
 }
 """Errors of every route, on the OpenAPI page."""
 
@@ -91,12 +91,10 @@ class ApiError(Exception):
         return JSONResponse({"error": body.model_dump()}, self.status, dict(self.headers))
 
 
-def too_large(what: str, limit: int, setting: str) -> ApiError:
-    """Return the error for a body over its limit; `setting` is the operator's, not the caller's."""
-    return ApiError(
-        413,
-        f"{what} has more than {limit:,} bytes, the limit; split it, or ask the operator to raise {setting}",
-    )
+def too_large(what: str, limit: int, setting: str = "") -> ApiError:
+    """Return the error for a body over its limit; `setting` is the operator's, if the limit has one."""
+    remedy = f"split it, or ask the operator to raise {setting}" if setting else "shorten it"
+    return ApiError(413, f"{what} has more than {limit:,} bytes, the limit; {remedy}")
 
 
 _STATUS: Sequence[tuple[type[Exception], int, str]] = (

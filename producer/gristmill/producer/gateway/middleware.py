@@ -1,4 +1,4 @@
-"""The middleware around every HTTP call: id, log line, metrics, body limit, unexpected errors.
+"""The middleware around every HTTP call: id, log line, metrics, unexpected errors.
 
 It never logs bodies, keys or query strings.
 """
@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ulid import ULID
 
-from gristmill.producer.gateway.http_errors import ApiError, api_error
+from gristmill.producer.gateway.http_errors import api_error
 
 log = structlog.get_logger()
 
@@ -22,10 +22,6 @@ QUIET = ("/healthz", "/readyz", "/metrics")
 """Paths that probes call every few seconds; these calls are not logged."""
 
 MAX_PATH_CHARS = 200
-MAX_SMALL_BODY_BYTES = 2**20
-STREAMED = ("/v1/files", "/v1/requests")
-"""Routes that read and bound their bodies themselves."""
-
 CLIENT_LEFT = 499
 """Status in the log of a call whose client closed the connection (nginx's number)."""
 
@@ -104,10 +100,7 @@ class CallMiddleware:
 
     async def _answer(self, call: HttpCall, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if (refusal := _body_refusal(scope)) is not None:
-                await refusal.response()(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
         except ClientDisconnect:
             call.status = CLIENT_LEFT
         except Exception as error:
@@ -116,22 +109,6 @@ class CallMiddleware:
             if call.status:
                 raise
             await api_error(error).response()(scope, receive, send)
-
-
-def _body_refusal(scope: Scope) -> ApiError | None:
-    """Return an error for a body that is too large or has no length.
-
-    FastAPI reads such bodies whole.
-    """
-    request = Request(scope)
-    length = request.headers.get("content-length")
-    if scope["path"] in STREAMED:
-        return None
-    if length is not None and int(length) > MAX_SMALL_BODY_BYTES:
-        return ApiError(413, f"the body has {length} bytes; the limit is {MAX_SMALL_BODY_BYTES:,}")
-    if length is None and "transfer-encoding" in request.headers:
-        return ApiError(411, "send the length of the body (Content-Length)", code="length_required")
-    return None
 
 
 def _request_id(scope: Scope) -> str:

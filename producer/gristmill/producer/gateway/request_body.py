@@ -1,95 +1,89 @@
-"""The body of a single request: read within bounds, parsed, and its media URLs checked."""
+"""The bodies of calls: read within bounds; the one of a single request also parsed, and its media URLs checked."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from fastapi import Request
 from ulid import ULID
 
-from gristmill.producer.gateway.http_errors import RETRY_AFTER_S, ApiError, too_large
+from gristmill.producer.gateway.body_pool import BodyShare
+from gristmill.producer.gateway.http_errors import ApiError, too_large
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.media import check_media
 from gristmill.shared.request import Request as QueuedRequest
-from gristmill.shared.request_json import max_element_bytes, request_from_json
-
-MAX_BODIES_BYTES = 128 * 2**20
-"""Most bytes in memory for all bodies that the gateway reads at the same time."""
+from gristmill.shared.request_json import request_from_json
 
 MAX_BODY_S = 60.0
-"""Longest time to read one body, because a stalled body keeps its share of `MAX_BODIES_BYTES`."""
+"""Longest time to read one body, and longest pause in an upload, because a stalled body keeps its share of the
+memory."""
 
 NUM_DNS_THREADS = 8
 MAX_DNS_WAIT_S = 10.0
 """Longest wait for the hosts of one request's media URLs."""
 
 
-class BodyMemory:
-    """Counts the bytes of the bodies that are being read."""
-
-    def __init__(self) -> None:
-        self._num_bytes = 0
-
-    @contextmanager
-    def share(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves bytes for one body; the end of the block frees them.
-
-        Raises:
-            ApiError: 503: the other bodies hold `MAX_BODIES_BYTES`.
-        """
-        taken = 0
-
-        def take(num_bytes: int) -> None:
-            nonlocal taken
-            if self._num_bytes + num_bytes > MAX_BODIES_BYTES:
-                raise ApiError(
-                    503,
-                    f"the gateway reads other bodies, {MAX_BODIES_BYTES:,} bytes at most; call again later",
-                    code="gateway_busy",
-                    headers={"Retry-After": str(RETRY_AFTER_S)},
-                )
-            taken += num_bytes
-            self._num_bytes += num_bytes
-
-        try:
-            yield take
-        finally:
-            self._num_bytes -= taken
-
-
-async def read_body(request: Request, memory: BodyMemory, max_request_bytes: int) -> bytes:
-    """Return the body of a call.
+async def read_body(request: Request, share: BodyShare, max_bytes: int, setting: str = "") -> bytes:
+    """Return the body of a call, without reading one whose declared length is over a limit.
 
     Args:
         request: The HTTP call.
-        memory: Counter of the bytes of all bodies that are being read.
-        max_request_bytes: Largest request that the queue takes.
+        share: The memory of the call; it then holds the length of the body.
+        max_bytes: Most bytes of the body.
+        setting: The operator's setting of that limit, if there is one.
 
     Raises:
-        ApiError: 408 after `MAX_BODY_S`; 413 for a body over its limit; 503 if other bodies fill
-            the memory.
+        ApiError: 408 after `MAX_BODY_S`; 413 for a body over its limit; 429 or 503 if the memory for bodies is taken.
     """
+    num_bytes = declared_bytes(request)
+    if num_bytes > max_bytes:
+        raise too_large("the body", max_bytes, setting)
+    share.resize(num_bytes)
     try:
-        with memory.share() as take:
-            async with asyncio.timeout(MAX_BODY_S):
-                return await _read(request, take, max_element_bytes(max_request_bytes))
+        async with asyncio.timeout(MAX_BODY_S):
+            return await _read(request, share, num_bytes, max_bytes, setting)
     except TimeoutError:
         message = f"the body did not come within {MAX_BODY_S:g} s; send it faster, or a smaller one"
         raise ApiError(408, message, code="body_timeout") from None
 
 
-async def _read(request: Request, take: Callable[[int], None], max_bytes: int) -> bytes:
+def declared_bytes(request: Request) -> int:
+    """Return the Content-Length of a call; 0 if its body comes in chunks."""
+    return int(request.headers.get("content-length", 0))
+
+
+async def _read(
+    request: Request, share: BodyShare, declared: int, max_bytes: int, setting: str
+) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
-        take(len(chunk))
         body += chunk
         if len(body) > max_bytes:
-            raise too_large("the body", max_bytes, "GRISTMILL_MAX_REQUEST_BYTES")
+            raise too_large("the body", max_bytes, setting)
+        if len(body) > declared:
+            share.resize(len(body))
     return bytes(body)
+
+
+async def unstalled(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the chunks of a long body, such as a file's.
+
+    Raises:
+        ApiError: 408: no chunk came for `MAX_BODY_S`.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(MAX_BODY_S):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            message = f"the body stalled for {MAX_BODY_S:g} s; send it again"
+            raise ApiError(408, message, code="body_timeout") from None
+        yield chunk
 
 
 def queued_request(
@@ -180,4 +174,4 @@ BODY_SCHEMA: Mapping[str, object] = {
     },
 }  # fmt: skip
 """The body's schema for the OpenAPI page. FastAPI does not know it, because `read_body` reads the
-call."""
+body."""

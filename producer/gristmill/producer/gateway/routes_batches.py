@@ -6,18 +6,23 @@ The API: https://platform.openai.com/docs/api-reference/batch
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.objects import BatchObject, Mode, Order
-from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, caller_of
 from gristmill.producer.gateway.redis_retry import retry_redis
+from gristmill.producer.gateway.request_body import read_body
 from gristmill.producer.gateway.upload_form import MAX_EXPIRY_S, MIN_EXPIRY_S
 from gristmill.shared.request import Priority
 
 router = APIRouter(tags=["batches"])
+
+MAX_BODY_BYTES = 2**20
+"""Largest body of a new batch."""
 
 MetadataName = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -43,7 +48,9 @@ class NewBatch(BaseModel):
         str, Field(description="whole number and unit: s, m, h or d", examples=["24h", "30m", "7d"])
     ] = "24h"
     metadata: Annotated[dict[MetadataName, MetadataValue] | None, Field(max_length=16)] = None
-    output_expires_after: ExpiresAfter | None = None
+    output_expires_after: (
+        Annotated[ExpiresAfter, WithJsonSchema(ExpiresAfter.model_json_schema())] | None
+    ) = None
     mode: Mode = "strict"
     order: Order = "completion"
     priority: Priority = "normal"
@@ -59,9 +66,36 @@ class BatchPage(BaseModel):
     has_more: bool
 
 
-@router.post("/v1/batches", response_model=BatchObject)
+async def new_batch(request: Request, gateway: CurrentGateway, tenant: CallingTenant) -> NewBatch:
+    """Return the body of a call, which only a known caller may send.
+
+    FastAPI would read the body before it looks at the key.
+
+    Raises:
+        RequestValidationError: The body breaks a rule.
+    """
+    with gateway.body_pools.share(caller_of(request, tenant)) as share:
+        body = await read_body(request, share, MAX_BODY_BYTES)
+    try:
+        return NewBatch.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestValidationError(
+            [each | {"loc": ("body", *each["loc"])} for each in error.errors()]
+        ) from None
+
+
+@router.post(
+    "/v1/batches",
+    response_model=BatchObject,
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/json": {"schema": NewBatch.model_json_schema()}}}
+    },
+)  # fmt: skip
 async def create(
-    new: NewBatch, request: Request, gateway: CurrentGateway, tenant: CallingTenant
+    new: Annotated[NewBatch, Depends(new_batch)],
+    request: Request,
+    gateway: CurrentGateway,
+    tenant: CallingTenant,
 ) -> object:
     """Run every line of a file as one request.
 

@@ -13,9 +13,10 @@ from pydantic import BaseModel
 
 from gristmill.producer.batches.objects import FileObject, Purpose
 from gristmill.producer.batches.upload import Upload
-from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, caller_of
 from gristmill.producer.gateway.http_errors import too_large
 from gristmill.producer.gateway.redis_retry import retry_redis
+from gristmill.producer.gateway.request_body import declared_bytes, unstalled
 from gristmill.producer.gateway.upload_form import FORM_SCHEMA, UploadForm
 
 router = APIRouter(tags=["files"])
@@ -51,19 +52,23 @@ class DeletedFile(BaseModel):
 async def upload(request: Request, gateway: CurrentGateway, tenant: CallingTenant) -> FileObject:
     """Upload a JSONL file of requests. Its fields may come before the file or after it."""
     max_bytes = gateway.settings.max_file_bytes + FORM_BYTES
-    if int(request.headers.get("content-length", 0)) > max_bytes:
+    declared = declared_bytes(request)
+    if declared > max_bytes:
         raise too_large("the file", gateway.settings.max_file_bytes, "GRISTMILL_MAX_FILE_BYTES")
-    async with Upload(gateway.batches.files, tenant.name) as upload:
-        form = UploadForm(request.headers.get("content-type", ""), upload.write)
-        await _receive(form, request, max_bytes)
-        file = await upload.finish(*form.finished())
+    with gateway.body_pools.share(caller_of(request, tenant)) as share:
+        buffer_bytes = 2 * CHUNK_BYTES + gateway.batches.files.storage.buffer_bytes
+        share.resize(min(declared or buffer_bytes, buffer_bytes))
+        async with Upload(gateway.batches.files, tenant.name) as upload:
+            form = UploadForm(request.headers.get("content-type", ""), upload.write)
+            await _receive(form, request, max_bytes)
+            file = await upload.finish(*form.finished())
     request.state.call.facts["file"] = file.id
     return file
 
 
 async def _receive(form: UploadForm, request: Request, max_bytes: int) -> None:
     num_bytes, unwritten = 0, bytearray()
-    async for chunk in request.stream():
+    async for chunk in unstalled(request.stream()):
         num_bytes += len(chunk)
         if num_bytes > max_bytes:
             raise too_large("the body", max_bytes, "GRISTMILL_MAX_FILE_BYTES")

@@ -14,14 +14,20 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client import Counter
 from pydantic import BaseModel
 
-from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway, caller_of
 from gristmill.producer.gateway.redis_retry import REDIS_RETRY_S, retry_redis
-from gristmill.producer.gateway.request_body import BODY_SCHEMA, queued_request, read_body
+from gristmill.producer.gateway.request_body import (
+    BODY_SCHEMA,
+    declared_bytes,
+    queued_request,
+    read_body,
+)
 from gristmill.producer.tenants import Tenant
-from gristmill.shared.errors import NotFound, QueueFull
+from gristmill.shared.errors import LimitReached, NotFound, QueueFull
 from gristmill.shared.media import names_media
 from gristmill.shared.redis_full import RedisFull
 from gristmill.shared.request import Request as QueuedRequest
+from gristmill.shared.request_json import max_element_bytes
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
@@ -86,19 +92,11 @@ async def submit(
     prefer: Annotated[str | None, Header(description="wait=SECONDS")] = None,
 ) -> RequestObject:
     """Queue a request. Repeated calls with the same Idempotency-Key queue it once."""
-    max_bytes = gateway.settings.max_request_bytes
-    body = await read_body(request, gateway.body_memory, max_bytes)
-    call = request.state.call
-    queued = queued_request(body, tenant, idempotency_key, call.request_id, max_bytes)
-    call.facts["id"] = queued.id
-    if names_media(queued):
-        await gateway.media.check(queued)
-    await gateway.tenant_limits.check_load(tenant, queued.num_bytes)
-    await _submit(gateway, queued)
+    queued = await _queue(request, gateway, tenant, idempotency_key)
     response.headers["Location"] = f"/v1/requests/{queued.id}"
     wait_s = _preferred_wait_s(prefer)
     if wait_s is None and idempotency_key is None:
-        return RequestObject(id=queued.id, status="delayed" if queued.delay_s else "queued")
+        return queued
     found = await _find(gateway, queued.id, wait_s or 0)
     if wait_s is not None:
         response.headers["Preference-Applied"] = f"wait={wait_s}"
@@ -125,6 +123,41 @@ async def cancel(request_id: str, gateway: CurrentGateway, tenant: CallingTenant
     _check_owner(tenant, request_id)
     await retry_redis(gateway.queue.cancel, [request_id])
     return await _find(gateway, request_id, 0)
+
+
+async def _queue(
+    request: Request, gateway: Gateway, tenant: Tenant, key: str | None
+) -> RequestObject:
+    """Read a call's body and queue its request. The call holds its share of memory until then, not while it waits."""
+    max_bytes = gateway.settings.max_request_bytes
+    declared = declared_bytes(request)
+    await _check_load(gateway, tenant, key, declared)
+    with gateway.body_pools.share(caller_of(request, tenant)) as share:
+        body = await read_body(
+            request, share, max_element_bytes(max_bytes), "GRISTMILL_MAX_REQUEST_BYTES"
+        )
+        queued = queued_request(body, tenant, key, request.state.call.request_id, max_bytes)
+        request.state.call.facts["id"] = queued.id
+        if names_media(queued):
+            await gateway.media.check(queued)
+        if not declared:
+            await _check_load(gateway, tenant, key, len(body))
+        await _submit(gateway, queued)
+    return RequestObject(id=queued.id, status="delayed" if queued.delay_s else "queued")
+
+
+async def _check_load(gateway: Gateway, tenant: Tenant, key: str | None, num_bytes: int) -> None:
+    """Check that a request stays within the tenant's limits; one that its key repeats adds nothing.
+
+    Raises:
+        LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
+    """
+    try:
+        await gateway.tenant_limits.check_load(tenant, num_bytes)
+    except LimitReached:
+        ((state, _),) = await retry_redis(gateway.queue.status, [f"{tenant.name}.{key}"])
+        if key is None or state == "unknown":
+            raise
 
 
 async def _submit(gateway: Gateway, queued: QueuedRequest) -> None:
