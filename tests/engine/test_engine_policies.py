@@ -22,7 +22,7 @@ from gristmill.worker.engine import (
 )
 from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.refusals import refusal
-from gristmill.worker.engine.vllm.arguments import without_secrets
+from gristmill.worker.engine.vllm.arguments import serve_arguments, without_secrets
 from gristmill.worker.engine.vllm.asgi import Application
 from gristmill.worker.engine.vllm.runaway import is_repetition
 from gristmill.worker.engine.vllm.token_progress import TokenProgress
@@ -122,6 +122,18 @@ def test_repetition_is_seen_whatever_the_pattern() -> None:
 )  # fmt: skip
 def test_arguments_are_shown_without_secrets(argv: list[str], shown: str) -> None:
     assert " ".join(without_secrets(argv)) == shown
+
+
+def test_structured_outputs_have_one_backend_for_all_requests() -> None:
+    flag = "--structured-outputs-config.backend"
+    for argv, backend in (
+        ([], "xgrammar"),
+        ([flag, "auto"], "xgrammar"),
+        (["--structured-outputs-config", '{"enable_in_reasoning": true}'], "xgrammar"),
+        ([flag, "guidance"], "guidance"),
+    ):
+        args = serve_arguments(["--model", "x", *argv])
+        assert args.structured_outputs_config.backend == backend
 
 
 def test_engine_is_chosen_by_url_or_arguments() -> None:

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from gristmill.worker.engine.vllm.compat import exit_codes_of_failed_start
-from gristmill.worker.engine.vllm.core_process import _dead_worker
+from gristmill.worker.engine.vllm.core_process import CoreReports, _dead_worker, _failed_constraint
 from gristmill.worker.engine.vllm.exits import describe_exit, describe_exits
 
 
@@ -68,6 +68,33 @@ def test_death_of_a_worker_process_is_read_from_vllms_log(exit_code: int | None,
         "vllm", logging.ERROR, "executor.py", 1, text, ("VllmWorker-1", exit_code), None
     )
     assert told in str(_dead_worker(record))
+
+
+def test_failed_constraint_is_read_from_vllms_log() -> None:
+    def record(text: str, *args: object, error: Exception | None = None) -> logging.LogRecord:
+        raised = (type(error), error, None) if error else None
+        return logging.LogRecord("vllm", logging.ERROR, "x.py", 1, text, args, raised)
+
+    compiled = "Failed to compile grammar for request %s"
+    assert _failed_constraint(record(compiled, "cmpl-1-0", error=RuntimeError("too large"))) == (
+        "cmpl-1-0",
+        "too large",
+    )
+    rejected = "Unexpected: grammar rejected tokens %s for request %s. Terminating request."
+    assert _failed_constraint(record(rejected, [0], "cmpl-1-0")) == (
+        "cmpl-1-0",
+        "no token of the model continues the answer",
+    )
+    assert _failed_constraint(record("%s failed %s times", "a", 2)) is None
+
+
+def test_failed_constraint_is_told_to_its_own_request_alone() -> None:
+    reports = CoreReports()
+    reports.writer.send(("0_cmpl-1-12-a1b2c3d4", "too large"))
+    assert reports.failed_constraint(["cmpl-1-1", "cmpl-1-2"]) is None
+    assert reports.failed_constraint([]) is None
+    assert reports.failed_constraint(["cmpl-2-0", "cmpl-1-12"]) == "too large"
+    reports.close()
 
 
 def test_other_records_of_vllm_are_no_deaths() -> None:

@@ -77,6 +77,19 @@ def too_long(limit_s: float) -> Response:
     return _refused(HTTPStatus.REQUEST_TIMEOUT, message, "TimeoutError")
 
 
+def constraint_failed(cause: str) -> Response:
+    """Return the error body for a request whose constraint the engine accepted but could not keep to.
+
+    Args:
+        cause: The engine's words.
+    """
+    message = (
+        f"the constraint on the answer (response_format or structured_outputs) failed in the engine: {cause};"
+        " simplify it, or leave it out"
+    )
+    return _refused(HTTPStatus.BAD_REQUEST, message, "BadRequestError", "structured_outputs")
+
+
 def bounded(response: Response, max_bytes: int) -> Response:
     """Return the response, or an error body if no record can hold the response.
 

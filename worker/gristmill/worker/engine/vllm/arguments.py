@@ -26,6 +26,13 @@ vLLM's own default on a CPU is a share of NUMA node 0, whose size says little ab
 CPU_WORKER = "gristmill.worker.engine.vllm.cpu_worker.AmxWorker"
 """Name by which vLLM imports the CPU worker class, unless `--worker-cls` names another."""
 
+STRUCTURED_OUTPUT_BACKEND = "xgrammar"
+"""Structured-output backend in the place of vLLM's `auto`, which is the backend of the engine's first such request.
+
+A later request that suits only another backend then fails or loses its constraint. So `auto` would let the
+outcome of a request depend on another one. vLLM's tool calls need this backend.
+"""
+
 HIDDEN = "***"
 """Text that replaces a secret in logs and errors."""
 
@@ -97,7 +104,7 @@ def serve_arguments(argv: Sequence[str], media_domains: Collection[str] = ()) ->
             vLLM fetches from no host.
 
     Returns:
-        The namespace that `vllm serve` would have, with `model` set.
+        The namespace that `vllm serve` would have, with `model` and one structured-output backend set.
 
     Raises:
         SettingsError: There is no model, the model folder does not exist, or vLLM does not know a
@@ -114,6 +121,8 @@ def serve_arguments(argv: Sequence[str], media_domains: Collection[str] = ()) ->
         raise SettingsError("no model given; name one after --, such as: -- --model Qwen/Qwen3-8B")
     args.model = args.model_tag
     _check_path(args.model)
+    if args.structured_outputs_config.backend == "auto":
+        args.structured_outputs_config.backend = STRUCTURED_OUTPUT_BACKEND
     return args
 
 

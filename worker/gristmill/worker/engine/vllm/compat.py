@@ -73,6 +73,24 @@ def handlers(state: Any) -> dict[str, Callable[..., Any]]:
     return {endpoint: handler for endpoint, handler in found.items() if handler is not None}
 
 
+def schema_refusal() -> Callable[[Any], bool]:
+    """Return a function that says whether the structured-output backend refuses a JSON Schema."""
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+
+    def refuses(schema: Any) -> bool:
+        if not schema:  # the empty schema takes any JSON, and vLLM takes it for no constraint
+            return False
+        outputs = StructuredOutputsParams(json=schema)
+        try:
+            validate_xgrammar_grammar(SamplingParams(structured_outputs=outputs))
+        except Exception:  # noqa: BLE001  (a ValueError up to 0.31, then a class of vLLM's)
+            return True
+        return False
+
+    return refuses
+
+
 def exit_codes(engine: Any) -> dict[str, int]:
     """Return the exit code of each engine process that has ended, by the process's name.
 

@@ -6,7 +6,7 @@ worker's drain would find no requests. This module therefore changes four things
 
 - It runs in a separate session.
 - It watches its parent and ends with it, so that a killed worker leaves no model in memory.
-- It reports why it or one of its workers died, which vLLM only logs.
+- It reports why it or one of its workers died, and why a constraint failed, which vLLM only logs.
 - It keeps the end of its log in a file, because a killed process cannot report.
 
 `EngineCoreProc.run_engine_core` is the target of that process in vLLM 0.24 to 0.33
@@ -17,9 +17,10 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from multiprocessing import connection
@@ -35,6 +36,9 @@ from gristmill.worker.engine.vllm.exits import describe_exit
 LOG_TAIL_LINES = 40
 """Lines at the end of the engine's log that a dead letter keeps as evidence."""
 
+MAX_FAILED_CONSTRAINTS = 1_000
+"""Requests whose failed constraint is remembered until their answer is judged."""
+
 _LOG_BYTES = 64 * 2**10
 _MAX_REASON_CHARS = 2000
 
@@ -49,6 +53,7 @@ class CoreReports:
         self._reader, self.writer = multiprocessing.Pipe(duplex=False)
         self._processes: list[psutil.Process] = []
         self._reasons: list[str] = []
+        self._failed_constraints: dict[str, str] = {}  # the engine's id of a request -> cause
         self._folder = TemporaryDirectory(prefix="gristmill-engine-", ignore_cleanup_errors=True)
         self.log = Path(self._folder.name) / "log"
 
@@ -59,6 +64,18 @@ class CoreReports:
         """
         self._read()
         return self._reasons[0] if self._reasons else None
+
+    def failed_constraint(self, request_ids: Sequence[str]) -> str | None:
+        """Return why the engine could not keep to the constraint of one of these requests, or None.
+
+        Args:
+            request_ids: Ids that the engine got; it adds a suffix, and for each of n choices a prefix.
+        """
+        self._read()
+        for known, cause in self._failed_constraints.items():
+            if any(f"{request_id}-" in f"{known}-" for request_id in request_ids):
+                return cause
+        return None
 
     def log_tail(self) -> list[str]:
         """Return the last `LOG_TAIL_LINES` lines of the engine's log, oldest first."""
@@ -88,9 +105,14 @@ class CoreReports:
             while self._reader.poll():
                 self._take(self._reader.recv())
 
-    def _take(self, report: int | str) -> None:
+    def _take(self, report: int | str | tuple[str, str]) -> None:
         if isinstance(report, str):
             self._reasons.append(report)
+            return
+        if isinstance(report, tuple):
+            self._failed_constraints.update([report])
+            if len(self._failed_constraints) > MAX_FAILED_CONSTRAINTS:
+                del self._failed_constraints[next(iter(self._failed_constraints))]
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             self._processes.append(psutil.Process(report))
@@ -138,7 +160,7 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
 
 
 def _watch_log(log: str, reports: Connection) -> None:
-    """Copy each log record into a file, and report a dead worker process.
+    """Copy each log record into a file, and report dead worker processes and failed constraints.
 
     It replaces the record factory, because vLLM sets up its loggers again when it starts.
     """
@@ -152,6 +174,8 @@ def _watch_log(log: str, reports: Connection) -> None:
         if ended := _dead_worker(record):
             with contextlib.suppress(OSError):  # the worker has closed the pipe
                 reports.send(ended)
+        if (failure := _failed_constraint(record)) and _has_room(reports):
+            reports.send(failure)
         return record
 
     logging.setLogRecordFactory(watching)
@@ -168,6 +192,30 @@ def _dead_worker(record: logging.LogRecord) -> str | None:
         case (str(name), int() | None as exit_code) if "died unexpectedly" in str(record.msg):
             return describe_exit(name, exit_code)
     return None
+
+
+def _failed_constraint(record: logging.LogRecord) -> tuple[str, str] | None:
+    """Return the id and the cause of a request whose constraint failed in the engine, or None.
+
+    The answer to such a request is a 500 without a reason. Only the log has the reason
+    (`_create_grammar` in v1/structured_output and `update_from_output` in v1/core/sched/scheduler.py).
+    """
+    if record.levelno < logging.ERROR or not isinstance(record.args, tuple):
+        return None
+    match record.msg, record.args:
+        case "Failed to compile grammar for request %s", (str(request_id),):
+            cause = record.exc_info[1] if record.exc_info else "it does not compile"
+            return request_id, str(cause)[:_MAX_REASON_CHARS]
+        case str(message), (_, str(request_id)) if "grammar rejected tokens" in message:
+            return request_id, "no token of the model continues the answer"
+    return None
+
+
+def _has_room(reports: Connection) -> bool:
+    """Return whether a report can be sent without waiting for the worker to read the earlier ones."""
+    poll = select.poll()
+    poll.register(reports, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _target() -> Callable[..., None]:

@@ -21,12 +21,13 @@ from gristmill.shared.tasks import end
 from gristmill.worker.engine.bodies import ABORTED
 from gristmill.worker.engine.endpoints import served
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
-from gristmill.worker.engine.refusals import refusal, too_long
+from gristmill.worker.engine.refusals import constraint_failed, refusal, too_long
 from gristmill.worker.engine.vllm import arguments, building, compat
 from gristmill.worker.engine.vllm.asgi import Application
 from gristmill.worker.engine.vllm.building import Core
 from gristmill.worker.engine.vllm.core_process import CoreReports
 from gristmill.worker.engine.vllm.runaway import guard
+from gristmill.worker.engine.vllm.schema_errors import with_keyword
 from gristmill.worker.engine.vllm.serving import ServingObjects
 from gristmill.worker.engine.vllm.token_progress import TokenProgress
 from gristmill.worker.engine.vllm.trace import Trace, traced
@@ -107,7 +108,7 @@ class InProcessEngine:
             if not scope.expired():
                 raise
             return replace(too_long(limit_s), cut="max_request_s")
-        return await self._judged(response, trace)
+        return await self._judged(await with_keyword(response, body), trace)
 
     async def check(self, timeout_s: float) -> None:
         """Check that the engine's busy loop answers; see `Engine.check`.
@@ -232,7 +233,9 @@ class InProcessEngine:
         not become a result. A 500 belongs to the request as long as the engine lives.
         """
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._alive()
+            reports = self._alive().core.reports
+            if cause := reports.failed_constraint(trace.request_ids):
+                return constraint_failed(cause)
         if response.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
             raise EngineUnavailable(f"the engine takes no more requests: {response.body.decode()}")
         if trace.is_aborted or response.finish_reason == ABORTED:

@@ -33,6 +33,7 @@ class Trace:
     cached_tokens: int = 0
     is_aborted: bool = False
     cut: str | None = None
+    request_ids: list[str] = field(default_factory=list)
 
     def note(self, output: Any) -> None:
         """Add one `RequestOutput`; the outputs of several prompts go into the same trace."""
@@ -105,6 +106,7 @@ def watch(engine: Any) -> Set[Generation]:
     ) -> AsyncIterator[Any]:
         trace = _current.get() or Trace()
         request_id = f"{request_id}-{next(numbers)}"  # bodies may name the same id
+        trace.request_ids.append(request_id)
         generation = Generation(request_id, bool(getattr(sampling_params, "ignore_eos", False)))
         running.add(generation)
         try:
