@@ -23,7 +23,7 @@ class Server:
 
     def __init__(self) -> None:
         self.health, self.status, self.fields = 200, 200, dict[str, Any](ANSWER)
-        self.content_type = "application/json"
+        self.content_type, self.headers = "application/json", dict[str, str]()
         self.is_hanging_up = self.is_endless = False
         self.models: Any = {"data": [{"id": "m", "max_model_len": 99}, {"id": "lora"}]}
         self.seen: list[tuple[Any, str | None]] = []
@@ -57,7 +57,12 @@ class Server:
         if self.is_hanging_up and request.transport is not None:
             request.transport.abort()
         body = json.dumps(self.fields)
-        return web.Response(status=self.status, text=body, content_type=self.content_type)
+        return web.Response(
+            status=self.status,
+            text=body,
+            content_type=self.content_type,
+            headers=self.headers,
+        )
 
     async def _endless(self, request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"content-type": "application/json"})
@@ -150,11 +155,16 @@ async def test_priority_goes_into_the_body(server: Server, engine: RemoteEngine)
     assert server.seen[0][0]["priority"] == -2
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_overload_is_unavailable(server: Server, engine: RemoteEngine, status: int) -> None:
-    server.status = status
-    with pytest.raises(EngineUnavailable, match=str(status)):
+@pytest.mark.parametrize(
+    ("status", "is_refusal"), [(429, True), (502, False), (503, True), (504, False)]
+)
+async def test_overload_is_unavailable(
+    server: Server, engine: RemoteEngine, status: int, is_refusal: bool
+) -> None:
+    server.status, server.headers = status, {"retry-after": "7"}
+    with pytest.raises(EngineUnavailable, match=f"answered {status}") as raised:
         await engine.post(CHAT, BODY)
+    assert (raised.value.is_refusal, raised.value.retry_after_s) == (is_refusal, 7)
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 500])

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[Case, Any]] = {
     "nack": (lambda q, held: lambda: q.nack("w", held[0], 0, ERROR), "stale"),
     "nack with delay": (lambda q, held: lambda: q.nack("w", held[0], 9_000, ERROR), "stale"),
     "release": (lambda q, held: lambda: q.release("w", held), 0),
+    "release with delay": (lambda q, held: lambda: q.release("w", held, 9_000), 0),
     "crash": (lambda q, _: lambda: q.crash("w", {}), (0, [])),
     "cancel": (lambda q, held: lambda: q.cancel([held[0].id, "waits"]), ["done", "done"]),
     "reap": (lambda q, _: q.reap, {}),

@@ -173,6 +173,16 @@ async def test_retry_waits_out_its_delay(queue: Queue) -> None:
     assert [again.attempt for again in await claim(queue, "w")] == [2]
 
 
+async def test_release_with_a_delay_waits_it_out_uncounted(queue: Queue) -> None:
+    items = await claimed_by(queue, "w", 2)
+    assert await queue.release("w", items, 3_600_000) == 2
+    assert await queue.status([items[0].id]) == [("delayed", "")]
+    assert await claim(queue, "w") == []
+    assert await audit(queue) == []
+    await make_due(queue, items[0].id)
+    assert [(again.id, again.attempt) for again in await claim(queue, "w")] == [(items[0].id, 1)]
+
+
 @pytest.mark.parametrize("num_settled", [0, 1, 7, 63, 64])
 async def test_release_at_any_point_returns_the_rest_at_once_uncounted(
     queue: Queue, num_settled: int

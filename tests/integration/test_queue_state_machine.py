@@ -639,17 +639,20 @@ class QueueMachine(RuleBasedStateMachine):
         choice=pick,
         start=pick,
         number=st.integers(1, 8),
+        delay_s=st.sampled_from([0, HOUR_S]),
         repeat=repeats,
     )
-    def release(self, choice: int, start: int, number: int, repeat: str) -> None:
+    def release(self, choice: int, start: int, number: int, delay_s: int, repeat: str) -> None:
         name, remembers = self.memory(choice)
         start %= len(remembers)
         claimed = remembers[start : start + number]
         held = {c.id for c in claimed if self.items[c.id].is_held_by(name, c.delivery)}
-        assert self.call(repeat, lambda: self.queue.release(name, claimed), 0) == len(held)
+        operation = lambda: self.queue.release(name, claimed, delay_s * 1000)  # noqa: E731
+        assert self.call(repeat, operation, 0) == len(held)
         for key in held:
             item = self.items[key]
-            item.state, item.worker, item.uncounted = "waiting", "", item.uncounted + 1
+            item.state, item.worker = ("delayed" if delay_s else "waiting"), ""
+            item.uncounted += 1
 
     @step(when=lambda self: self.workers, choice=pick, repeat=repeats)
     def crash(self, choice: int, repeat: str) -> None:

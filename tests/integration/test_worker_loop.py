@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -81,6 +82,19 @@ class FlakyEngine(StubEngine):
                 raise error
             case None:
                 return await super().post(endpoint, body, priority=priority)
+
+
+class Refusing(StubEngine):
+    """Never serves the prompt `bad`."""
+
+    def __init__(self, failure: EngineUnavailable) -> None:
+        super().__init__()
+        self._failure = failure
+
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        if b'"bad"' in body:
+            raise self._failure
+        return await super().post(endpoint, body, priority=priority)
 
 
 async def test_each_result_belongs_to_its_request(
@@ -325,6 +339,43 @@ async def test_unavailable_engine_costs_no_attempt(
     assert (result.status, result.attempt) == ("succeeded", 1)
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [EngineUnavailable("answered 504"), EngineUnavailable("answered 503", is_refusal=True)],
+)
+async def test_requests_that_a_server_fails_alone_hold_no_places_and_end(
+    queue: Queue, client: Client, redis_url: str, failure: EngineUnavailable
+) -> None:
+    """The whole engine is full of them; the others run nevertheless."""
+    settings = settings_for(
+        redis_url, queue, max_in_flight=2, backoff_base_s=0.01, backoff_max_s=0.05
+    )
+    bad = [a_prompt("bad", max_attempts=2) for _ in range(4)]
+    async with local_worker(settings, Refusing(failure)):
+        await client.submit_many(bad)
+        while (await queue.stats()).counters.get("released", 0) < 4:
+            await asyncio.sleep(0.001)
+        good = await collect(client, prompts(10))
+        assert {result.status for result in good.values()} == {"succeeded"}
+        ended = await collect(client, [request.id for request in bad])
+    assert {(result.status, result.attempt) for result in ended.values()} == {("failed", 2)}
+    letters = await queue.dead_letters.newest()
+    evidence = {"code": "engine_unavailable", "message": str(failure)}
+    assert [letter.evidence for letter in letters] == [evidence] * 4
+    assert await audit(queue) == []
+
+
+async def test_retry_after_is_kept(queue: Queue, client: Client, redis_url: str) -> None:
+    failure = EngineUnavailable("answered 503", is_refusal=True, retry_after_s=3000)
+    async with local_worker(settings_for(redis_url, queue), Refusing(failure)):
+        request_id = await client.submit(a_prompt("bad"))
+        while await queue.status([request_id]) != [("delayed", "")]:
+            await asyncio.sleep(0.001)
+    due_ms = await queue.redis.zscore(queue.keys.delayed, request_id)
+    assert due_ms is not None
+    assert 2900 < due_ms / 1000 - time.time() <= 3000
+
+
 async def test_a_request_that_the_engine_always_hangs_up_on_ends(
     queue: Queue, client: Client, redis_url: str
 ) -> None:
@@ -346,10 +397,10 @@ async def test_drain_does_not_wait_for_an_engine_that_is_away(
     )
     async with local_worker(settings, engine) as worker:
         await client.submit_many(prompts(4))
-        while (await queue.stats()).counters.get("in_flight", 0) < 4:
+        while (await queue.stats()).counters.get("released", 0) < 4:
             await asyncio.sleep(0.001)
         await worker.stop()
-    assert (await queue.stats()).depth_by_lane["normal"] == 4
+    assert (await queue.stats()).num_delayed == 4
 
 
 async def test_drain_at_any_instant_gives_everything_back_at_once(

@@ -122,7 +122,19 @@ class EngineError(GristmillError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine cannot take this request now (overloaded, unreachable, shutting down): try again later."""
+    """The engine did not serve this request (overloaded, unreachable, shutting down): try again later.
+
+    Attributes:
+        is_refusal: True if the engine refused the request before it ran.
+        retry_after_s: Seconds that the engine asks to wait; 0 if it names none.
+    """
+
+    def __init__(
+        self, message: str, *, is_refusal: bool = False, retry_after_s: float = 0.0
+    ) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
+        self.retry_after_s = retry_after_s
 
 
 class EngineHungUp(EngineError):

@@ -254,13 +254,19 @@ class Queue:
         reply = await self.scripts.run("nack", worker, self.limits.result_ttl_ms, *values)
         return str(reply[0].decode())
 
-    async def release(self, worker: str, claimed: Iterable[Claimed | Delivery]) -> int:
+    async def release(
+        self, worker: str, claimed: Iterable[Claimed | Delivery], delay_ms: int = 0
+    ) -> int:
         """Return requests to the front of their lanes; the attempts do not count.
+
+        With a delay, no worker claims them before it is over.
 
         Returns:
             The number of released requests.
         """
         values = [v for item in claimed for v in (item.id, item.delivery)]
+        if delay_ms:
+            values.append(delay_ms)
         released: int = await self.scripts.run("release", worker, *values)
         return released
 

@@ -69,6 +69,7 @@ class Batcher:
         self._settings = context.settings
         self._load = context.load
         self._admission = context.admission
+        self._limit = context.limit
         self._brake = context.brake
         self._is_stopping = is_stopping
         self._shares = QueueShares([source.weight for source in sources])
@@ -157,6 +158,8 @@ class Batcher:
             room=room,
             demand=source.demand,
         )
+        num_held = self._load.num_running + len(batch)
+        size = int(min(size, self._limit.num_free(num_held, time.monotonic())))
         if size == 0 or not self._brake.may_claim():
             return None
         is_try = self._brake.is_closed

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gristmill.worker.admission.room import Admission
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine
+from gristmill.worker.engine_limit import EngineLimit
 from gristmill.worker.engine_load import EngineLoad
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.provenance import Provenance
@@ -22,6 +23,7 @@ class WorkerContext:
         engine: The engine that runs requests; it is started.
         admission: Calculator of the engine's room.
         load: Counts of the requests that the engine runs.
+        limit: Limit on the requests that the engine takes, learned from its failures.
         brake: Brake that stops claims while the engine fails everything.
         drain: State of the drain: whether the worker must stop.
         liveness: Signs of life, which the probes read.
@@ -33,6 +35,7 @@ class WorkerContext:
     engine: Engine
     admission: Admission
     load: EngineLoad
+    limit: EngineLimit
     brake: WorkerBrake
     drain: Drain
     liveness: Liveness

@@ -7,6 +7,7 @@ ack, nack or release itself. This is the only list of them in the worker.
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from gristmill.shared.chunking import chunks
@@ -112,9 +113,13 @@ class ClaimedRequest:
         metrics.retried.inc()
         return code
 
-    async def release(self) -> None:
-        """Return the request to the front of its lane; this attempt does not count."""
-        await self._in_flight.release([self])
+    async def release(self, delay_ms: int = 0) -> None:
+        """Return the request to the front of its lane; this attempt does not count.
+
+        Args:
+            delay_ms: Milliseconds before which no worker claims it.
+        """
+        await self._in_flight.release([self], delay_ms)
 
 
 class ClaimResult(NamedTuple):
@@ -206,14 +211,14 @@ class InFlight:
         cancel(aborted)
         return [request.id for request in aborted]
 
-    async def release(self, requests: Sequence[ClaimedRequest]) -> None:
+    async def release(self, requests: Sequence[ClaimedRequest], delay_ms: int = 0) -> None:
         """Return requests to the front of their lanes; the attempts do not count.
 
-        The last chunk goes back first, so the requests keep their order.
+        With a delay, no worker claims them before it is over. The last chunk goes back first, so the requests keep their order.
         """
         for chunk in reversed(list(chunks(requests, MAX_CLAIM))):
             worker, claimed = chunk[0].worker, [request.claimed for request in chunk]
-            released = await retrying(lambda w=worker, c=claimed: self.queue.release(w, c))  # type: ignore[misc]  # bound now
+            released = await retrying(partial(self.queue.release, worker, claimed, delay_ms))
             metrics.released.inc(released)
             self.forget(claimed)
 

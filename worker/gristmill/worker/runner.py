@@ -6,9 +6,9 @@ death to the queues.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 
 import structlog
 
@@ -16,6 +16,7 @@ from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import bounded
+from gristmill.worker.failed_tries import FailedTries
 from gristmill.worker.failures import Failure, failure_of_error
 from gristmill.worker.in_flight import ClaimedRequest
 from gristmill.worker.reports import report_request
@@ -24,6 +25,7 @@ from gristmill.worker.verdicts import (
     backoff_s,
     verdict,
     verdict_on_broken_connection,
+    verdict_on_unavailable,
     verdict_on_worker_error,
 )
 
@@ -31,9 +33,6 @@ log = structlog.get_logger()
 
 ENGINE_PRIORITY = {"high": -1, "normal": 0, "low": 1}
 """vLLM's priorities: a lower number runs sooner."""
-
-MAX_BACKOFF_DOUBLINGS = 16
-"""Consecutive failures after which the bound of the pause grows no more."""
 
 
 class Runner:
@@ -48,12 +47,12 @@ class Runner:
         self._engine = context.engine
         self._admission = context.admission
         self._load = context.load
+        self._limit = context.limit
         self._brake = context.brake
-        self._drain = context.drain
         self._settings = context.settings
         self._provenance = context.provenance
         self._died = died
-        self._num_failures = 0  # consecutive refusals by an unavailable engine
+        self._tries = FailedTries(context.settings.backoff_max_s)
 
     def start(self, request: ClaimedRequest) -> None:
         """Start a request, unless it was aborted or given to another worker after its claim."""
@@ -71,12 +70,13 @@ class Runner:
             return
         record = request.record
         priority, started_s = ENGINE_PRIORITY[record.priority], time.monotonic()
+        self._limit.enter(request, started_s)
         try:
             response = await self._engine.post(record.endpoint, record.body, priority=priority)
         except EngineDied as death:
             self._died(death)
         except EngineUnavailable as error:
-            await self._release_after_pause(request, error)
+            await self._put_off(request, error)
         except EngineHungUp as error:
             failure = failure_of_error("connection_broken", error)
             await self._fail(request, failure, verdict_on_broken_connection(error))
@@ -85,9 +85,17 @@ class Runner:
             failure = failure_of_error("worker_error", error)
             await self._fail(request, failure, verdict_on_worker_error(error))
         else:
-            self._num_failures = 0
+            self._note_answer(response)
             self._load.token_time.learn(response, time.monotonic() - started_s)
             await self._settle(request, response)
+        finally:
+            self._limit.leave(request)
+
+    def _note_answer(self, response: Response) -> None:
+        """Note that the engine serves requests, unless the worker answered or the engine failed."""
+        if response.status < HTTPStatus.INTERNAL_SERVER_ERROR and not response.is_refusal:
+            self._limit.note_served()
+            self._tries.note_served(time.monotonic())
 
     async def _settle(self, request: ClaimedRequest, response: Response) -> None:
         response = bounded(response, self._settings.max_result_bytes)
@@ -98,6 +106,7 @@ class Runner:
         if isinstance(decision, Nack):
             await self._nack(request, decision)
             return
+        self._tries.forget(_key(request))
         request.ack(decision.status, response, self._provenance.made_by(request.record, response))
         report_request(
             request.claimed,
@@ -118,28 +127,36 @@ class Runner:
         else:
             await self._nack(request, decision)
 
-    async def _nack(self, request: ClaimedRequest, decision: Nack) -> None:
+    async def _nack(self, request: ClaimedRequest, decision: Nack, delay_s: float = 0.0) -> None:
         attempt = request.claimed.attempt
-        delay_ms = int(self._backoff_s(attempt) * 1000)
+        delay_ms = int(max(delay_s, self._backoff_s(attempt)) * 1000)
         code = await request.nack(decision.error, delay_ms)
+        if code == "dead_lettered":
+            self._tries.forget(_key(request))
         event = "request.dead_lettered" if code == "dead_lettered" else "request.retried"
         log.warning(event, id=request.id, attempt=attempt, delay_ms=delay_ms, **decision.error)
 
-    async def _release_after_pause(self, request: ClaimedRequest, error: EngineUnavailable) -> None:
-        """Release a request after a pause.
-
-        The request keeps its place in the engine's room during the pause, so that the worker claims
-        less while the engine recovers.
-        """
-        self._num_failures += 1
-        pause_s = self._backoff_s(min(self._num_failures, MAX_BACKOFF_DOUBLINGS))
+    async def _put_off(self, request: ClaimedRequest, error: EngineUnavailable) -> None:
+        """Give back a request that the engine did not serve; it waits in the queue, not here."""
+        now_s, is_refusal = time.monotonic(), error.is_refusal
+        self._limit.note_failed(request, is_refusal=is_refusal, now_s=now_s)
+        failed = self._tries.note(_key(request), is_refusal=is_refusal, now_s=now_s)
+        delay_s = max(self._backoff_s(failed.number), error.retry_after_s)
+        if failed.counts:
+            await self._nack(request, verdict_on_unavailable(error), delay_s)
+            return
         log.warning(
-            "engine.unavailable", id=request.id, error=str(error), pause_s=round(pause_s, 3)
+            "engine.unavailable",
+            id=request.id,
+            error=str(error),
+            num_tries=failed.number,
+            delay_s=round(delay_s, 3),
         )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._drain.started.wait()
-        await request.release()
+        await request.release(1 + int(delay_s * 1000))  # not 0: it must not be the next claim
 
     def _backoff_s(self, attempt: int) -> float:
         return backoff_s(attempt, self._settings.backoff_base_s, self._settings.backoff_max_s)
+
+
+def _key(request: ClaimedRequest) -> tuple[str, str]:
+    return request.queue, request.id

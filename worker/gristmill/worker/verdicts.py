@@ -14,6 +14,9 @@ MAX_SERVER_ERROR_ATTEMPTS = 2
 """Attempts of a request that gets a 5xx from a living engine. The request is nearly always the
 cause; a second attempt confirms it."""
 
+MAX_DOUBLINGS = 16
+"""Attempts after which the bound of the wait grows no more."""
+
 MAX_REASON_CHARS = 500
 """Most characters of an error that a dead letter keeps."""
 
@@ -52,6 +55,11 @@ def verdict_on_broken_connection(error: Exception) -> Nack:
     return Nack({"code": "connection_broken", "message": str(error)[:MAX_REASON_CHARS]})
 
 
+def verdict_on_unavailable(error: Exception) -> Nack:
+    """Return the nack for a request that a server fails while it serves others."""
+    return Nack({"code": "engine_unavailable", "message": str(error)[:MAX_REASON_CHARS]})
+
+
 def verdict_on_worker_error(error: Exception) -> Nack:
     """Return the nack for a request that an error in the worker stopped; the attempt counts."""
     return Nack({"code": "worker_error", "message": repr(error)[:MAX_REASON_CHARS]})
@@ -63,4 +71,5 @@ def backoff_s(attempt: int, base_s: float, max_s: float) -> float:
     The rule, and why it beats the alternatives, comes from Brooker, "Exponential Backoff And
     Jitter", 2015.
     """
-    return random.uniform(0, min(max_s, base_s * 2 ** (attempt - 1)))  # noqa: S311  # no secret
+    doublings = min(attempt - 1, MAX_DOUBLINGS)
+    return random.uniform(0, min(max_s, base_s * 2.0**doublings))  # noqa: S311  # no secret

@@ -23,6 +23,7 @@ from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine, EngineInfo
+from gristmill.worker.engine_limit import EngineLimit
 from gristmill.worker.engine_load import EngineLoad
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.loop import Worker
@@ -30,6 +31,7 @@ from gristmill.worker.provenance import Provenance
 from gristmill.worker.queue_source import QueueSource
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.verdicts import backoff_s
 from gristmill.worker.worker_brake import WorkerBrake
 
 log = structlog.get_logger()
@@ -71,6 +73,9 @@ async def work(
         engine=engine,
         admission=Admission(capacity, engine.stats),
         load=EngineLoad(),
+        limit=EngineLimit(
+            partial(backoff_s, base_s=settings.backoff_base_s, max_s=settings.backoff_max_s)
+        ),
         brake=WorkerBrake(settings.backoff_base_s, settings.backoff_max_s, liveness),
         drain=drain,
         liveness=liveness,

@@ -1,12 +1,23 @@
--- release: hand unfinished requests back to the front of their lanes; the attempt is not counted.
+-- release: hand unfinished requests back; the attempt is not counted. They go to the front of their lanes, or with a
+-- delay they wait until it is over.
 --
 -- KEYS[1]  prefix
--- ARGV     worker, then id, delivery for each request
+-- ARGV     worker, then id, delivery for each request, then delay_ms for all of them; without it, no delay
 -- Returns  how many went back; what this worker no longer holds is left alone
 -- Keeps    3, 5 (what SIGTERM gives back can be claimed at once)
 
-local released = 0
-for i = #ARGV - 1, 2, -2 do -- backwards, so that the first given is the first in its lane
+local released, time_ms = 0, now_ms()
+local delay_ms = #ARGV % 2 == 0 and tonumber(ARGV[#ARGV]) or 0
+
+local function put_back(id, header, crashes)
+  if delay_ms > 0 then
+    call("ZADD", prefix .. "delayed", time_ms + delay_ms, id)
+  else
+    enqueue(id, header, crashes, true)
+  end
+end
+
+for i = 2 * math.floor((#ARGV - 1) / 2), 2, -2 do -- backwards, so that the first given is the first in its lane
   local id, delivery = ARGV[i], ARGV[i + 1]
   if call("HGET", prefix .. "in_flight:" .. ARGV[1], id) == delivery then
     local record = call("GET", prefix .. "request:" .. id)
@@ -15,15 +26,15 @@ for i = #ARGV - 1, 2, -2 do -- backwards, so that the first given is the first i
     if header then
       local _, uncounted, crashes = attempts_of(id)
       set_attempts(id, delivery, uncounted + 1, crashes)
-      enqueue(id, header, crashes, true)
+      put_back(id, header, crashes)
       count_queued(header.cost, 1)
       released = released + 1
     end
   end
 end
 count("released", released)
-if released > 0 then
+if released > 0 and delay_ms == 0 then
   ring_doorbell()
 end
-flush(0, now_ms())
+flush(0, time_ms)
 return released

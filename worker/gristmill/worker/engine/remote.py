@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, TypeGuard
+from typing import Any
 
 import aiohttp
 import structlog
@@ -37,6 +37,7 @@ from gristmill.worker.engine.refusals import (
     too_large,
     too_long,
 )
+from gristmill.worker.engine.remote_replies import UNAVAILABLE, at_most, is_name, unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -60,13 +61,6 @@ KEEP_ALIVE_S = 3.0
 
 vLLM closes an idle connection after 5 s; a POST on a connection kept longer may find it closed.
 """
-
-_UNAVAILABLE = {
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.BAD_GATEWAY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT,
-}
 
 
 class RemoteEngine:
@@ -136,9 +130,11 @@ class RemoteEngine:
         except TimeoutError as error:
             if scope.expired():
                 return replace(too_long(limit_s), cut="max_request_s")
-            raise EngineUnavailable(f"{self._url} did not answer: {error}") from error
+            message = f"{self._url} did not answer: {error}"
+            raise EngineUnavailable(message, is_refusal=True) from error
         except aiohttp.ClientConnectorError as error:
-            raise EngineUnavailable(f"{self._url} is unreachable: {error}") from error
+            message = f"{self._url} is unreachable: {error}"
+            raise EngineUnavailable(message, is_refusal=True) from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise await self._interrupted(error) from error
         return await self._judged(response)
@@ -204,13 +200,13 @@ class RemoteEngine:
     async def _described(self) -> EngineInfo:
         cards = (await self._asked("/v1/models")).get("data")
         cards = cards if isinstance(cards, list) else []
-        models = [card for card in cards if isinstance(card, dict) and _is_name(card.get("id"))]
+        models = [card for card in cards if isinstance(card, dict) and is_name(card.get("id"))]
         if not models:
             raise EngineDied(
                 f"{self._url}/v1/models names no model; is this an OpenAI-compatible API?"
             )
         version = (await self._asked("/version")).get("version")
-        version = version if _is_name(version) else ""
+        version = version if is_name(version) else ""
         paths = (await self._asked("/openapi.json")).get("paths")
         self._endpoints = served(INFERENCE if paths is None else paths)
         log.info("engine.reached", url=self._url, model=models[0]["id"], vllm_version=version)
@@ -246,7 +242,9 @@ class RemoteEngine:
             if reply.content_type == "text/event-stream":
                 return stream_refusal()
             max_bytes = self._limits.max_result_bytes
-            answer = await _at_most(reply, max_bytes + 1)
+            answer = await at_most(reply, max_bytes + 1)
+            if reply.status in UNAVAILABLE:
+                raise unavailable(self._url, reply, answer)
             if len(answer) > max_bytes:
                 reply.close()
                 return too_large(f"more than {max_bytes:,}", max_bytes)
@@ -275,24 +273,8 @@ class RemoteEngine:
 
         A 500 is the request's own outcome as long as the server lives.
         """
-        if response.status in _UNAVAILABLE:
-            raise EngineUnavailable(
-                f"{self._url} answered {response.status}: {response.body[:200]!r}"
-            )
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR or response.finish_reason == ABORTED:
             await self.check(PROBE_S)
         if response.finish_reason == ABORTED:
             raise EngineUnavailable(f"{self._url} aborted the request unasked")
         return response
-
-
-async def _at_most(reply: aiohttp.ClientResponse, num_bytes: int) -> bytes:
-    """Return the first `num_bytes` of the answer, or all of a shorter one."""
-    try:
-        return await reply.content.readexactly(num_bytes)
-    except asyncio.IncompleteReadError as error:
-        return error.partial
-
-
-def _is_name(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and bool(value)

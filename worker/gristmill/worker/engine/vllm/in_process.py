@@ -237,7 +237,9 @@ class InProcessEngine:
             if cause := reports.failed_constraint(trace.request_ids):
                 return constraint_failed(cause)
         if response.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
-            raise EngineUnavailable(f"the engine takes no more requests: {response.body.decode()}")
+            raise EngineUnavailable(
+                f"the engine takes no more requests: {response.body.decode()}", is_refusal=True
+            )
         if trace.is_aborted or response.finish_reason == ABORTED:
             await self.check(ABORT_CHECK_S)
             raise EngineUnavailable("the engine aborted the request unasked")
