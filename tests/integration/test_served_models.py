@@ -60,9 +60,11 @@ async def test_a_model_that_nobody_serves_is_refused_by_name(queue: CountingQueu
 
 
 async def test_an_endpoint_that_nobody_serves_is_refused(queue: CountingQueue) -> None:
-    await serve(queue, "w", "embedder", endpoints=f"{EMBEDDINGS},/pooling")
-    with pytest.raises(NotServed, match=f"serves {CHAT}; they serve /pooling, {EMBEDDINGS}"):
+    paths = f"{EMBEDDINGS},/score,/v2/embed"  # no request may name the last one
+    await serve(queue, "w", "embedder", endpoints=paths)
+    with pytest.raises(NotServed, match=rf"serves {CHAT}; they serve /score, {EMBEDDINGS}\. "):
         await Client(queue=queue).submit({"messages": [{"role": "user", "content": "hi"}]})
+    await Client(queue=queue).submit({"text_1": "a", "text_2": ["b"]}, endpoint="/score")
 
 
 async def test_without_workers_or_without_facts_everything_is_taken(queue: CountingQueue) -> None:

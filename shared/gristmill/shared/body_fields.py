@@ -14,10 +14,16 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "/v1/embeddings": ("input", "messages"),
     "/v1/responses": ("input", "prompt", "previous_response_id", "previous_input_messages"),
     "/v1/messages": ("messages",),
+    "/v1/messages/count_tokens": ("messages",),
     "/v1/score": ("text_1", "data_1", "queries"),
+    "/score": ("text_1", "data_1", "queries"),
     "/v1/rerank": ("query",),
+    "/rerank": ("query",),
+    "/v2/rerank": ("query",),
     "/pooling": ("input", "messages", "data", "prompt"),
+    "/classify": ("input", "messages"),
     "/tokenize": ("prompt", "messages"),
+    "/detokenize": ("tokens",),
 }
 """Endpoint -> fields of which its body has one at least."""
 

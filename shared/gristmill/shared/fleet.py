@@ -13,7 +13,7 @@ from typing import Any
 from gristmill.shared.errors import NotServed
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
-from gristmill.shared.request import Request
+from gristmill.shared.request import ENDPOINTS, Request
 
 FRESH_S = 5.0
 """Seconds for which a fleet is taken as known; afterwards the next request reads it again."""
@@ -56,7 +56,7 @@ class Fleet:
             words = self._words(what, sorted(self.max_model_len))
             return NotServed(words, "model_not_found", request_id=request.id)
         if request.endpoint not in self.endpoints:
-            words = self._words(request.endpoint, sorted(self.endpoints))
+            words = self._words(request.endpoint, sorted(self.endpoints.intersection(ENDPOINTS)))
             return NotServed(words, "endpoint_not_served", request_id=request.id)
         return None
 

@@ -33,12 +33,22 @@ ENDPOINTS = (
     EMBEDDINGS,
     "/v1/responses",
     "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/score",
+    "/score",
     "/v1/rerank",
+    "/rerank",
+    "/v2/rerank",
     "/pooling",
+    "/classify",
     "/tokenize",
+    "/detokenize",
 )
-"""Endpoints that a request may name; a worker's model decides which of them the worker serves."""
+"""Endpoints that a request may name, most used first; a worker's model decides which of them the worker serves.
+
+It is an allow-list, because vLLM's application also has routes for administration, which pause the engine, change
+its weights or abort requests. A request from a queue must never reach those.
+"""
 
 PLAIN: Mapping[str, str] = {"prompt": COMPLETIONS, "messages": CHAT, "input": EMBEDDINGS}
 """Field of a body -> the endpoint of a request that names none."""

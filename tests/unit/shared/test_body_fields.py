@@ -22,7 +22,7 @@ def test_the_table_has_every_endpoint() -> None:
         ("/v1/score", {"data_1": "a", "data_2": "b"}), ("/v1/score", {"queries": "a", "documents": ["b"]}),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}), ("/pooling", {"input": "a"}),
         ("/pooling", {"messages": []}), ("/pooling", {"data": {}}), ("/tokenize", {"prompt": "a"}),
-        ("/tokenize", {"messages": []}), ("/v1/unknown", {}),
+        ("/tokenize", {"messages": []}), ("/score", {"text_1": "a", "text_2": ["b"]}), ("/v1/unknown", {}),
     ],
 )  # fmt: skip
 def test_what_vllm_takes_is_accepted(endpoint: str | None, body: dict[str, Any]) -> None:

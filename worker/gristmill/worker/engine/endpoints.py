@@ -1,34 +1,9 @@
-"""List the paths to which a worker may post requests.
-
-This is an allow-list, because vLLM's application also has routes for administration, which pause
-the engine, change its weights or abort requests. A request from a queue must never reach those.
-"""
+"""List the endpoints that a worker serves, among those that a request may name."""
 
 from collections.abc import Iterable
 from typing import Any
 
-GENERATE = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/chat/completions/batch",
-    "/generative_scoring",
-)
-POOL = (
-    "/v1/embeddings",
-    "/v2/embed",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/v1/score",
-    "/rerank",
-    "/v1/rerank",
-    "/v2/rerank",
-)
-TOKENIZE = ("/tokenize", "/detokenize")
-INFERENCE = GENERATE + POOL + TOKENIZE
+from gristmill.shared.request import ENDPOINTS
 
 
 def served(paths: Iterable[str], state: Any = None) -> tuple[str, ...]:
@@ -41,7 +16,7 @@ def served(paths: Iterable[str], state: Any = None) -> tuple[str, ...]:
     """
     present = set(paths)
     return tuple(
-        path for path in INFERENCE if path in present and not _is_without_object(path, state)
+        path for path in ENDPOINTS if path in present and not _is_without_object(path, state)
     )
 
 
@@ -55,8 +30,8 @@ _SERVING_OBJECT = {
     "/v1/completions": "openai_serving_completion",
     "/v1/responses": "openai_serving_responses",
     "/v1/messages": "anthropic_serving_messages",
+    "/v1/messages/count_tokens": "anthropic_serving_messages",
     "/v1/embeddings": "serving_embedding",
-    "/v2/embed": "serving_embedding",
     "/pooling": "serving_pooling",
     "/classify": "serving_classification",
     "/score": "serving_scores",

@@ -27,8 +27,9 @@ from gristmill.shared.errors import (
     EngineUnavailable,
     SettingsError,
 )
+from gristmill.shared.request import ENDPOINTS
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
-from gristmill.worker.engine.endpoints import INFERENCE, served
+from gristmill.worker.engine.endpoints import served
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
 from gristmill.worker.engine.refusals import (
     error_response,
@@ -208,7 +209,7 @@ class RemoteEngine:
         version = (await self._asked("/version")).get("version")
         version = version if is_name(version) else ""
         paths = (await self._asked("/openapi.json")).get("paths")
-        self._endpoints = served(INFERENCE if paths is None else paths)
+        self._endpoints = served(ENDPOINTS if paths is None else paths)
         log.info("engine.reached", url=self._url, model=models[0]["id"], vllm_version=version)
         return EngineInfo(
             transport="remote",
