@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.queue import Queue
+from gristmill.shared.request import Priority
 
 NAME = r"[a-z0-9-]{1,64}"
 KEY_PREFIX = "gm-"
@@ -32,6 +33,7 @@ class Tenant(BaseModel):
         max_depth: Most requests in the queue, waiting or in flight.
         max_bytes: Most bytes of those requests.
         max_batches: Most batches that have not ended.
+        max_priority: Highest lane that its requests and batches may ask for.
         requests_per_minute: Most calls of the gateway per minute.
         webhook_url: Receives an event when a batch ends; None for no webhook.
         webhook_secret: Signs the events: `whsec_` and 24 to 64 bytes in base64
@@ -44,6 +46,7 @@ class Tenant(BaseModel):
     max_depth: Annotated[int, Field(ge=1)] = 100_000
     max_bytes: Annotated[int, Field(ge=1024)] = 2**30
     max_batches: Annotated[int, Field(ge=1)] = 100
+    max_priority: Priority = "normal"
     requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 6_000
     webhook_url: str | None = None
     webhook_secret: Annotated[str | None, Field(repr=False)] = None

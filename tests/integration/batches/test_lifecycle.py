@@ -365,9 +365,13 @@ async def test_the_completion_window_expires_what_is_unfinished(
 async def test_only_what_failed_is_run_again(batches: Batches) -> None:
     lines: list[Any] = [chat(f"c{i}") for i in range(10)]
     lines[3] = b"broken"
-    first = await run(batches, await create(batches, lines, mode="lenient", metadata={"a": "b"}))
+    options: dict[str, Any] = {"mode": "lenient", "metadata": {"a": "b"}, "priority": "high"}
+    first = await run(batches, await create(batches, lines, **options))
     again = await batches.retry_failed(TENANT, first.id)
-    assert (again.retry_of, again.mode, again.metadata) == (first.id, "lenient", {"a": "b"})
+    assert again.retry_of == first.id
+    assert {name: getattr(again, name) for name in options} == options
+    lowered = await batches.retry_failed(TENANT, first.id, max_priority="normal")
+    assert (lowered.priority, lowered.max_priority) == ("normal", "normal")
     source = await batches.files.get(TENANT, again.input_file_id)
     assert b"".join(batches.files.content(source)) == b"broken\n"
     ended = await run(batches, again)

@@ -150,6 +150,25 @@ async def test_unfinished_batches_of_a_tenant_are_bounded(gateway: RunningGatewa
         assert caught.value.code == "limit_reached"
 
 
+async def test_a_batch_and_its_lines_stay_in_the_highest_lane(
+    gateway: RunningGateway, api: httpx.AsyncClient, client: AsyncOpenAI
+) -> None:
+    lines = jsonl([chat("a"), chat("b") | {"priority": "high"}])
+    file = await client.files.create(file=("in.jsonl", lines), purpose="batch")
+    body = {"input_file_id": file.id, "endpoint": CHAT}
+    refused = await api.post("/v1/batches", json=body | {"priority": "high"})
+    assert (refused.status_code, problem(refused)["code"]) == (403, "priority_not_allowed")
+    made = (await api.post("/v1/batches", json=body)).json()
+    batches = gateway.gateway.batches
+    async with stewarded(batches):
+        while (batch := await client.batches.retrieve(made["id"])).status != "failed":
+            await asyncio.sleep(0.05)
+    assert batch.errors
+    assert batch.errors.data
+    (error,) = batch.errors.data
+    assert (error.line, error.code) == (2, "priority_not_allowed")
+
+
 @pytest.mark.usefixtures("worker")
 async def test_rows_can_be_followed_while_a_batch_runs(
     api: httpx.AsyncClient, client: AsyncOpenAI, gateway: RunningGateway

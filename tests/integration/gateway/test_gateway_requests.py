@@ -25,7 +25,7 @@ async def submitted(api: httpx.AsyncClient, body: Any = PLAIN, **headers: str) -
 
 @pytest.mark.usefixtures("worker")
 async def test_a_request_is_queued_and_its_result_waited_for(api: httpx.AsyncClient) -> None:
-    for body in (PLAIN, CHAT, {"endpoint": "/v1/completions", "body": PLAIN, "priority": "high"}):
+    for body in (PLAIN, CHAT, {"endpoint": "/v1/completions", "body": PLAIN, "priority": "low"}):
         answer = await api.post("/v1/requests", json=body)
         assert answer.status_code == 202
         queued = answer.json()
@@ -159,6 +159,28 @@ async def test_a_body_over_the_limit_is_413_before_it_is_read(
         for answer in (slightly, far):
             message = answer.json()["error"]["message"]
             assert "ask the operator to raise GRISTMILL_MAX_REQUEST_BYTES" in message
+
+
+async def test_a_tenant_asks_for_its_highest_lane_at_most(
+    gateway: RunningGateway, api: httpx.AsyncClient, queue: Queue
+) -> None:
+    """Regression: everybody could flood the lane high, which is served before all others."""
+    high = {"body": PLAIN, "priority": "high"}
+    refused = await api.post("/v1/requests", json=high)
+    error = problem(refused)
+    assert (refused.status_code, error["type"]) == (403, "permission_error")
+    assert (error["code"], error["param"]) == ("priority_not_allowed", "priority")
+    assert error["message"].endswith(
+        "priority 'high' is above 'normal', the highest of tenant acme; leave it out, or ask the operator:"
+        " gristmill tenant change acme --max-priority high"
+    )
+    assert "Retry-After" not in refused.headers
+    for highest, body in (("high", high), ("low", PLAIN)):
+        key = await gateway.add_tenant(highest, max_priority=highest)
+        async with gateway.caller(key) as caller:
+            await submitted(caller, body)
+        ids = await queue.redis.lrange(queue.keys.waiting(highest, highest), 0, -1)
+        assert len(ids) == 1
 
 
 # -- limits ------------------------------------------------------------------------------------------

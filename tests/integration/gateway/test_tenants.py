@@ -115,13 +115,22 @@ def run(url: str, queue: str, *arguments: str) -> Result:
 
 def test_commands_make_show_and_end_a_tenant(url: str) -> None:
     made = run(
-        url, "q", "create", "acme", "--max-depth", "9", "--webhook-url", "https://acme.example/hook"
+        url,
+        "q",
+        "create",
+        "acme",
+        "--max-depth",
+        "9",
+        "--max-priority",
+        "low",
+        "--webhook-url",
+        "https://acme.example/hook",
     )
     printed = orjson.loads(made.stdout)
     assert printed["api_key"].startswith("gm-")
     assert printed["webhook_secret"].startswith("whsec_")
     shown = run(url, "q", "show", "acme").stdout
-    assert orjson.loads(shown)["max_depth"] == 9
+    assert (orjson.loads(shown)["max_depth"], orjson.loads(shown)["max_priority"]) == (9, "low")
     assert "whsec_" not in shown
     run(url, "q", "change", "acme", "--max-depth", "10")
     (listed,) = run(url, "q", "list").stdout.splitlines()

@@ -13,6 +13,7 @@ from gristmill.producer.batches.rows import (
     result_row,
     unanswered_row,
 )
+from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
 
@@ -141,6 +142,16 @@ def test_a_bad_line_says_why_without_the_id_of_its_request() -> None:
     )
     assert bad == BadLine(7, "max_attempts is 0; use 1 to 100", "a", "invalid_request", {})
     assert str(bad) == "line 7: max_attempts is 0; use 1 to 100"
+
+
+def test_a_line_above_the_highest_lane_is_bad() -> None:
+    reader = LineReader("run", max_request_bytes=1024, max_priority="normal")
+    line = b'{"custom_id": "a", "body": {"prompt": "x"}, "priority": "%s"}'
+    bad = reader.read(Line(1, line % b"high", 0, 0))
+    assert isinstance(bad, BadLine)
+    assert (bad.code, bad.custom_id) == ("priority_not_allowed", "a")
+    for allowed in (b"normal", b"low"):
+        assert isinstance(reader.read(Line(1, line % allowed, 0, 0)), Request)
 
 
 def test_a_custom_id_leads_to_the_line_that_had_it_first() -> None:

@@ -23,8 +23,10 @@ from gristmill.producer.batches.objects import (
 from gristmill.producer.batches.row_stream import RowStream, no_order_yet
 from gristmill.producer.batches.stored_files import StoredFiles
 from gristmill.producer.batches.upload import Upload
+from gristmill.producer.highest_lane import lower_of
 from gristmill.shared.errors import InvalidRequest, LimitReached
 from gristmill.shared.pauses import batch_scope
+from gristmill.shared.request import Priority
 
 
 class Batches:
@@ -134,6 +136,7 @@ class Batches:
         *,
         completion_window: str | None = None,
         max_open: int | None = None,
+        max_priority: Priority | None = None,
     ) -> BatchRecord:
         """Create a batch of those lines of an ended batch that have a row in its error file.
 
@@ -142,6 +145,7 @@ class Batches:
             batch_id: Id of the ended batch.
             completion_window: Window of the new batch; None for that of the old one.
             max_open: Most batches of this tenant that may not have ended; None for no limit.
+            max_priority: Highest lane of the new batch, which may lower its priority; None for that of the old one.
 
         Raises:
             NotFound: The tenant has no such batch, or its files are gone.
@@ -149,11 +153,12 @@ class Batches:
             LimitReached: The tenant has `max_open` batches that have not ended.
         """
         record = await self.batch(tenant, batch_id)
+        highest = max_priority or record.max_priority
         file = await self._upload_failed_lines(record)
         spec = BatchSpec(
             input_file_id=file.id, endpoint=record.endpoint, completion_window=completion_window or record.completion_window,
             metadata=record.metadata, output_expires_after_s=record.output_expires_after_s, mode=record.mode,
-            order=record.order, priority=record.priority, retry_of=record.id,
+            order=record.order, priority=lower_of(record.priority, highest), max_priority=highest, retry_of=record.id,
         )  # fmt: skip
         try:
             return await self.create(tenant, spec, max_open=max_open)

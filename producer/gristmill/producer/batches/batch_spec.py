@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gristmill.producer.batches.objects import BatchRecord, Mode, Order
+from gristmill.producer.highest_lane import check_priority
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import ENDPOINTS, Priority
 
@@ -27,6 +28,7 @@ class BatchSpec:
         mode: strict: a bad line fails the file; lenient: a bad line gets an error row, the rest runs.
         order: Order of the rows in the output file.
         priority: Lane of requests that set no priority.
+        max_priority: Highest lane that its lines may ask for.
         retry_of: Id of the batch whose failed lines this one repeats.
     """
 
@@ -38,6 +40,7 @@ class BatchSpec:
     mode: Mode = "strict"
     order: Order = "completion"
     priority: Priority = "normal"
+    max_priority: Priority = "high"
     retry_of: str | None = None
 
     def record(self, batch_id: str, tenant: str, now: int) -> BatchRecord:
@@ -52,12 +55,13 @@ class BatchSpec:
             InvalidRequest: A field breaks a rule; the message names the field.
         """
         check_endpoint(self.endpoint)
+        check_priority(self.priority, self.max_priority, tenant)
         return BatchRecord(
             id=batch_id, tenant=tenant, created_at=now, expires_at=now + window_s(self.completion_window),
             input_file_id=self.input_file_id, endpoint=self.endpoint, completion_window=self.completion_window,
             metadata=dict(self.metadata) if self.metadata is not None else None,
             output_expires_after_s=self.output_expires_after_s, mode=self.mode, order=self.order,
-            priority=self.priority, retry_of=self.retry_of,
+            priority=self.priority, max_priority=self.max_priority, retry_of=self.retry_of,
         )  # fmt: skip
 
 

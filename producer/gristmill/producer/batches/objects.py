@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from gristmill.shared.request import Priority
+
 BatchStatus = Literal[
     "validating", "in_progress", "finalizing", "completed",
     "failed", "expired", "cancelling", "cancelled",
@@ -157,12 +159,14 @@ class BatchRecord(BatchObject):
     Attributes:
         tenant: Owner of the batch.
         priority: Lane of requests that set no priority.
+        max_priority: Highest lane that its lines may ask for, as of its creation.
         output_expires_after_s: Seconds after which its output and error file are deleted.
         closing: Status that the batch will have once its last rows are written; None while it runs on.
     """
 
     tenant: str
-    priority: Literal["high", "normal", "low"] = "normal"
+    priority: Priority = "normal"
+    max_priority: Priority = "high"
     output_expires_after_s: int | None = None
     closing: Closing | None = None
 

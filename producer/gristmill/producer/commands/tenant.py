@@ -8,6 +8,7 @@ import click
 
 from gristmill.producer.commands.batch import batch_options, json_option
 from gristmill.shared.cli import queue_options, say
+from gristmill.shared.request import PRIORITIES
 
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
@@ -32,6 +33,11 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--requests-per-minute",
             type=int,
             help="Most calls of the gateway per minute.  [default at creation: 6000]",
+        ),
+        click.option(
+            "--max-priority",
+            type=click.Choice(PRIORITIES),
+            help="Highest lane that its requests and batches may ask for.  [default at creation: normal]",
         ),
         click.option(
             "--max-batches",

@@ -36,7 +36,13 @@ RETRY_AFTER_S = 5
 not answer."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
-_PARAMS = {"model_not_found": "model", "endpoint_not_served": "endpoint"}
+_PARAMS = {"model_not_found": "model", "endpoint_not_served": "endpoint", "priority_not_allowed": "priority"}  # fmt: skip
+_STATUS_OF_CODE = {"file_too_large": 413, "priority_not_allowed": 403}
+"""Codes of `InvalidRequest` with a status other than 400."""
+
+_NOT_SERVED = ("model_not_found", "endpoint_not_served")
+"""Codes of a 404 that OpenAI calls an invalid request."""
+
 _CODES = {400: "invalid_request", 401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}  # fmt: skip
 
 
@@ -84,7 +90,7 @@ class ApiError(Exception):
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         body = ErrorBody(
             message=self.message,
-            type=default if self.code in _PARAMS else _TYPES.get(self.status, default),
+            type=default if self.code in _NOT_SERVED else _TYPES.get(self.status, default),
             param=self.param or _PARAMS.get(self.code or ""),
             code=self.code or _CODES.get(self.status),
         )
@@ -132,8 +138,8 @@ def api_error(error: Exception) -> ApiError:
 
 
 def _known(error: Exception, status: int, code: str) -> ApiError:
-    if isinstance(error, InvalidRequest) and error.code == "file_too_large":
-        status = 413
+    if isinstance(error, InvalidRequest):
+        status = _STATUS_OF_CODE.get(error.code, status)
     message = _message(error, code)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in {429, 503} else {}
     return ApiError(status, message, code=code or getattr(error, "code", None), headers=headers)

@@ -11,6 +11,7 @@ from ulid import ULID
 
 from gristmill.producer.gateway.body_pool import BodyShare
 from gristmill.producer.gateway.http_errors import ApiError, too_large
+from gristmill.producer.highest_lane import check_priority, lower_of
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.media import check_media
@@ -102,7 +103,11 @@ def queued_request(
         InvalidRequest: The body breaks a rule.
     """
     default_id = key or str(ULID())
-    request = request_from_json(body, max_request_bytes=max_request_bytes, default_id=default_id)
+    defaults = {"priority": lower_of("normal", tenant.max_priority)}
+    request = request_from_json(
+        body, max_request_bytes=max_request_bytes, default_id=default_id, defaults=defaults
+    )
+    check_priority(request.priority, tenant.max_priority, tenant.name)
     if key is not None and request.id != key:
         raise InvalidRequest("the body has an id and the call an Idempotency-Key; send one of them")
     if request.batch:
@@ -167,7 +172,7 @@ BODY_SCHEMA: Mapping[str, object] = {
             "examples": {
                 "plain": {"value": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9}},
                 "envelope": {
-                    "value": {"endpoint": "/v1/completions", "body": {"prompt": "Hello"}, "priority": "high"}
+                    "value": {"endpoint": "/v1/completions", "body": {"prompt": "Hello"}, "priority": "low"}
                 },
             },
         }

@@ -17,6 +17,7 @@ from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, ca
 from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.gateway.request_body import read_body
 from gristmill.producer.gateway.upload_form import MAX_EXPIRY_S, MIN_EXPIRY_S
+from gristmill.producer.highest_lane import lower_of
 from gristmill.shared.request import Priority
 
 router = APIRouter(tags=["batches"])
@@ -53,7 +54,10 @@ class NewBatch(BaseModel):
     ) = None
     mode: Mode = "strict"
     order: Order = "completion"
-    priority: Priority = "normal"
+    priority: Annotated[
+        Priority | None,
+        Field(description="lane of lines that set none; normal unless the tenant's highest is low"),
+    ] = None
 
 
 class BatchPage(BaseModel):
@@ -103,7 +107,9 @@ async def create(
     """
     expires = new.output_expires_after
     spec = BatchSpec(
-        **new.model_dump(exclude={"output_expires_after"}),
+        **new.model_dump(exclude={"output_expires_after", "priority"}),
+        priority=new.priority or lower_of("normal", tenant.max_priority),
+        max_priority=tenant.max_priority,
         output_expires_after_s=expires.seconds if expires else None,
     )
     made = await gateway.batches.create(tenant.name, spec, max_open=tenant.max_batches)
@@ -139,8 +145,9 @@ async def retry(
     batch_id: str, request: Request, gateway: CurrentGateway, tenant: CallingTenant
 ) -> object:
     """Run the failed lines of a batch that has ended, as a new batch."""
-    limit = tenant.max_batches
-    made = await gateway.batches.retry_failed(tenant.name, batch_id, max_open=limit)
+    made = await gateway.batches.retry_failed(
+        tenant.name, batch_id, max_open=tenant.max_batches, max_priority=tenant.max_priority
+    )
     request.state.call.facts["batch"] = made.id
     return made
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from gristmill.producer.batches.rows.custom_ids import bad_line, bad_request
 from gristmill.producer.batches.rows.lines import BadLine, Line
+from gristmill.producer.highest_lane import check_priority
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet
-from gristmill.shared.request import Request
+from gristmill.shared.request import Priority, Request
 from gristmill.shared.request_json import max_element_bytes, request_from_json
 
 
@@ -19,6 +20,7 @@ class LineReader:
         max_request_bytes: Most bytes of an accepted body.
         default_endpoint: Endpoint of lines that name none.
         defaults: Fields of `Request` for lines that do not set them.
+        max_priority: Highest lane that a line may ask for; a line that asks for a higher one is bad.
         fleet: Models and endpoints of the workers; a line that asks for another is bad. None to skip this check.
     """
 
@@ -29,12 +31,14 @@ class LineReader:
         max_request_bytes: int,
         default_endpoint: str | None = None,
         defaults: Mapping[str, Any] | None = None,
+        max_priority: Priority = "high",
         fleet: Fleet | None = None,
     ) -> None:
         self._run = run
         self._max_request_bytes = max_request_bytes
         self._default_endpoint = default_endpoint
         self._defaults = defaults or {}
+        self._max_priority = max_priority
         self._fleet = fleet
 
     @property
@@ -52,6 +56,7 @@ class LineReader:
                 default_endpoint=self._default_endpoint,
                 defaults=self._defaults,
             )
+            check_priority(request.priority, self._max_priority, request.tenant)
         except InvalidRequest as error:
             return bad_line(line, error.reason, error.code)
         if self._fleet and (refusal := self._fleet.refusal(request)):
