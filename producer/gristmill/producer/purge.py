@@ -13,10 +13,10 @@ from typing import Any
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.file_purge import FilePurge
 from gristmill.producer.tenants import Tenants
-from gristmill.shared.errors import GristmillError
 from gristmill.shared.key_scan import scan_keys
 from gristmill.shared.names import check_tenant
-from gristmill.shared.queue_purge import Holders, all_keys, holders
+from gristmill.shared.queue import Queue
+from gristmill.shared.queue_purge import all_keys
 from gristmill.shared.tenant_data import DataKind, TenantData
 
 SETTLE_S = 6.0
@@ -25,8 +25,14 @@ SETTLE_S = 6.0
 MAX_PASSES = 10
 """Most passes over the data. The second finds what came during the first; more mean that producers still submit."""
 
-MAX_EXAMPLES = 3
-"""Names that the report shows of each kind that is left."""
+NAMED_KINDS = {
+    "tenant": "tenants",
+    "request": "requests",
+    "result": "results",
+    "file": "files",
+    "batch_record": "batches",
+}
+"""Kinds of keys that `count_of_queue` counts, with their names for people."""
 
 Tell = Callable[[Mapping[str, int]], None]
 """Callback for progress: gets what was removed so far, by kind."""
@@ -41,14 +47,15 @@ class PurgeReport:
         left: Kind -> how many the scan still found.
         unattributed: Kind -> how many name no tenant, so that they stayed.
         num_keys: Keys that the scan looked at.
-        num_objects: Objects in the storage that the scan looked at, those of other queues included.
+        num_objects: Objects in the storage that the scan looked at, those of other queues included; None if no record
+            named a file or a batch, so that the storage did not matter.
     """
 
     removed: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
     unattributed: Counter[str] = field(default_factory=Counter)
     num_keys: int = 0
-    num_objects: int = 0
+    num_objects: int | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return it as plain objects for JSON; `asdict` cannot copy a Counter."""
@@ -103,13 +110,18 @@ class Purge:
         async for keys in scan_keys(self._store.queue):
             report.num_keys += len(keys)
             report.left["keys of its files and batches"] += sum(map(self._names_known_id, keys))
+        if self._files.known_ids:
+            await self._scan_objects()
+        report.left = +report.left  # without zeros
+
+    async def _scan_objects(self) -> None:
+        report = self._report
         report.num_objects, strays = await asyncio.to_thread(self._scan_storage)
         if strays:
             await asyncio.to_thread(self._delete, strays)
             report.removed["objects without a record"] += len(strays)
             report.num_objects, strays = await asyncio.to_thread(self._scan_storage)
         report.left["objects"] += len(strays)
-        report.left = +report.left  # without zeros
 
     def _names_known_id(self, key: bytes) -> bool:
         return self._store.queue.keys.parse(key)[1] in self._files.known_ids
@@ -134,8 +146,9 @@ class Purge:
 
 
 async def purge_tenant(
-    store: BatchStore, tenant: str, *, tell: Tell = lambda _: None, settle_s: float = SETTLE_S
-) -> PurgeReport:
+    store: BatchStore, tenant: str, *, tell: Tell = lambda _: None, settle_s: float = SETTLE_S,
+    may_lack_objects: bool = False,
+) -> PurgeReport:  # fmt: skip
     """Remove all data of a tenant, and the tenant itself.
 
     First nothing new may come: API keys are revoked, and batches are cancelled and taken from their stewards. A
@@ -147,23 +160,42 @@ async def purge_tenant(
         tell: Called after each chunk.
         settle_s: Seconds to wait until gateways and stewards know; there is no wait if the queue knows no such tenant
             and has no batch of it.
+        may_lack_objects: True if objects of the tenant's files were lost with their storage.
 
     Raises:
         InvalidRequest: No tenant can have this name.
+        SettingsError: The storage is not the one that has the tenant's files; nothing was deleted.
     """
     check_tenant(tenant)
     tenants, files = Tenants(store.queue), FilePurge(store, tenant)
+    await files.check_storage(may_lack_objects=may_lack_objects)
     is_known = await tenants.get(tenant) is not None
     num_keys = await tenants.revoke_keys(tenant)
     batches = await files.stop_batches()
     if is_known or batches:
         await asyncio.sleep(settle_s)
     data = TenantData(store.queue, tenant, batches)
-    kinds = [*data.kinds(), *files.kinds(), _tenant_kind(tenants, tenant)]
+    kinds = _tenant_kinds(data, files, tenants, tenant)
     report = await Purge(store, files, kinds, tell).run()
     report.removed += Counter({"API keys": num_keys})
     report.unattributed = +data.unattributed
     return report
+
+
+async def count_of_tenant(store: BatchStore, tenant: str) -> Counter[str]:
+    """Return how much a purge of a tenant would remove, by kind; empty if the queue does not know the tenant."""
+    data, files = TenantData(store.queue, tenant), FilePurge(store, tenant)
+    found: Counter[str] = Counter()
+    for kind in _tenant_kinds(data, files, Tenants(store.queue), tenant):
+        async for chunk in kind.find():
+            found[kind.name] += len(chunk)
+    return found
+
+
+def _tenant_kinds(
+    data: TenantData, files: FilePurge, tenants: Tenants, tenant: str
+) -> list[DataKind]:
+    return [*data.kinds(), *files.kinds(), _tenant_kind(tenants, tenant)]
 
 
 def _tenant_kind(tenants: Tenants, name: str) -> DataKind:
@@ -178,35 +210,30 @@ def _tenant_kind(tenants: Tenants, name: str) -> DataKind:
     return DataKind("records of the tenant", find, remove)
 
 
-async def check_unheld(store: BatchStore) -> None:
-    """Check that no process works on the queue.
-
-    Raises:
-        GristmillError: Workers or stewards hold leases; the message says what to stop.
-    """
-    held = await holders(store.queue)
-    if held.workers or held.batches:
-        raise GristmillError(_how_to_stop(store.queue.keys.queue, held))
-
-
-def _how_to_stop(queue: str, held: Holders) -> str:
-    reasons = []
-    if held.workers:
-        names = ", ".join(held.workers[:MAX_EXAMPLES])
-        reasons.append(f"{len(held.workers):,} workers hold a lease ({names}); stop the workers")
-    if held.batches:
-        names = ", ".join(held.batches[:MAX_EXAMPLES])
-        reasons.append(f"stewards hold {len(held.batches):,} batches ({names}); stop the stewards")
-    return f"queue {queue} is in use: {'; '.join(reasons)}, or repeat with --force"
+async def count_of_queue(queue: Queue) -> Counter[str]:
+    """Return how much a purge of a queue would remove: what its keys hold, and all keys; empty without a key."""
+    found: Counter[str] = Counter()
+    async for keys in scan_keys(queue):
+        kinds = Counter(queue.keys.parse(key)[0] for key in keys)
+        found += Counter({NAMED_KINDS[kind]: kinds[kind] for kind in NAMED_KINDS if kinds[kind]})
+        found["keys in all"] += len(keys)
+    return found
 
 
-async def purge_queue(store: BatchStore, *, tell: Tell = lambda _: None) -> PurgeReport:
+async def purge_queue(
+    store: BatchStore, *, tell: Tell = lambda _: None, may_lack_objects: bool = False
+) -> PurgeReport:
     """Remove every key of a queue, and the objects of its files and batches.
 
     Args:
         store: The batches and files of the queue.
         tell: Called after each chunk.
+        may_lack_objects: True if objects of its files were lost with their storage.
+
+    Raises:
+        SettingsError: The storage is not the one that has the queue's files; nothing was deleted.
     """
     files = FilePurge(store, None)
+    await files.check_storage(may_lack_objects=may_lack_objects)
     await files.stop_batches()
     return await Purge(store, files, [*files.kinds(), all_keys(store.queue)], tell).run()

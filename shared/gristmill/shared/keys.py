@@ -24,6 +24,15 @@ ALL_TENANTS = "*"
 QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+_PREFIX = re.compile(rb"gm:\{([A-Za-z0-9._-]{1,64})\}:")
+
+
+def queue_of(key: bytes) -> str | None:
+    """Return the name of the queue of a key, or None if no queue has it."""
+    found = _PREFIX.match(key)
+    return found[1].decode() if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one queue.

@@ -13,7 +13,9 @@ import pytest
 from batches import open_batches
 from command_line import COMMAND, CommandLine, interrupt
 from purges import fill, found_in_keys, found_in_objects, marker_of
-from queues import a_request, open_worker, some_requests
+from queues import a_request, end_lease, open_worker, some_requests
+
+from gristmill.producer.tenants import Tenants
 
 
 @pytest.fixture
@@ -48,6 +50,7 @@ async def test_purge_needs_a_confirmation(shell: CommandLine, command: tuple[str
         assert await queue.redis.exists(queue.keys.request("mine"))
         code, told = typed(shell, name, *command)
         assert code == 0, told
+        assert " for good: 1 requests, " in told
         assert not await queue.redis.exists(queue.keys.request("mine"))
 
 
@@ -68,7 +71,34 @@ async def test_tenant_purge_says_what_it_removed(shell: CommandLine) -> None:
         assert await found_in_keys(queue, marker_of("acme")) == []
         assert found_in_objects(shell.folder, marker_of("acme")) == []
     again = shell.run("tenant", "purge", "acme", "--yes", "--json")
-    assert (again.code, again.rows[0]["removed"]) == (0, {})
+    assert (again.code, again.out) == (1, "")
+    assert f"queue {shell.queue} knows no tenant 'acme'" in again.err
+
+
+async def test_misspelt_name_deletes_nothing_and_is_told(shell: CommandLine) -> None:
+    async with shell.open_queue() as queue:
+        await queue.submit([a_request("mine", tenant="acme")])
+        missed = shell.run("tenant", "purge", "acmee", "--yes")
+        assert missed.code == 1
+        assert f"queue {shell.queue} knows no tenant 'acmee'; did you mean 'acme'?" in missed.err
+        missed = shell.run("queue", "purge", "--yes", "--queue", f"{shell.queue}x")
+        assert missed.code == 1
+        assert f"has no queue '{shell.queue}x'; did you mean '{shell.queue}'?" in missed.err
+        assert await queue.redis.exists(queue.keys.request("mine"))
+
+
+@pytest.mark.parametrize("command", [("tenant", "purge", "acme"), ("queue", "purge")])
+async def test_wrong_storage_is_refused(shell: CommandLine, command: tuple[str, ...]) -> None:
+    async with shell.open_queue() as queue:
+        await fill(open_batches(queue, shell.folder / "storage"), "acme")
+        await end_lease(queue, "worker-acme")
+        refused = shell.run(
+            *command, "--yes", GRISTMILL_STORAGE_URL=str(shell.folder / "elsewhere")
+        )
+        assert refused.code == 2
+        assert "elsewhere is absent on this machine; set GRISTMILL_STORAGE_URL" in refused.err
+        assert "is left" not in refused.err
+        assert await Tenants(queue).get("acme")
 
 
 async def test_killed_command_is_finished_by_the_next(shell: CommandLine) -> None:

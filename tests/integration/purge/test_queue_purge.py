@@ -10,7 +10,8 @@ from queues import end_lease, open_worker
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
-from gristmill.producer.purge import check_unheld, purge_queue
+from gristmill.producer.purge import purge_queue
+from gristmill.producer.purge_checks import check_unheld
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.queue import Queue
 

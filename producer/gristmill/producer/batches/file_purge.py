@@ -11,9 +11,11 @@ from typing import Any
 import orjson
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.objects import FileRecord
+from gristmill.producer.batches.objects import FINAL_STATUSES, FileRecord
 from gristmill.producer.batches.parts import parts_folder, results_folder
+from gristmill.producer.batches.storage import REACH_STORAGE
 from gristmill.shared.chunking import chunks
+from gristmill.shared.errors import SettingsError
 from gristmill.shared.key_scan import scan_names
 from gristmill.shared.tenant_data import DataKind
 
@@ -45,6 +47,52 @@ class FilePurge:
             DataKind("files", self._files, self._remove_files),
             DataKind("batches", self._batches, self._remove_batches),
         ]
+
+    async def count(self) -> int:
+        """Return how many files and batches there are."""
+        num_files = sum([len(files) async for files in self._files()])
+        return num_files + sum([len(batches) async for batches in self._batches()])
+
+    async def check_storage(self, *, may_lack_objects: bool = False) -> None:
+        """Check that the storage has what the records name. Changes nothing; does nothing without a record.
+
+        Args:
+            may_lack_objects: True accepts that objects are missing, after the loss of a storage.
+
+        Raises:
+            SettingsError: The storage is absent, cannot be written, or lacks an object.
+        """
+        if not await self.count():
+            return
+        await asyncio.to_thread(self._store.storage.check_existing)
+        if may_lack_objects:
+            return
+        async for files in self._files():
+            for file in files:
+                if await self._is_lost(file.path) and await self._store.files.is_listed(file):
+                    raise self._lost(f"file {file.id}", file.path)
+        async for batches in self._batches():
+            for batch, _ in batches:
+                await self._check_parts(batch)
+
+    async def _is_lost(self, path: str) -> bool:
+        return not await asyncio.to_thread(self._store.storage.exists, path)
+
+    async def _check_parts(self, batch: str) -> None:
+        """Check the parts of a batch; a steward deletes those of an ended one before it forgets them."""
+        record, _ = await self._store.records.record_and_slices(batch)
+        if record is None or record.status in FINAL_STATUSES:
+            return
+        for part in await self._store.records.parts(batch):
+            if await self._is_lost(part.path):
+                raise self._lost(f"batch {batch}", part.path)
+
+    def _lost(self, subject: str, path: str) -> SettingsError:
+        return SettingsError(
+            f"{subject} of queue {self._keys.queue} names the object {path}, which the storage"
+            f" {self._store.storage.url} lacks; nothing was deleted; {REACH_STORAGE};"
+            " if the object is lost for good, add --lost-objects"
+        )
 
     async def stop_batches(self) -> list[str]:
         """Cancel the batches that have not ended, and take them from their stewards; return the ids of all batches."""
@@ -94,6 +142,7 @@ class FilePurge:
         num_removed = 0
         for batch, owner in batches:
             await self._store.records.fence(batch)
+            await self._store.records.forget_parts(batch)
             for folder in (parts_folder(batch), results_folder(batch)):
                 await asyncio.to_thread(self._store.storage.delete_folder, folder)
             num_removed += await self._store.records.forget(owner, batch)

@@ -21,6 +21,12 @@ BLOCK_BYTES = 8 * 2**20
 COPY_BYTES = 2**20
 """Bytes that a copy holds in memory at a time."""
 
+REACH_STORAGE = (
+    "set GRISTMILL_STORAGE_URL (or --storage-url) to the storage of gateway and stewards, and run the command"
+    " where it can be reached"
+)
+"""Remedy for a storage that is not the one that the queue's records name."""
+
 
 def unusable(url: str, error: Exception) -> str:
     """Return the message for an operator whose storage failed."""
@@ -69,6 +75,18 @@ class Storage:
         except Exception as error:  # noqa: BLE001  # each kind of storage has its own
             raise SettingsError(unusable(self.url, error)) from None
 
+    def check_existing(self) -> None:
+        """Check a storage that must have objects already: its folder exists, and it can be written.
+
+        Raises:
+            SettingsError: The folder is absent on this machine, or the storage cannot be written.
+        """
+        if self._is_local and not self._fs.isdir(self._root):
+            raise SettingsError(
+                f"the storage {self.url} is absent on this machine; {REACH_STORAGE}"
+            )
+        self.check()
+
     @staticmethod
     def new_path(folder: str, name: str) -> str:
         """Return a new, unique path in a folder."""
@@ -110,6 +128,10 @@ class Storage:
         except OSError:
             self.delete(path)
             raise
+
+    def exists(self, path: str) -> bool:
+        """Return True if there is such an object."""
+        return bool(self._fs.exists(self._full(path)))
 
     def delete(self, path: str) -> None:
         """Delete an object; a missing one is no error."""

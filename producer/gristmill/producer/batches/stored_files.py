@@ -144,6 +144,10 @@ class StoredFiles:
         await self._redis.zadd(self._keys.files(record.tenant), {record.id: 0})
         await self._redis.zadd(self._keys.files_expiring, {record.id: record.expires_at or 0})
 
+    async def is_listed(self, file: FileRecord) -> bool:
+        """Return True if the file is complete and nobody deletes it."""
+        return await self._redis.zscore(self._keys.files(file.tenant), file.id) is not None
+
     # --- deleting
 
     async def delete(self, tenant: str, file_id: str) -> None:
@@ -176,7 +180,12 @@ class StoredFiles:
         return len(expired)
 
     async def remove(self, file: FileRecord) -> None:
-        """Delete a file, even if a batch reads it: first the bytes and then the record, so that a failed call can be repeated."""
+        """Delete a file, even if a batch reads it.
+
+        A listed file always has its bytes, so it first leaves the list. The record goes last, so that a failed call
+        can be repeated.
+        """
+        await self._redis.zrem(self._keys.files(file.tenant), file.id)
         await asyncio.to_thread(self.storage.delete, file.path)
         await self.forget(file)
 

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
 )
+lost_objects_option = click.option(
+    "--lost-objects",
+    "may_lack_objects",
+    is_flag=True,
+    help="Delete although the storage lacks objects that were lost.",
+)
 id_argument = click.argument("batch_id", metavar="BATCH")
 
 

@@ -38,6 +38,11 @@ def confirm(warning: str, name: str, *, yes: bool) -> None:
         raise InvalidRequest(f"{typed!r} is not {name!r}; nothing was deleted")
 
 
+def in_counts(found: Mapping[str, int]) -> str:
+    """Return counts by kind as words, such as `3 files, 1 batches`."""
+    return ", ".join(f"{number:,} {kind}" for kind, number in found.items() if number)
+
+
 def run_purge(
     settings: BatchSettings,
     subject: str,
@@ -73,10 +78,11 @@ def _notes(subject: str, report: PurgeReport) -> list[str]:
         f"{number:,} {kind} name no tenant that can be read; they stay until they expire or are deleted by id"
         for kind, number in report.unattributed.items()
     ]
-    scanned = f"a scan of {report.num_keys:,} keys and {report.num_objects:,} stored objects"
+    stored = "" if report.num_objects is None else f" and {report.num_objects:,} stored objects"
+    scanned = f"a scan of {report.num_keys:,} keys{stored}"
     if not report.left:
         return [*lines, f"{subject}: {scanned} found nothing that is left"]
-    left = ", ".join(f"{number:,} {kind}" for kind, number in report.left.items())
+    left = in_counts(report.left)
     remedy = "stop the producers and processes that still write, and run the purge again"
     return [*lines, f"{subject}: {scanned} found {left}; {remedy}"]
 
@@ -90,7 +96,4 @@ class _Progress:
     def tell(self, removed: Mapping[str, int]) -> None:
         if time.monotonic() - self._told_s >= LINE_INTERVAL_S:
             self._told_s = time.monotonic()
-            say(
-                "so far "
-                + ", ".join(f"{number:,} {kind}" for kind, number in removed.items() if number)
-            )
+            say(f"so far {in_counts(removed)}")

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from gristmill.producer.commands.batch import batch_options
+from gristmill.producer.commands.batch import batch_options, lost_objects_option
 from gristmill.shared.cli import queue_options, say
 from gristmill.shared.redis_full import in_words
 
@@ -211,19 +212,33 @@ def audit(as_json: bool, settings: "QueueSettings") -> int:
     "--yes", is_flag=True, help="Delete without asking; needed where there is no terminal."
 )
 @click.option("--force", is_flag=True, help="Delete although workers or stewards hold leases.")
+@lost_objects_option
 @json_option
 @batch_options
-def purge(yes: bool, force: bool, as_json: bool, settings: "BatchSettings") -> int:
+def purge(
+    *, yes: bool, force: bool, may_lack_objects: bool, as_json: bool, settings: "BatchSettings"
+) -> int:
     """Delete every key of a queue, and the stored files of its batches.
 
     Also deletes its tenants and their API keys. Refuses while workers or stewards hold leases. Then scans all keys and
     stored files for what is left, and exits with 1 if anything is. May be repeated after an interruption.
+
+    Needs the storage that has the queue's files. Deletes nothing if it lacks one. Exits with 1 if there is no such
+    queue.
     """
     from gristmill.producer.commands.batch_session import on_store
-    from gristmill.producer.commands.purge_session import confirm, run_purge
-    from gristmill.producer.purge import check_unheld, purge_queue
+    from gristmill.producer.commands.purge_session import confirm, in_counts, run_purge
+    from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.purge import count_of_queue, purge_queue
+    from gristmill.producer.purge_checks import check_unheld, unknown_queue
 
+    if not (found := on_queue(settings, count_of_queue)):
+        say(on_queue(settings, unknown_queue) + "; nothing was deleted")
+        return 1
     if not force:
         on_store(settings, check_unheld)
-    confirm(f"This deletes everything in queue {settings.queue} for good.", settings.queue, yes=yes)
-    return run_purge(settings, f"queue {settings.queue}", purge_queue, as_json=as_json)
+    subject = f"queue {settings.queue}"
+    warning = f"This deletes everything in {subject} for good: {in_counts(found)}."
+    confirm(warning, settings.queue, yes=yes)
+    purge_it = partial(purge_queue, may_lack_objects=may_lack_objects)
+    return run_purge(settings, subject, purge_it, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.producer.commands.batch import batch_options, json_option
+from gristmill.producer.commands.batch import batch_options, json_option, lost_objects_option
 from gristmill.shared.cli import queue_options, say
 from gristmill.shared.request import PRIORITIES
 
@@ -160,26 +160,35 @@ def delete(name: str, settings: "QueueSettings") -> None:
 @tenant.command()
 @name_argument
 @yes_option
+@lost_objects_option
 @json_option
 @batch_options
-def purge(name: str, yes: bool, as_json: bool, settings: "BatchSettings") -> int:
+def purge(
+    *, name: str, yes: bool, may_lack_objects: bool, as_json: bool, settings: "BatchSettings"
+) -> int:
     """Delete all data of a tenant, and the tenant.
 
     Deletes requests, results, dead letters, inbox elements, files, batches and API keys. Requests in flight are
     cancelled. Then scans all keys and stored files for what is left, and exits with 1 if anything is.
 
-    May be repeated after an interruption. Takes 6 s or more if the queue knows the tenant.
+    Needs the storage that has the tenant's files. Deletes nothing if it lacks one. Exits with 1 if the queue knows no
+    such tenant. May be repeated after an interruption. Takes 6 s or more if the queue knows the tenant.
     """
-    from gristmill.producer.commands.purge_session import confirm, run_purge
-    from gristmill.producer.purge import purge_tenant
+    from gristmill.producer.commands.batch_session import on_store
+    from gristmill.producer.commands.purge_session import confirm, in_counts, run_purge
+    from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.purge import count_of_tenant, purge_tenant
+    from gristmill.producer.purge_checks import unknown_tenant
     from gristmill.shared.names import check_tenant
 
     check_tenant(name)
-    confirm(
-        f"This deletes all data of tenant {name} in queue {settings.queue} for good.", name, yes=yes
-    )
     subject = f"tenant {name} in queue {settings.queue}"
-    return run_purge(settings, subject, partial(purge_tenant, tenant=name), as_json=as_json)
+    if not (found := on_store(settings, lambda store: count_of_tenant(store, name))):
+        say(on_queue(settings, lambda queue: unknown_tenant(queue, name)))
+        return 1
+    confirm(f"This deletes all data of {subject} for good: {in_counts(found)}.", name, yes=yes)
+    purge_it = partial(purge_tenant, tenant=name, may_lack_objects=may_lack_objects)
+    return run_purge(settings, subject, purge_it, as_json=as_json)
 
 
 def _shown(each: "Tenant") -> dict[str, Any]:
