@@ -105,10 +105,10 @@ async def stewarded(batches: Batches) -> AsyncIterator[None]:
 
     async def steward() -> None:
         while not is_over:
-            for work in await batches.store.due.batches():
-                if work.phase == "announce":
-                    await batches.store.records.mark_announced(work.batch)
-                else:
+            for work in await batches.store.due.batches("webhooks"):
+                await batches.store.due.announced(work.batch)
+            for kind in ("steps", "files"):
+                for work in await batches.store.due.batches(kind):
                     await advance(batches.store, work.batch, lambda _: not is_over)
             queue = batches.store.queue
             await queue.redis.blpop([queue.keys.steward_doorbell], timeout=0.1)

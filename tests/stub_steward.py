@@ -21,7 +21,8 @@ def stub_jobs(settings: StewardSettings) -> JobRegistry:
         async with BatchStore.from_settings(settings) as store:
             line = orjson.dumps({"job": call.job, "batch": call.batch, "pid": os.getpid()})
             await store.queue.redis.rpush(f"{store.queue.keys.prefix}notes", line)
-            await store.due.remove(call.batch)
+            due_key = store.queue.keys.batches_due("steps", "default")
+            await store.queue.redis.zrem(due_key, call.batch)
 
     async def hold(call: JobCall) -> None:
         while time_slice.may_go_on():
@@ -39,10 +40,10 @@ def stub_jobs(settings: StewardSettings) -> JobRegistry:
         pass
 
     functions = {"note": note, "hold": hold, "nap": nap, "stubborn": stubborn, "sweep": sweep}
-    phases = dict.fromkeys(("validate", "execute", "finalize", "announce"), note)
+    phases = dict.fromkeys(("validate", "execute"), note)
     return JobRegistry(time_slice, functions | phases)
 
 
 if __name__ == "__main__":
     settings = read_settings(StewardSettings)
-    sys.exit(run_steward(settings, stub_jobs(settings)))
+    sys.exit(run_steward(settings, stub_jobs(settings), ()))

@@ -265,10 +265,13 @@ class Keys:
         """SET of a tenant's batches that have not ended."""
         return f"{self.prefix}batches_open:{tenant}"
 
-    @property
-    def batches_due(self) -> str:
-        """ZSET of batches with a next step -> ms at which it is due."""
-        return f"{self.prefix}batches_due"
+    def batches_due(self, work: str, tenant: str) -> str:
+        """ZSET of a tenant's batches whose next step is this kind of work -> ms at which it is due."""
+        return f"{self.prefix}batches_due:{work}:{tenant}"
+
+    def steward_time(self, work: str) -> str:
+        """ZSET of tenants that need this kind of work -> ms that stewards gave them."""
+        return f"{self.prefix}steward_time:{work}"
 
     @property
     def steward_doorbell(self) -> str:

@@ -26,7 +26,7 @@ from queues import contents
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec
-from gristmill.producer.batches.lifecycle import advance
+from gristmill.producer.batches.lifecycle import advance, line_validator
 from gristmill.producer.batches.lifecycle.execution import Execution
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.validation import Validation
@@ -195,6 +195,42 @@ async def test_a_model_that_nobody_serves_is_a_bad_line(batches: Batches, queue:
     assert (begun.status, begun.request_counts.failed) == ("in_progress", 1)
 
 
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("mode", ["strict", "lenient"])
+async def test_a_validation_in_pieces_finds_what_one_pass_finds(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Each piece has one line, and begins with what the commits of the earlier ones say."""
+    lines = [chat(f"c{i}") for i in range(12)] + [b"broken", chat("c3"), chat("x", model="other")]
+    options: dict[str, Any] = {"mode": mode, "order": "input"}
+    whole = await run(batches, await create(batches, lines, **options))
+    monkeypatch.setattr(line_validator, "STEP_S", 0)
+    batch = await create(batches, [*lines, b"", b""], **options)
+    for number in range(len(lines)):
+        assert (await batches.batch(TENANT, batch.id)).status == "validating"
+        await advance(batches.store, batch.id, Steps(0))
+        state = await batches.store.records.state(batch.id)
+        assert state.checkpoint.validated.line == number + 1
+    ended = await run(batches, batch)
+    assert ended.status == whole.status
+    assert (ended.errors, ended.request_counts) == (whole.errors, whole.request_counts)
+    rows, expected = await all_rows(batches, ended), await all_rows(batches, whole)
+    assert [row["custom_id"] for row in rows] == [row["custom_id"] for row in expected]
+
+
+async def test_a_cancel_between_two_pieces_of_a_validation_leaves_nothing(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(line_validator, "STEP_S", 0)
+    batch = await create(batches, [chat("a"), b"broken", chat("b")], mode="lenient")
+    for _ in range(2):
+        await advance(batches.store, batch.id, Steps(0))
+    assert any(path.startswith("batches/") for path in files_in(tmp_path / "storage"))
+    await batches.cancel(TENANT, batch.id)
+    assert (await run(batches, batch)).status == "cancelled"
+    assert [path.split("/")[0] for path in files_in(tmp_path / "storage")] == ["files"]
+
+
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf"])
 async def test_an_empty_file_fails(batches: Batches, data: bytes) -> None:
     file = await upload(batches, data)
@@ -282,7 +318,7 @@ async def test_a_cancel_that_a_slice_meets_while_it_runs_leaves_its_time(
     if status == "in_progress":
         await Execution(batches.store, leased, path).run(lambda _: True)
     else:
-        await Validation(batches.store, leased).run(path)
+        await Validation(batches.store, leased).run(path, lambda _: True)
     await leased.release()
     ended = await run(batches, batch)
     assert ended.status == "cancelled"

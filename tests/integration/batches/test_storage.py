@@ -13,6 +13,7 @@ from command_line import SettlingWorker
 from moto.server import ThreadedMotoServer
 from queues import contents
 
+from gristmill.producer.batches import stored_files
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.batches.stored_files import UPLOAD_TTL_S
@@ -73,7 +74,9 @@ async def test_a_storage_that_is_away_while_the_rows_are_assembled(
         with pytest.raises(FileNotFoundError):
             await advance(batches.store, batch.id, lambda _: True)
         assert (await batches.batch(TENANT, batch.id)).status == "finalizing"
-        assert await batches.store.due.batches() == [], "it is tried again later, not at once"
+        assert await batches.store.due.batches("files") == [], (
+            "it is tried again later, not at once"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     away.rename(folder)
     ended = await run(batches, batch)
@@ -131,6 +134,20 @@ async def test_what_a_killed_upload_leaves_is_deleted_after_a_day(
     with pytest.raises(InvalidRequest, match="took more than a day"):
         await file.finish("late.jsonl")
     assert await contents(queue) == {}
+
+
+async def test_files_that_batches_read_hold_up_no_deletion(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_files, "MAX_EXPIRED_FILES", 2)
+    batches = open_batches(queue, tmp_path)
+    expired = [(await create(batches, [chat("a")])).input_file_id for _ in range(5)]
+    expired.append((await upload(batches, b"x\n")).id)
+    await queue.redis.zadd(
+        queue.keys.files_expiring, {name: n for n, name in enumerate(expired, 1)}
+    )
+    assert await batches.files.delete_expired() == 1
+    assert len(files_in(tmp_path)) == 5
 
 
 async def test_an_id_without_a_file_is_not_swept_for_ever(queue: Queue, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from queues import ERROR, a_request, claim, die, open_worker, settlement, some_r
 from workers import local_worker, settings_for
 
 from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_state import WORK_OF
 from gristmill.producer.batches.file_purge import FilePurge
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.purge import PurgeReport, purge_tenant
@@ -208,7 +209,8 @@ async def test_steward_that_works_on_a_batch_writes_nothing_more(
     await leased.release()
     with pytest.raises(NotFound):
         await LeasedBatch.take(batches.store, batch)
-    assert await batches.store.due.batches() == []
+    for work in WORK_OF.values():
+        assert await batches.store.due.batches(work) == []
     assert await found_in_keys(queue, batch) == []
 
 
@@ -323,7 +325,7 @@ HANDLED = {
     "inbox", "admitting", "request", "attempts", "delayed", "deadlines", "owner", "in_flight", "result", "dead_letters",
     "dead_letter_info", "pending", "pending_sjf", "pending_deadline", "pending_prefix", "parked", "flows", "debt",
     "tenant_weights", "tenant_output_shares", "prefix_groups", "tenant_load", "batch_record", "batch_parts",
-    "batch_lease", "batches", "batches_open", "batches_due", "file", "files", "files_expiring",
+    "batch_lease", "batches", "batches_open", "batches_due", "steward_time", "file", "files", "files_expiring",
 }  # fmt: skip
 WITHOUT_CONTENT = {  # ids, names and counts only
     "scheduling", "pauses", "virtual_time", "workers", "worker", "last_claim", "abort", "batch", "batches_done",

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.producer.batches.batch_state import BatchState, ByteRange, Checkpoint
+from gristmill.producer.batches.batch_state import BatchState, ByteRange, Checkpoint, Validated
 from gristmill.producer.batches.objects import BatchRecord
 
 
@@ -21,7 +21,8 @@ def state(batch: BatchRecord, **fields: bytes) -> BatchState:
 
 def test_a_checkpoint_is_read_back_as_it_was_written() -> None:
     outstanding = {7: ByteRange(100, 20), 9: ByteRange(140, 5)}
-    written = Checkpoint(line=9, offset=145, outstanding=outstanding, skipped="a", has_parts=True)
+    validated = Validated(3, 90, 1, "m", ({"code": "c", "message": "m"},), ("path",))
+    written = Checkpoint(9, 145, outstanding=outstanding, skipped="a", has_parts=True, validated=validated)  # fmt: skip
     assert Checkpoint.parse(written.dump()) == written
     assert Checkpoint.parse(b"{}") == Checkpoint()
 

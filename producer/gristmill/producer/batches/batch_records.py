@@ -11,7 +11,7 @@ from typing import Any
 
 from ulid import ULID
 
-from gristmill.producer.batches.batch_state import BatchState
+from gristmill.producer.batches.batch_state import WORK_OF, BatchState
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.parts import Part
 from gristmill.producer.batches.scripts import lua_script
@@ -104,7 +104,8 @@ class BatchRecords:
     async def open_batches(self, tenant: str) -> list[BatchRecord]:
         """Return a tenant's batches that have not ended."""
         ids = await self._redis.smembers(self._keys.batches_open(tenant))
-        return [(await self.state(batch.decode())).record for batch in ids]
+        found = [await self.record_and_slices(batch.decode()) for batch in ids]
+        return [record for record, _ in found if record]
 
     async def mark_cancelled(self, batch: str) -> None:
         """Note that a batch is to end; the steward that holds it reads the note."""
@@ -120,6 +121,13 @@ class BatchRecords:
             await self._redis.hsetnx(
                 self._keys.batch_record(batch), "announced_at", int(time.time())
             )
+
+    async def count_webhook_try(self, batch: str) -> int:
+        """Count a try to call the webhook of a batch; return the number of tries so far."""
+        num_tries: int = await self._redis.hincrby(
+            self._keys.batch_record(batch), "webhook_tries", 1
+        )
+        return num_tries
 
     async def parts(self, batch: str) -> list[Part]:
         """Return the committed parts of a batch, in the order of their commits."""
@@ -148,7 +156,9 @@ class BatchRecords:
             keys.finished(batch),
         )
         await self._redis.hdel(keys.pauses, batch_scope(batch))
-        await self._redis.zrem(keys.batches_due, batch)
+        for work in set(WORK_OF.values()):
+            await self._redis.zrem(keys.batches_due(work, tenant), batch)
+            await self._redis.zrem(keys.steward_time(work), tenant)
         await self._redis.srem(keys.batches_open(tenant), batch)
         await self._redis.zrem(keys.batches(tenant), batch)
         return num_records

@@ -126,7 +126,7 @@ class Batches:
                 f"batch {batch_id} is {record.status}; only one that is validating or in progress can be cancelled"
             )
         await self.store.records.mark_cancelled(batch_id)
-        await self.store.due.wake(batch_id)
+        await self.store.due.wake("steps", tenant, batch_id)
         return await self.batch(tenant, batch_id)
 
     async def retry_failed(

@@ -1,15 +1,26 @@
 """The state of one batch: its record, and the checkpoint from which the next steward goes on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
 from gristmill.producer.batches.objects import BatchRecord, BatchStatus
 
 Phase = Literal["validate", "execute", "finalize", "announce"]
-"""The next step of a batch; RQ's jobs have these names."""
+"""The next step of a batch; jobs have these names."""
+
+Work = Literal["steps", "files", "webhooks"]
+"""A kind of work. Tenants take turns in each of them: steps are RQ's jobs, one at a time; stewards write files and
+call webhooks beside them."""
+
+WORK_OF: Mapping[Phase, Work] = {
+    "validate": "steps",
+    "execute": "steps",
+    "finalize": "files",
+    "announce": "webhooks",
+}
 
 _PHASES: Mapping[BatchStatus, Phase] = {
     "validating": "validate",
@@ -26,6 +37,33 @@ class ByteRange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Validated:
+    """How far the input of a batch is validated.
+
+    Attributes:
+        line: Number of the last line that was checked.
+        offset: Byte at which the next line begins.
+        num_bad: Bad lines so far.
+        model: Model of the first good line; None before it.
+        errors: The first errors, as the fields of `BatchError`.
+        custom_ids: Paths of the objects with the digests of the custom_ids, in the order of the lines.
+    """
+
+    line: int = 0
+    offset: int = 0
+    num_bad: int = 0
+    model: str | None = None
+    errors: Sequence[Mapping[str, Any]] = ()
+    custom_ids: Sequence[str] = ()
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> "Validated":
+        """Read the fields of its JSON."""
+        lists = {name: tuple(fields.get(name, ())) for name in ("errors", "custom_ids")}
+        return cls(**{**fields, **lists})
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The point from which the next slice of a batch goes on.
 
@@ -36,6 +74,7 @@ class Checkpoint:
         outstanding: Lines that were read and have no row yet, each with its `ByteRange`.
         skipped: Path of the object that lists the lines to which validation gave a row; "" for no such lines.
         has_parts: True while parts lie in the storage.
+        validated: How far validation has come; where execution begins does not depend on it.
     """
 
     line: int = 0
@@ -44,6 +83,7 @@ class Checkpoint:
     outstanding: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     skipped: str = ""
     has_parts: bool = False
+    validated: Validated = Validated()
 
     def dump(self) -> bytes:
         """Return it as JSON."""
@@ -56,7 +96,8 @@ class Checkpoint:
         fields = orjson.loads(data)
         ranges = fields.pop("outstanding", {})
         outstanding = {int(number): ByteRange(*place) for number, place in ranges.items()}
-        return cls(**fields, outstanding=outstanding)
+        validated = Validated.parse(fields.pop("validated", {}))
+        return cls(**fields, outstanding=outstanding, validated=validated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +152,11 @@ class BatchState:
         if not self.is_announced:
             return "announce"
         return "finalize" if self.checkpoint.has_parts else None
+
+    @property
+    def work(self) -> Work | None:
+        """The kind of work of the next step, or None."""
+        return WORK_OF[self.phase] if self.phase else None
 
 
 def phase_of(record: BatchRecord) -> Phase | None:

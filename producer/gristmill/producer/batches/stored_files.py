@@ -6,7 +6,8 @@ steps. If a process dies between two of them, `delete_expired` later removes wha
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Any
 
 import structlog
@@ -29,7 +30,10 @@ UPLOAD_TTL_S = 24 * 3600
 """Longest time of an upload in seconds; `delete_expired` deletes an older one."""
 
 MAX_EXPIRED_FILES = 500
-"""Files that one call of `delete_expired` deletes, so that it ends within seconds."""
+"""Expired files that are looked up at a time."""
+
+KEPT_S = 600
+"""Seconds after which an expired file that a batch reads is looked at again."""
 
 
 class StoredFiles:
@@ -164,20 +168,33 @@ class StoredFiles:
             )
         await self.remove(file)
 
-    async def delete_expired(self) -> int:
-        """Delete expired files, and return the number of expired files that were found.
+    async def delete_expired(self, may_go_on: Callable[[], bool] = lambda: True) -> int:
+        """Delete expired files, and return their number.
 
-        One call looks at up to `MAX_EXPIRED_FILES` files. A file that an unfinished batch reads
-        stays, but is in the number. Batches need no such call: their records have a TTL, and lists
-        leave out missing batches.
+        A file that an unfinished batch reads stays; it is due again after `KEPT_S`. Batches need no
+        such call: their records have a TTL, and lists leave out missing batches.
+
+        Args:
+            may_go_on: Called before each file; False ends the call.
         """
-        expired = await self._expired()
-        for file in expired:
-            if await self._reader_of(file):
-                continue
-            await self.remove(file)
-            log.info("file.expired", file=file.id, tenant=file.tenant, bytes=file.bytes)
-        return len(expired)
+        num_deleted = 0
+        while (expired := await self._expired()) and may_go_on():
+            in_use: dict[str, set[str]] = {}
+            for file in takewhile(lambda _: may_go_on(), expired):
+                if file.tenant not in in_use:
+                    in_use[file.tenant] = await self._inputs_of(file.tenant)
+                if file.id in in_use[file.tenant]:
+                    kept_until = int(time.time()) + KEPT_S
+                    await self._redis.zadd(self._keys.files_expiring, {file.id: kept_until})
+                    continue
+                await self.remove(file)
+                num_deleted += 1
+                log.info("file.expired", file=file.id, tenant=file.tenant, bytes=file.bytes)
+        return num_deleted
+
+    async def _inputs_of(self, tenant: str) -> set[str]:
+        """Return the ids of the files that unfinished batches of a tenant read."""
+        return {batch.input_file_id for batch in await self._batches.open_batches(tenant)}
 
     async def remove(self, file: FileRecord) -> None:
         """Delete a file, even if a batch reads it.

@@ -17,11 +17,12 @@ def steward(redis_url: str | None, queue: str | None) -> None:
     environment variable; see docs/settings.md. Exit codes: 0 after a signal, 2 if a setting is wrong,
     3 if Redis refuses the login.
     """
-    from gristmill.producer.steward.jobs import steward_jobs
+    from gristmill.producer.steward.jobs import concurrent_works, steward_jobs
     from gristmill.producer.steward.process import run_steward
     from gristmill.producer.steward.settings import StewardSettings
     from gristmill.shared.settings import read_settings
 
     settings = read_settings(StewardSettings, redis_url=redis_url, queue=queue)
     with redis_errors(settings.rq_url):
-        sys.exit(run_steward(settings, steward_jobs(settings)))
+        registry = steward_jobs(settings)
+        sys.exit(run_steward(settings, registry, concurrent_works(settings, registry.time_slice)))

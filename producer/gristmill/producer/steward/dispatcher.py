@@ -1,21 +1,25 @@
-"""The thread that enqueues an RQ job for each batch that is due.
+"""The thread that picks the next piece of work: of the tenant to which stewards gave the least time.
 
 Every steward has one, and none leads.
 
-The queue's Redis records which batches are due. A job only names a batch. An extra job does no
-harm, because the batch's lease goes to one steward. A lost job is enqueued again.
+The queue's Redis records which batches are due, and the time of each tenant. A job only names a
+batch. An extra job does no harm, because the batch's lease goes to one steward. A lost job is
+enqueued again. At most one job waits in RQ, so that the next choice is a late one.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import structlog
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.steward.rq_queue import JobQueue, batch_of, is_webhook
+from gristmill.producer.steward.concurrent_work import ConcurrentWork
+from gristmill.producer.steward.rq_queue import JobQueue
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.time_slice import TimeSlice
 
@@ -25,27 +29,22 @@ BELL_S = 1.0
 """Longest wait for the doorbell, the list that wakes a dispatcher; after it the dispatcher looks
 anyway."""
 
-ANNOUNCE_LOOK_S = 60.0
-"""Seconds between two looks at a batch whose webhook is not delivered; RQ repeats the webhook in
-between."""
+MAX_WAITING = 1
+"""Jobs that may wait in RQ, where they no longer give way to another tenant's."""
 
-WEBHOOK_WAIT_S = 1.0
-"""Delay of a webhook while another waits in RQ, so that slow receivers do not delay the batches of
-other tenants."""
-
-MAX_WAITING = 32
-"""Number of waiting jobs from which the dispatcher reads no due batches, so a thousand cost as
-little as 32."""
+MAX_THREADS = 128
+"""Threads for DNS and storage: more than all concurrent work needs, so that no look-up waits for another's."""
 
 
 class Dispatcher:
-    """Enqueues the jobs that are due until the process stops.
+    """Enqueues the jobs and starts the concurrent work that are due, until the process stops.
 
     Args:
         settings: The steward's settings.
         jobs: The RQ queue, over a connection that only this thread uses.
         time_slice: Ends the thread; receives the number of jobs that wait.
         on_wait: Called with the error while Redis does not answer.
+        works: The kinds of work that run in this thread.
 
     Attributes:
         last_look_s: Monotonic clock at the last look for due batches.
@@ -57,11 +56,13 @@ class Dispatcher:
         jobs: JobQueue,
         time_slice: TimeSlice,
         on_wait: Callable[[Exception], None],
+        works: Sequence[ConcurrentWork],
     ) -> None:
         self._settings = settings
         self._jobs = jobs
         self._time_slice = time_slice
         self._on_wait = on_wait
+        self._works = works
         self._thread = threading.Thread(target=self._run, name="gristmill-dispatcher", daemon=True)
         self.last_look_s = time.monotonic()
 
@@ -81,6 +82,7 @@ class Dispatcher:
         asyncio.run(self._dispatch())
 
     async def _dispatch(self) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS))
         async with BatchStore.from_settings(self._settings) as store:
             while not self._time_slice.is_stopping:
                 self.last_look_s = time.monotonic()
@@ -93,34 +95,28 @@ class Dispatcher:
                 except Exception:  # without this thread, no batch goes on
                     log.exception("dispatch.failed")
                     await asyncio.sleep(BELL_S)
-            self._jobs.close()
+            for work in self._works:
+                await work.stop()
 
     async def _look(self, store: BatchStore) -> None:
-        """Enqueue the jobs that are due now.
+        """Start what is due now. RQ's calls block, so they run in a thread."""
+        for work in self._works:
+            await work.start_due(store)
+        await asyncio.to_thread(self._jobs.sweep, self._settings.sweep_interval_s)
+        self._time_slice.num_waiting = await self._enqueue_due(store)
 
-        RQ's calls block the event loop, which runs nothing else.
-        """
-        self._jobs.sweep(self._settings.sweep_interval_s)
-        waiting = self._jobs.waiting()
-        if not any(map(is_webhook, waiting)):
-            self._jobs.enqueue_retry()
-        self._time_slice.num_waiting = len(waiting)
-        if len(waiting) < MAX_WAITING:
-            await self._enqueue_due(store, waiting)
-
-    async def _enqueue_due(self, store: BatchStore, waiting: list[str]) -> None:
-        has_job = {batch_of(job_id) for job_id in waiting}
-        has_webhook = any(map(is_webhook, waiting))
-        for work in await store.due.batches(2 * MAX_WAITING):
-            if work.phase != "announce":
-                if work.batch not in has_job:
-                    self._jobs.work_on(work.batch, work.phase, work.num_slices)
-            elif has_webhook:
-                await store.due.wake(work.batch, WEBHOOK_WAIT_S)
-            else:
-                has_webhook = True
-                await store.due.wake(work.batch, ANNOUNCE_LOOK_S)
-                self._jobs.announce(work.batch)
+    async def _enqueue_due(self, store: BatchStore) -> int:
+        """Enqueue jobs until `MAX_WAITING` wait; return the number of those that wait."""
+        num_waiting = await asyncio.to_thread(self._jobs.num_waiting)
+        due = await store.due.batches("steps") if num_waiting < MAX_WAITING else []
+        for each in due:
+            if num_waiting >= MAX_WAITING:
+                break
+            add = partial(self._jobs.work_on, each.batch, each.phase, each.num_slices)
+            if await asyncio.to_thread(add):
+                await store.due.begin(each)
+                num_waiting = await asyncio.to_thread(self._jobs.num_waiting)
+        return num_waiting
 
     async def _wait_for_bell(self, store: BatchStore) -> None:
         queue = store.queue

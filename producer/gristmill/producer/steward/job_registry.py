@@ -34,10 +34,6 @@ class JobOverdue(GristmillError):
     """A job exceeded its time and was cancelled; its commits stay."""
 
 
-class TryAgain(GristmillError):
-    """A job could not do its work yet; RQ repeats it later."""
-
-
 @dataclass(frozen=True, slots=True)
 class JobCall:
     """The arguments of a job's function.
@@ -46,13 +42,11 @@ class JobCall:
         job: Id of the job.
         name: Name of the function.
         batch: Id of the batch; empty for a job without one.
-        is_last_try: True if RQ will not repeat the job after a failure.
     """
 
     job: str
     name: str
     batch: str
-    is_last_try: bool
 
 
 JobFunction = Callable[[JobCall], Coroutine[Any, Any, None]]
@@ -79,7 +73,7 @@ class AllowedJob(Job):
             log.error("job.refused", job=self.id, queue=self.origin)
             raise JobRefused(f"job {self.id} is none of the steward's; nothing was run")
         batch = arguments[0] if arguments else ""
-        return JobCall(self.id, str(name), batch, not self.should_retry)
+        return JobCall(self.id, str(name), batch)
 
     def restore(self, raw_data: Any) -> None:
         """Read a job from its hash; an unreadable hash counts as missing.
@@ -138,7 +132,7 @@ class JobRegistry:
         job_log.info("job.started")
         try:
             asyncio.run(self._within_time(function(call)))
-        except (TryAgain, JobOverdue) as error:
+        except JobOverdue as error:
             job_log.warning("job.postponed", reason=str(error))
             raise
         except Exception:

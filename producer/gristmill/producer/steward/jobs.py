@@ -1,40 +1,63 @@
-"""The steward's jobs, and the short names by which RQ may call them."""
+"""The work of a steward: RQ's jobs, under their short names, and what runs beside them."""
 
-import structlog
+import time
+from collections.abc import Sequence
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.lifecycle import advance
-from gristmill.producer.batches.objects import BatchRecord
-from gristmill.producer.steward.job_registry import JobCall, JobRegistry, TryAgain
+from gristmill.producer.steward.concurrent_work import ConcurrentWork
+from gristmill.producer.steward.deliveries import Deliveries
+from gristmill.producer.steward.job_registry import JobCall, JobRegistry
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.time_slice import TimeSlice
-from gristmill.producer.steward.webhooks import Event, NotDelivered, NotWanted, Webhooks
-from gristmill.producer.tenants import Tenants
-from gristmill.shared.errors import NotFound
 
-log = structlog.get_logger()
+FILES_TIMEOUT_S = 6 * 3600
+"""Longest time to write the files of one batch. It cannot pause, and restarts if cut off."""
+
+WEBHOOK_MARGIN_S = 30.0
+"""Time that a delivery may take beyond its exchange: a slow DNS server, a slow Redis."""
 
 
 def steward_jobs(settings: StewardSettings) -> JobRegistry:
-    """Return the registry of all jobs.
+    """Return the registry of all of RQ's jobs.
 
     A new job needs a name here and a method in `rq_queue.py` that enqueues it.
     """
     time_slice = TimeSlice()
     jobs = Jobs(settings, time_slice)
     functions = {
-        # one function under three names, which `rq info` shows
+        # one function under two names, which `rq info` shows
         "validate": jobs.advance,
         "execute": jobs.advance,
-        "finalize": jobs.advance,
-        "announce": jobs.announce,
         "sweep": jobs.sweep,
     }
     return JobRegistry(time_slice, functions)
 
 
+def concurrent_works(settings: StewardSettings, time_slice: TimeSlice) -> Sequence[ConcurrentWork]:
+    """Return the kinds of work that run beside RQ's jobs.
+
+    Args:
+        settings: The steward's settings.
+        time_slice: Tells that the process is stopping.
+    """
+
+    async def write_files(store: BatchStore, batch: str) -> None:
+        await advance(store, batch, lambda _: not time_slice.is_stopping)
+
+    return (
+        ConcurrentWork(
+            "files", write_files, max_running=8, max_a_tenant=1, timeout_s=FILES_TIMEOUT_S
+        ),
+        ConcurrentWork(
+            "webhooks", Deliveries(settings).deliver, max_running=64, max_a_tenant=4,
+            timeout_s=settings.webhook_timeout_s + WEBHOOK_MARGIN_S,
+        ),
+    )  # fmt: skip
+
+
 class Jobs:
-    """The functions of the jobs.
+    """The functions of RQ's jobs.
 
     Args:
         settings: The steward's settings.
@@ -44,44 +67,26 @@ class Jobs:
     def __init__(self, settings: StewardSettings, time_slice: TimeSlice) -> None:
         self._settings = settings
         self._time_slice = time_slice
-        self._webhooks = Webhooks(settings.webhook_timeout_s, settings.allowed_hosts)
 
     async def advance(self, call: JobCall) -> None:
-        """Work on a batch for one time slice."""
+        """Work on a batch for one time slice, and charge the time to its tenant."""
+        began_s = time.monotonic()
         async with BatchStore.from_settings(self._settings) as store:
-            await advance(store, call.batch, self._time_slice.may_go_on)
+            try:
+                await advance(store, call.batch, self._time_slice.may_go_on)
+                if call.name == "validate" and await self._may_execute(store, call.batch):
+                    await advance(store, call.batch, self._time_slice.may_go_on)
+            finally:
+                record, _ = await store.records.record_and_slices(call.batch)
+                if record:
+                    await store.due.end("steps", record.tenant, time.monotonic() - began_s)
+
+    async def _may_execute(self, store: BatchStore, batch: str) -> bool:
+        """Return True if the slice has time for the lines of a batch that it has validated."""
+        state = await store.records.state(batch)
+        return state.phase == "execute" and self._time_slice.may_go_on()
 
     async def sweep(self, call: JobCall) -> None:
         """Delete expired files."""
         async with BatchStore.from_settings(self._settings) as store:
-            await store.files.delete_expired()
-
-    async def announce(self, call: JobCall) -> None:
-        """Call the tenant's webhook for a batch that has ended, unless it has been delivered.
-
-        Raises:
-            TryAgain: The receiver did not accept the event.
-        """
-        async with BatchStore.from_settings(self._settings) as store:
-            try:
-                state = await store.records.state(call.batch)
-            except NotFound:
-                return
-            if state.phase == "announce":
-                await self._deliver(store, state.record, call)
-                await store.records.mark_announced(call.batch)
-
-    async def _deliver(self, store: BatchStore, record: BatchRecord, call: JobCall) -> None:
-        tenant = await Tenants(store.queue).get(record.tenant)
-        if tenant is None or not tenant.webhook_url or not tenant.webhook_secret:
-            return
-        event = Event.of(record)
-        event_log = log.bind(batch=record.id, tenant=record.tenant, event_id=event.id)
-        try:
-            await self._webhooks.send(tenant.webhook_url, tenant.webhook_secret, event)
-        except (NotDelivered, NotWanted) as error:
-            if isinstance(error, NotDelivered) and not call.is_last_try:
-                raise TryAgain(str(error)) from None
-            event_log.error("webhook.given_up", reason=str(error))
-        else:
-            event_log.info("webhook.delivered")
+            await store.files.delete_expired(self._time_slice.may_go_on)

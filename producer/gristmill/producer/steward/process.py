@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
@@ -17,6 +18,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.storage import Storage
+from gristmill.producer.steward.concurrent_work import ConcurrentWork
 from gristmill.producer.steward.dispatcher import Dispatcher
 from gristmill.producer.steward.job_registry import JobRegistry
 from gristmill.producer.steward.rq_connection import check_access, rq_connect
@@ -52,10 +54,13 @@ class Steward:
 
     Args:
         settings: The steward's settings.
-        registry: The jobs that it may run.
+        registry: RQ's jobs that it may run.
+        works: The kinds of work that run beside them.
     """
 
-    def __init__(self, settings: StewardSettings, registry: JobRegistry) -> None:
+    def __init__(
+        self, settings: StewardSettings, registry: JobRegistry, works: Sequence[ConcurrentWork]
+    ) -> None:
         self._settings = settings
         self._time_slice = registry.time_slice
         self._notice_wait = RedisNotice(settings.rq_url)
@@ -63,7 +68,7 @@ class Steward:
         self._queue = rq_queue_of(self._redis, settings.queue, registry.job_class)
         separate = rq_queue_of(rq_connect(settings.rq_url), settings.queue, registry.job_class)
         self._dispatcher = Dispatcher(
-            settings, JobQueue(separate), self._time_slice, self._notice_wait
+            settings, JobQueue(separate), self._time_slice, self._notice_wait, works
         )
 
     def run(self) -> int:
@@ -155,15 +160,18 @@ class Steward:
         return "the worker is stuck in a job" if self._time_slice.overdue_s > STALL_S else None
 
 
-def run_steward(settings: StewardSettings, registry: JobRegistry) -> int:
+def run_steward(
+    settings: StewardSettings, registry: JobRegistry, works: Sequence[ConcurrentWork]
+) -> int:
     """Run a steward until a signal stops it; returns the exit code.
 
     Args:
         settings: The steward's settings.
-        registry: The jobs that it may run.
+        registry: RQ's jobs that it may run.
+        works: The kinds of work that run beside them.
     """
     configure_logging(settings.log_level)
     Storage(settings.storage_url).check()
     route_rq_logs()
     announce_redis_waits(settings.redis_url.get_secret_value())
-    return Steward(settings, registry).run()
+    return Steward(settings, registry, works).run()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -97,16 +97,27 @@ class LeasedBatch:
         """
         await self._lock.extend(LEASE_S, replace_ttl=True)
 
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and renew the lease until it ends.
+
+        Raises:
+            redis.exceptions.LockError: The lease has ended, and the coroutine is cancelled.
+        """
+        task = asyncio.create_task(work)
+        try:
+            while not (await asyncio.wait([task], timeout=LEASE_S / 5))[0]:
+                await self.extend()
+        finally:
+            task.cancel()
+        return task.result()
+
     async def run_blocking(self, work: Callable[[], T]) -> T:
         """Run a blocking function, such as one of the storage, in a thread; renew the lease until it ends.
 
         Raises:
             redis.exceptions.LockError: The lease has ended. The thread goes on, but its result is ignored.
         """
-        task = asyncio.create_task(asyncio.to_thread(work))
-        while not (await asyncio.wait([task], timeout=LEASE_S / 5))[0]:
-            await self.extend()
-        return task.result()
+        return await self.run(asyncio.to_thread(work))
 
     async def commit(
         self,
@@ -131,9 +142,10 @@ class LeasedBatch:
         """
         num_commits = self.state.num_commits + 1
         ttl_s = self._store.settings.batch_ttl_s if record.is_final else 0
+        state = replace(self.state, record=record, checkpoint=checkpoint, num_commits=num_commits)
         args: list[Any] = [
             record.id, self.held.token, num_commits, record.tenant, record.model_dump_json(),
-            checkpoint.dump(), ttl_s, len(parts), *(part.dump() for part in parts),
+            checkpoint.dump(), ttl_s, state.work or "", len(parts), *(part.dump() for part in parts),
         ]  # fmt: skip
         for file in new_files:
             args += [file.id, file.model_dump_json(), file.expires_at or 0]
@@ -141,9 +153,7 @@ class LeasedBatch:
             raise LeaseLost(f"batch {self.id} is with another steward now", self.id)
         if record.is_final:
             await self._store.queue.pauses.resume(batch_scope(record.id))
-        self.state = replace(
-            self.state, record=record, checkpoint=checkpoint, num_commits=num_commits
-        )
+        self.state = state
 
     async def release(self) -> None:
         """Give the lease back, if it has not ended, and wake a steward."""

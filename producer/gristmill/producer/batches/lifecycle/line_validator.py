@@ -1,7 +1,9 @@
 """The rules that each line of a batch must keep."""
 
+import time
 from collections.abc import Iterator
 
+from gristmill.producer.batches.batch_state import Validated
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.rows import (
     BadLine,
@@ -11,14 +13,14 @@ from gristmill.producer.batches.rows import (
     bad_request,
     custom_id_of,
     duplicate_line,
-    take_lines,
 )
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet
 from gristmill.shared.media import check_media
 from gristmill.shared.request import Request
 
-LINES_A_STEP = 5_000
+STEP_S = 0.25
+"""Seconds of one step; after each, the steward renews its lease, and others may have their turn."""
 
 
 class LineValidator:
@@ -29,11 +31,15 @@ class LineValidator:
         reader: Reader that turns lines into requests.
         media_domains: Hosts from which any URL may be fetched.
         fleet: Models and endpoints of the workers; None to skip this check.
+        before: How far the file was checked before.
+        custom_ids: Custom_ids of the lines that were checked before.
 
     Attributes:
         model: Model of the first good line; None before it.
         num_lines: Lines that were checked.
         num_bad: Bad lines among them.
+        offset: Byte at which the next line begins.
+        custom_ids: Custom_ids of these lines.
     """
 
     def __init__(
@@ -42,23 +48,34 @@ class LineValidator:
         reader: LineReader,
         media_domains: frozenset[str],
         fleet: Fleet | None,
+        *,
+        before: Validated,
+        custom_ids: CustomIds,
     ) -> None:
         self._batch = batch
         self._fleet = fleet
         self._media_domains = media_domains
         self._reader = reader
-        self._custom_ids = CustomIds()
-        self.model: str | None = None
-        self.num_lines = 0
-        self.num_bad = 0
+        self.model = before.model
+        self.num_lines = before.line
+        self.num_bad = before.num_bad
+        self.offset = before.offset
+        self.custom_ids = custom_ids
 
     def check_next(self, lines: Iterator[Line]) -> list[BadLine] | None:
-        """Check the next lines and return the bad ones; None at the end. Blocks on the storage."""
-        taken = take_lines(lines, LINES_A_STEP)
-        return [bad for line in taken if (bad := self._check(line))] if taken else None
+        """Check lines for `STEP_S` and return the bad ones; None at the end. Blocks on the storage."""
+        end_s = time.monotonic() + STEP_S
+        num_before = self.num_lines
+        found = []
+        for line in lines:
+            if bad := self._check(line):
+                found.append(bad)
+            if time.monotonic() > end_s:
+                break
+        return found if self.num_lines > num_before else None
 
     def _check(self, line: Line) -> BadLine | None:
-        self.num_lines = line.number
+        self.num_lines, self.offset = line.number, line.end
         entry = self._reader.read(line)
         if isinstance(entry, BadLine):
             bad: BadLine | None = entry
@@ -88,7 +105,7 @@ class LineValidator:
 
     def _unlike_others(self, number: int, request: Request) -> BadLine | None:
         """Return the error of a request that does not fit the earlier lines, else None."""
-        first = self._custom_ids.add(custom_id_of(request), number)
+        first = self.custom_ids.add(custom_id_of(request), number)
         if first is not None:
             return duplicate_line(number, request, first)
         if self.model is None:

@@ -9,6 +9,8 @@ stewards may call `advance` at any time, and each may die at any point.
 """
 
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 from redis.exceptions import LockError
@@ -38,23 +40,40 @@ async def advance(store: BatchStore, batch_id: str, may_go_on: MayGoOn) -> None:
         NotFound: There is no such batch.
         Exception: Any error of a step. The batch is due again after a delay that grows.
     """
+    await with_lease(store, batch_id, partial(_do_phase, store, may_go_on))
+
+
+async def with_lease(
+    store: BatchStore, batch_id: str, step: Callable[[LeasedBatch], Awaitable[None]]
+) -> None:
+    """Do a step of a batch under its lease; do nothing if another steward holds it.
+
+    Args:
+        store: The batches of the queue.
+        batch_id: Id of the batch.
+        step: Called with the batch as it is now.
+
+    Raises:
+        NotFound: There is no such batch.
+        Exception: Any error of the step. The batch is due again after a delay that grows.
+    """
     leased = await LeasedBatch.take(store, batch_id)
     if leased is None:
         return
     try:
         await leased.reload()
-        await _do_phase(store, leased, may_go_on)
+        await step(leased)
     except (LeaseLost, LockError):
         log.warning("batch.lost", batch=batch_id)
     except Exception as error:
-        delay_s = await store.due.back_off(batch_id, f"{type(error).__name__}: {error}")
+        delay_s = await store.due.back_off(leased.state, f"{type(error).__name__}: {error}")
         log.warning("batch.postponed", batch=batch_id, delay_s=delay_s)
         raise
     finally:
         await leased.release()
 
 
-async def _do_phase(store: BatchStore, leased: LeasedBatch, may_go_on: MayGoOn) -> None:
+async def _do_phase(store: BatchStore, may_go_on: MayGoOn, leased: LeasedBatch) -> None:
     state = leased.state
     if state.record.status == "finalizing":
         await finalize(store, leased)
@@ -78,7 +97,7 @@ async def _read_input(store: BatchStore, leased: LeasedBatch, may_go_on: MayGoOn
         if leased.state.phase == "execute":
             await Execution(store, leased, path).run(may_go_on)
         else:
-            await Validation(store, leased).run(path)
+            await Validation(store, leased).run(path, may_go_on)
     except (NotFound, FileNotFoundError) as error:
         if isinstance(error, FileNotFoundError) and time.time() < record.expires_at:
             raise

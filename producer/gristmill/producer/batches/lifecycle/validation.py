@@ -4,15 +4,18 @@ import time
 from array import array
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
+from gristmill.producer.batches.batch_state import Validated
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.lifecycle.early_end import end_without_rows
+from gristmill.producer.batches.lifecycle.execution import MayGoOn
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.line_validator import LineValidator
 from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, RowBuffer
 from gristmill.producer.batches.objects import BatchError, BatchErrors
 from gristmill.producer.batches.parts import parts_folder
-from gristmill.producer.batches.rows import BadLine, bad_line_row, lines_of
+from gristmill.producer.batches.rows import BadLine, CustomIds, bad_line_row, lines_of
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.file_format import check_stream
 from gristmill.shared.fleet import read_fleet
@@ -23,8 +26,11 @@ MAX_ERRORS = 100
 MAX_MESSAGE_CHARS = 1_000
 
 
+Outcome = Literal["ended", "cancelled", "paused"]
+
+
 class Validation:
-    """One pass over the whole input. Memory: 80 MB for the custom_ids of a million lines.
+    """One slice of the pass over the input. Memory: 80 MB for the custom_ids of a million lines.
 
     Args:
         store: The batches of the queue.
@@ -34,26 +40,31 @@ class Validation:
     def __init__(self, store: BatchStore, leased: LeasedBatch) -> None:
         self._store = store
         self._leased = leased
+        self._before = leased.state.checkpoint.validated
         self._reader = leased.line_reader()
         self._rows = RowBuffer(store.storage, leased.id)
-        self._errors: list[BatchError] = []
-        self._skipped = array("Q")
+        self._errors = [BatchError(**error) for error in self._before.errors]
 
-    async def run(self, input_path: str) -> None:
-        """Read the whole input. Afterwards the batch is in progress or has ended.
+    async def run(self, input_path: str, may_go_on: MayGoOn) -> None:
+        """Check lines until the input ends, or until other batches should have their turn.
 
-        An interrupted pass leaves the batch as it was. The next pass starts from the first line.
+        At the end of the input the batch is in progress, or has ended. The next slice goes on from
+        the last commit.
 
         Args:
             input_path: Path of the input in the storage.
+            may_go_on: Called after each step; False ends the slice.
         """
         if failure := await self._leased.run_blocking(partial(self._foreign_format, input_path)):
             await end_without_rows(self._leased, failure)
             return
         validator = await self._validator()
-        if not await self._read(validator, input_path):
+        outcome = await self._read(validator, input_path, may_go_on)
+        if outcome == "cancelled":
             await self._leased.reload()  # the record then has `cancelling_at`
             await end_without_rows(self._leased)
+        elif outcome == "paused":
+            await self._pause(validator)
         elif failure := self._failure(validator):
             await end_without_rows(self._leased, failure)
         else:
@@ -72,12 +83,25 @@ class Validation:
         settings = self._store.settings
         fleet = await read_fleet(self._store.queue) if settings.check_models else None
         domains = settings.allowed_media_domains
-        return LineValidator(self._leased.record, self._reader, domains, fleet)
+        custom_ids = await self._leased.run_blocking(self._known_custom_ids)
+        return LineValidator(
+            self._leased.record, self._reader, domains, fleet,
+            before=self._before, custom_ids=custom_ids,
+        )  # fmt: skip
 
-    async def _read(self, validator: LineValidator, input_path: str) -> bool:
-        """Check the lines; return False if a cancel stopped the pass."""
-        with self._store.storage.open(input_path) as stream:
-            lines = lines_of(stream, self._reader.max_line_bytes)
+    def _known_custom_ids(self) -> CustomIds:
+        by_line = array("Q")
+        for path in self._before.custom_ids:
+            by_line.frombytes(b"".join(self._store.storage.chunks(path)))
+        return CustomIds(by_line)
+
+    async def _read(self, validator: LineValidator, input_path: str, may_go_on: MayGoOn) -> Outcome:
+        """Check lines until something stops the slice."""
+        before = self._before
+        with self._store.storage.open(input_path, before.offset) as stream:
+            lines = lines_of(
+                stream, self._reader.max_line_bytes, number=before.line, offset=before.offset
+            )
             check_next = partial(validator.check_next, lines)
             while (found := await self._leased.run_blocking(check_next)) is not None:
                 for bad in found:
@@ -87,9 +111,11 @@ class Validation:
                 if validator.num_lines > self._store.settings.max_batch_requests:
                     break
                 if await self._store.records.is_cancelled(self._leased.id):
-                    return False
+                    return "cancelled"
                 await self._leased.extend()
-        return True
+                if not may_go_on(0):
+                    return "paused"
+        return "ended"
 
     def _note(self, bad: BadLine) -> None:
         if len(self._errors) < MAX_ERRORS:
@@ -97,7 +123,6 @@ class Validation:
             self._errors.append(BatchError(code=bad.code, message=message, line=bad.number))
         if self._leased.record.mode == "lenient":
             self._rows.add("error", bad_line_row(self._leased.id, bad))
-            self._skipped.append(bad.number)
 
     def _failure(self, validator: LineValidator) -> BatchErrors | None:
         """Return the errors for which the whole file is refused, or None."""
@@ -119,13 +144,28 @@ class Validation:
             self._errors.append(BatchError(code="more_errors", message=message))
         return BatchErrors(data=tuple(self._errors))
 
+    async def _pause(self, validator: LineValidator) -> None:
+        """Commit how far the input is checked; the next slice goes on there."""
+        storage, state = self._store.storage, self._leased.state
+        path = storage.new_path(parts_folder(self._leased.id), "custom_ids")
+        digests = validator.custom_ids.digests(validator.num_lines)[self._before.line :]
+        await self._leased.run_blocking(partial(storage.write, path, digests.tobytes()))
+        await self._leased.run_blocking(self._rows.flush)
+        validated = Validated(
+            line=validator.num_lines, offset=validator.offset, num_bad=validator.num_bad, model=validator.model,
+            errors=[error.model_dump() for error in self._errors], custom_ids=[*self._before.custom_ids, path],
+        )  # fmt: skip
+        checkpoint = replace(state.checkpoint, validated=validated, has_parts=True)
+        await self._leased.commit(state.record, checkpoint, parts=self._rows.take_parts())
+
     async def _begin_execution(self, validator: LineValidator) -> None:
         """Commit the counts, the error rows and the skipped lines; the batch is then in progress."""
         before = self._leased.state
-        path = await self._write_skipped()
+        skipped = self._skipped(validator) if validator.num_bad else array("Q")
+        path = await self._write_skipped(skipped) if skipped else ""
         await self._leased.run_blocking(self._rows.flush)
         parts = self._rows.take_parts()
-        counts = {"total": validator.num_lines, "failed": len(self._skipped)}
+        counts = {"total": validator.num_lines, "failed": len(skipped)}
         record = before.record.model_copy(
             update={
                 "status": "in_progress",
@@ -134,14 +174,20 @@ class Validation:
                 "request_counts": before.record.request_counts.model_copy(update=counts),
             }
         )
-        checkpoint = replace(before.checkpoint, skipped=path, has_parts=bool(parts))
+        has_parts = before.checkpoint.has_parts or bool(parts)
+        checkpoint = replace(
+            before.checkpoint, skipped=path, has_parts=has_parts, validated=Validated()
+        )
         await self._leased.commit(record, checkpoint, parts=parts)
 
-    async def _write_skipped(self) -> str:
-        """Write the numbers of the bad lines and return their path; "" without bad lines."""
-        if not self._skipped:
-            return ""
+    def _skipped(self, validator: LineValidator) -> "array[int]":
+        """Return the numbers of the bad lines of a lenient batch: no others are without a digest."""
+        digests = validator.custom_ids.digests(validator.num_lines)
+        return array("Q", (number for number, digest in enumerate(digests, 1) if not digest))
+
+    async def _write_skipped(self, skipped: "array[int]") -> str:
+        """Write the numbers of the bad lines and return their path."""
         storage = self._store.storage
         path = storage.new_path(parts_folder(self._leased.id), "skipped")
-        await self._leased.run_blocking(partial(storage.write, path, self._skipped.tobytes()))
+        await self._leased.run_blocking(partial(storage.write, path, skipped.tobytes()))
         return path

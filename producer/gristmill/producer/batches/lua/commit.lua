@@ -4,15 +4,16 @@
 -- ARGV     1  batch                        5  record (JSON)
 --          2  token of the lease           6  checkpoint (JSON)
 --          3  number of this commit        7  ttl_s; 0 while the batch has not ended
---          4  tenant                       8  number of parts
---          9... parts (JSON); then for each new file: id, record (JSON), expires_at (seconds)
+--          4  tenant                       8  work that is due next; "" for none
+--          9  number of parts
+--          10... parts (JSON); then for each new file: id, record (JSON), expires_at (seconds)
 -- Returns  1, or 0 if this steward no longer has the lease: then nothing was written. The same commit
 --          sent again returns 1 and changes nothing
 -- Keeps    one row per line: rows, counts and checkpoint change together, and only the holder of the
 --          lease changes them
 
 local prefix, call = KEYS[1], redis.call
-local batch, token, number, tenant, record, checkpoint, ttl_s, num_parts = unpack(ARGV, 1, 8)
+local batch, token, number, tenant, record, checkpoint, ttl_s, next_work, num_parts = unpack(ARGV, 1, 9)
 local info_key, parts_key = prefix .. "batch_record:" .. batch, prefix .. "batch_parts:" .. batch
 
 local name = number .. "|" .. token -- another steward's commit of the same number is not this one
@@ -24,8 +25,8 @@ if call("GET", prefix .. "batch_lease:" .. batch) ~= token then
 end
 call("HSET", info_key, "commit", name, "record", record, "checkpoint", checkpoint)
 call("HDEL", info_key, "failures", "problem")
-local first_file = 9 + num_parts
-for i = 9, first_file - 1 do
+local first_file = 10 + num_parts
+for i = 10, first_file - 1 do
   call("RPUSH", parts_key, ARGV[i])
 end
 for i = first_file, #ARGV, 3 do
@@ -34,7 +35,15 @@ for i = first_file, #ARGV, 3 do
   call("ZADD", prefix .. "files_expiring", ARGV[i + 2], ARGV[i])
 end
 local time = call("TIME") -- this batch is due after those that are due already
-call("ZADD", prefix .. "batches_due", time[1] .. "000", batch)
+for _, work in ipairs({ "steps", "files", "webhooks" }) do
+  local due_key = prefix .. "batches_due:" .. work .. ":" .. tenant
+  if work == next_work then
+    call("ZADD", due_key, time[1] .. "000", batch)
+    call("ZADD", prefix .. "steward_time:" .. work, "NX", 0, tenant)
+  else
+    call("ZREM", due_key, batch)
+  end
+end
 if tonumber(ttl_s) > 0 then
   call("SREM", prefix .. "batches_open:" .. tenant, batch)
   call("EXPIRE", info_key, ttl_s)

@@ -4,16 +4,19 @@
 -- ARGV     batch, tenant, record (JSON), most batches of the tenant that have not ended (0: no limit)
 -- Returns  1, or 0 if the tenant is at that limit; the same batch again returns 1
 --
--- The keys of batches and files:
+-- The keys of batches and files. A kind of work is steps, files or webhooks:
 --
 --   batch_record:<batch>   HASH    fields of commit.lua: record, checkpoint (JSON), commit ("number|token");
 --                                  slices (begun so far); cancelling_at, announced_at (seconds);
---                                  after a failed slice, until the next commit: failures (a count), problem
+--                                  after a failed slice, until the next commit: failures (a count), problem;
+--                                  webhook_tries (a count)
 --   batch_parts:<batch>    LIST    committed parts of its output (JSON)
 --   batch_lease:<batch>    STRING  token of the steward that works on it; with a TTL
 --   batches:<tenant>       ZSET    ids of the tenant's batches, all scores 0
 --   batches_open:<tenant>  SET     ids of the tenant's batches that have not ended
---   batches_due            ZSET    batches with a next step -> ms at which it is due
+--   batches_due:<work>:<tenant>  ZSET  batches whose next step is this kind of work -> ms at which it is due
+--   steward_time:<work>    ZSET    tenants that need this kind of work -> ms that stewards gave them; a
+--                                  tenant below `*`, the time of the last one served, counts as equal to it
 --   steward_doorbell       LIST    up to 4 tokens; each wakes a steward
 --   file:<file>            STRING  record of a file (JSON)
 --   files:<tenant>         ZSET    ids of the tenant's files, all scores 0
@@ -28,7 +31,8 @@ end
 call("HSETNX", prefix .. "batch_record:" .. batch, "record", record)
 call("ZADD", prefix .. "batches:" .. tenant, 0, batch)
 call("SADD", prefix .. "batches_open:" .. tenant, batch)
-call("ZADD", prefix .. "batches_due", "NX", 0, batch)
+call("ZADD", prefix .. "batches_due:steps:" .. tenant, "NX", 0, batch)
+call("ZADD", prefix .. "steward_time:steps", "NX", 0, tenant)
 call("LPUSH", prefix .. "steward_doorbell", "1")
 call("LTRIM", prefix .. "steward_doorbell", 0, 3)
 return 1

@@ -58,11 +58,15 @@ def bad_request(
 
 
 class CustomIds:
-    """The custom_ids of a file as 8-byte digests: 80 MB for a million lines."""
+    """The custom_ids of a file as 8-byte digests: 80 MB for a million lines.
 
-    def __init__(self) -> None:
-        self._digests: set[int] = set()
-        self._by_line = array("Q")
+    Args:
+        by_line: Digests of the lines that were read before, as `digests` returned them.
+    """
+
+    def __init__(self, by_line: "array[int] | None" = None) -> None:
+        self._by_line = array("Q") if by_line is None else by_line
+        self._digests = set(self._by_line)
         self._num_duplicates = 0
 
     def add(self, custom_id: str, number: int) -> int | None:
@@ -73,12 +77,20 @@ class CustomIds:
         digest = _digest(custom_id)
         is_new = digest not in self._digests
         self._digests.add(digest)
-        self._by_line.extend([0] * (number - 1 - len(self._by_line)))
+        self._pad(number - 1)
         self._by_line.append(digest if is_new else 0)
         if is_new:
             return None
         self._num_duplicates += 1
         return 0 if self._num_duplicates > MAX_NAMED else self._by_line.index(digest) + 1
+
+    def digests(self, num_lines: int) -> "array[int]":
+        """Return one digest for each line; 0 for a line whose custom_id was not added, or is another line's."""
+        self._pad(num_lines)
+        return self._by_line
+
+    def _pad(self, num_lines: int) -> None:
+        self._by_line.extend([0] * (num_lines - len(self._by_line)))
 
 
 def duplicate_line(number: int, request: Request, first: int) -> BadLine:
@@ -96,4 +108,4 @@ def _as_text(value: Any) -> str | None:
 
 
 def _digest(custom_id: str) -> int:
-    return int.from_bytes(blake2b(custom_id.encode(), digest_size=8).digest())
+    return int.from_bytes(blake2b(custom_id.encode(), digest_size=8).digest()) or 1
