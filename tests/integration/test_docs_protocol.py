@@ -30,6 +30,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import Limits
+from gristmill.shared.pauses import batch_scope
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Record
 from gristmill.shared.redis_url import parse
@@ -214,8 +215,20 @@ async def _use_every_operation(queue: Queue) -> None:
     for kind in TenantData(queue, "gone").kinds():
         async for chunk in kind.find():
             await kind.remove(chunk)
+    await _park_and_resume(queue)
     await queue.redis.blpop([queue.keys.doorbell], timeout=0.01)
     await queue.redis.blpop([queue.keys.finished("me")], timeout=0.01)
-    await open_worker(queue, "w2")
-    await queue.beat("w2")
-    assert await queue.deregister("w2")
+    await open_worker(queue, "w3")
+    await queue.beat("w3")
+    assert await queue.deregister("w3")
+
+
+async def _park_and_resume(queue: Queue) -> None:
+    worker = await open_worker(queue, "w2")
+    await queue.pauses.pause(batch_scope("night"), "ann")
+    await queue.submit(some_requests(2, batch="night"))
+    await claim(queue, worker)
+    assert (await queue.stats()).num_parked == {batch_scope("night"): 2}
+    await claim(queue, worker)
+    await queue.pauses.resume(batch_scope("night"))
+    assert len(await succeed(queue, worker, await claim(queue, worker))) > 1

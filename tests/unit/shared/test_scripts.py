@@ -4,10 +4,13 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
 from gristmill.shared.scripts import INCLUDES, VERBS, lua_text, script_source
+
+ROOT = Path(__file__).resolve().parents[3]
 
 LUA = files("gristmill.shared") / "lua"
 MAX_LINES, MAX_CLAIM_LINES = 250, 150
@@ -165,3 +168,19 @@ def test_script_stays_within_the_limits(verb: str) -> None:
 )
 def test_script_begins_with_its_flags(verb: str, flags: str) -> None:
     assert script_source(verb).splitlines()[0] == flags
+
+
+def test_the_documented_user_may_run_every_command_of_the_scripts() -> None:
+    """A right that is missing shows only when a script reaches the command; then each claim fails."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+    lines = re.findall(r"^ACL SETUSER gristmill (?!.*sentinel).*", text, re.MULTILINE)
+    rights = {word[1:] for line in lines for word in line.split() if word.startswith("+")}
+    scripts = [*ROOT.glob("shared/**/*.lua"), *ROOT.glob("producer/**/*.lua")]
+    calls = {
+        command.lower()
+        for script in scripts
+        for words in re.findall(r"\bcall\(([^,()]*)", script.read_text())
+        for command in re.findall(r'"([A-Z]+)"', words)
+    }
+    assert {"lpush", "rpush", "zpopmin", "srandmember"} <= calls
+    assert calls - rights == set()
