@@ -184,6 +184,9 @@ async def test_worker_with_least_rights_serves_and_ends(
 
 
 async def _use_every_operation(queue: Queue) -> None:
+    await queue.redis.rpush(queue.keys.pauses, b"x")
+    assert (await queue.stats()).wrong_types == {"pauses": "list"}
+    await queue.redis.delete(queue.keys.wrong_type("pauses"))
     await queue.submit([a_request("dead", max_attempts=1), a_request("later", delay_s=60)])
     worker = await open_worker(queue, "w")
     (dead,) = await claim(queue, worker)

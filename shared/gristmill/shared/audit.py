@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
+from gristmill.shared.key_types import moved_in_words
 from gristmill.shared.keys import LANES, ORDERED_KINDS, PENDING
 from gristmill.shared.queue import Queue
 from gristmill.shared.snapshot import (
@@ -38,7 +39,7 @@ class Finding:
     """One thing that breaks an invariant.
 
     Attributes:
-        kind: lost, two_places, two_records, no_record, owner_mismatch, leftover, unserved_lane,
+        kind: wrong_type, lost, two_places, two_records, no_record, owner_mismatch, leftover, unserved_lane,
             no_lease, dead_mismatch, counter_mismatch or second_entry. The last is harmless: an id
             that was submitted again may leave an old entry in a lane, which claim skips.
         subject: The id, key or counter.
@@ -58,6 +59,8 @@ class Finding:
 async def audit(queue: Queue) -> list[Finding]:
     """Return the findings; an empty list if the queue breaks no invariant.
 
+    While a key has a wrong type, which no command of the audit could read, it finds only such keys.
+
     Args:
         queue: The queue; it may be in use.
     """
@@ -66,8 +69,11 @@ async def audit(queue: Queue) -> list[Finding]:
         if snapshot.is_at_rest:
             break
         snapshot = await take_snapshot(queue)
+    if snapshot.wrong_types:
+        return _wrong_types(snapshot)
     suspicious = [name for name, place in snapshot.places.items() if any(_faults(name, place))]
     findings = [
+        *await _moved_keys(queue, snapshot),
         *[finding async for finding in _second_look(queue, snapshot, suspicious)],
         *[finding async for finding in _unserved_lanes(queue, snapshot)],
         *[finding async for finding in _keys_without_lease(queue, snapshot)],
@@ -108,6 +114,27 @@ def _absence_faults(name: str, place: Place) -> Iterable[Finding]:
     if place.is_delayed or place.notes:
         keys = [*(["delayed"] if place.is_delayed else []), *place.notes]
         yield Finding("leftover", name, f"no request, but an entry in {', '.join(keys)}")
+
+
+def _wrong_types(snapshot: Snapshot) -> list[Finding]:
+    return [
+        Finding(
+            "wrong_type",
+            key,
+            f"it is a {actual} and must be a {right}; the next script that uses it moves it away."
+            " The rest of the queue was not checked",
+        )
+        for key, (actual, right) in sorted(snapshot.wrong_types.items())
+    ]
+
+
+async def _moved_keys(queue: Queue, snapshot: Snapshot) -> list[Finding]:
+    names = snapshot.keys.get("wrong_type", [])
+    types = await read_together(queue, *(("TYPE", queue.keys.wrong_type(name)) for name in names))
+    return [
+        Finding("wrong_type", name, moved_in_words(queue.keys, {name: kind.decode()}))
+        for name, kind in zip(names, types, strict=True)
+    ]
 
 
 async def _second_look(

@@ -223,6 +223,15 @@ class Keys:
         """HASH: "tenant|requests" and "tenant|bytes" of what is not terminal."""
         return f"{self.prefix}tenant_load"
 
+    @property
+    def wrong_types(self) -> str:
+        """SET of the names of keys that had a wrong type and were moved away."""
+        return f"{self.prefix}wrong_types"
+
+    def wrong_type(self, name: str) -> str:
+        """Any type, with a TTL: the value that the key of this name had."""
+        return f"{self.prefix}wrong_type:{name}"
+
     def rate(self, tenant: str) -> str:
         """LIST with a TTL: when a tenant's last calls of the gateway came."""
         return f"{self.prefix}rate:{tenant}"

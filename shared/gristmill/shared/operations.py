@@ -1,7 +1,7 @@
 """Define the data that the operations of a queue take and return; `Queue` has the operations."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self
 
 from gristmill.shared.chunking import chunks
@@ -198,6 +198,7 @@ class Stats:
             `queued`. A reason is `batch:` and a paused batch, or `facts:` and the names of facts
             that a worker must understand.
         workers: Worker -> ms until its lease ends.
+        wrong_types: Name of a key -> the type that it had, if it was moved away because that type was wrong.
     """
 
     now_ms: int
@@ -213,6 +214,7 @@ class Stats:
     pauses: Mapping[str, Pause]
     num_parked: Mapping[str, int]
     workers: Mapping[str, int]
+    wrong_types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def work_s(self) -> float | None:
@@ -225,7 +227,7 @@ class Stats:
         """Read what `lua/stats.lua` returns."""
         now_ms, counters, lanes, workers = reply[:4]
         num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling = reply[4:10]
-        pace, pauses, parked = reply[10:]
+        pace, pauses, parked, wrong_types = reply[10:]
         return cls(
             now_ms=now_ms,
             counters={k: int(v) for k, v in _pairs(counters)},
@@ -240,6 +242,7 @@ class Stats:
             pauses={scope: Pause.parse(note) for scope, note in _pairs(pauses)},
             num_parked=dict(_pairs(parked)),
             workers={k: int(v) - now_ms for k, v in _pairs(workers)},
+            wrong_types={name: kind.decode() for name, kind in _pairs(wrong_types)},
         )
 
 

@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 from gristmill.shared.errors import WrongFormat
 from gristmill.shared.redis_full import RedisFull
 
-_CORE = ("schema", "counters")
+_CORE = ("schema", "types", "counters")
 _FINISHING = ("batches", "finish")
 _WAITING = ("lanes", "tenants", "enqueue")
 
@@ -46,16 +46,16 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "expire": (
         *_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
     ),
-    "register": ("schema", "format", "lanes", "leases"),
-    "beat": ("schema", "leases"),
-    "deregister": ("schema", "leases"),
-    "seal": ("schema", "batches"),
-    "pause": ("schema",),
-    "resume": ("schema", "doorbell"),
+    "register": ("schema", "types", "format", "lanes", "leases"),
+    "beat": ("schema", "types", "leases"),
+    "deregister": ("schema", "types", "leases"),
+    "seal": ("schema", "types", "batches"),
+    "pause": ("schema", "types"),
+    "resume": ("schema", "types", "doorbell"),
     "purge": ("schema",),
-    "clear_lanes": ("schema", "lanes"),
+    "clear_lanes": ("schema", "types", "lanes"),
     "status": ("schema", "deliveries"),
-    "stats": ("schema", "format", "lanes"),
+    "stats": ("schema", "types", "format", "lanes"),
     "read_together": ("schema",),
 }  # fmt: skip
 """Verb -> the subjects in front of it, in this order: a subject uses only those before it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.shared.chunking import chunks
+from gristmill.shared.key_types import type_of
 from gristmill.shared.keys import ALL_TENANTS, ORDERED_KINDS, PENDING
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import NUM_FIELDS, cost_of, required_names
@@ -53,14 +54,16 @@ class Snapshot:
         stats_before: Counters when it began.
         stats_after: Counters when it ended.
         keys: First word of a key -> the rest of each key with that first word.
+        wrong_types: Key -> the type that it has and the type that it must have, if they differ.
         places: Id -> the places in which it was seen.
         num_bytes: Bytes of all requests.
     """
 
-    stats_before: Mapping[str, int]
+    stats_before: Mapping[str, int] = field(default_factory=dict)
     stats_after: Mapping[str, int] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
+    wrong_types: dict[str, tuple[str, str]] = field(default_factory=dict)
     num_bytes: int = 0
 
     @property
@@ -86,11 +89,17 @@ async def read_together(queue: Queue, *commands: Sequence[Any]) -> list[Any]:
 
 
 async def take_snapshot(queue: Queue) -> Snapshot:
-    """Read every key of a queue; an id that moves during the pass may be seen twice or never."""
-    snapshot = Snapshot(stats_before=await _stats(queue))
-    for key in {key async for key in queue.redis.scan_iter(match=queue.keys.pattern, count=1000)}:
-        kind, name = queue.keys.parse(key)
-        snapshot.keys.setdefault(kind, []).append(name)
+    """Read every key of a queue; an id that moves during the pass may be seen twice or never.
+
+    If a key has a wrong type, the snapshot has only the keys and their types.
+    """
+    snapshot = Snapshot()
+    found = {key async for key in queue.redis.scan_iter(match=queue.keys.pattern, count=1000)}
+    for keys in chunks(list(found), CHUNK):
+        await _read_types(queue, snapshot, keys)
+    if snapshot.wrong_types:
+        return snapshot
+    snapshot.stats_before = await _stats(queue)
     await _read_records(queue, snapshot)
     await _read_waiting(queue, snapshot)
     await _read_held(queue, snapshot)
@@ -150,6 +159,17 @@ async def _places_of(queue: Queue, name: str) -> tuple[list[str], list[str]]:
     ordered = [queue.keys.waiting(*place, kind) for kind in ORDERED_KINDS for place in places]
     reasons = (f"batch:{fields[6]}", f"facts:{','.join(required_names(fields[NUM_FIELDS:]))}")
     return pending, [*ordered, *map(queue.keys.parked_for, reasons)]
+
+
+async def _read_types(queue: Queue, snapshot: Snapshot, keys: Sequence[bytes]) -> None:
+    types = await read_together(queue, *(("TYPE", key) for key in keys))
+    for key, found in zip(keys, types, strict=True):
+        kind, name = queue.keys.parse(key)
+        right, actual = type_of(kind, name), found.decode()
+        if right in (None, actual) or actual == "none":  # "none": gone since the scan
+            snapshot.keys.setdefault(kind, []).append(name)
+        else:
+            snapshot.wrong_types[key.decode()] = (actual, right)
 
 
 async def _read_records(queue: Queue, snapshot: Snapshot) -> None:

@@ -16,6 +16,8 @@ from redis.exceptions import RedisError
 
 from gristmill.shared.brakes import Brake
 from gristmill.shared.errors import LeaseLost, WrongFormat
+from gristmill.shared.key_types import moved_in_words
+from gristmill.shared.keys import Keys
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_brakes import write_brake
@@ -121,6 +123,7 @@ class Heartbeat:
             self._liveness.heard_redis()
             if beat.abort:
                 self._tell(self._events.aborted, beat.abort)
+            self._note_wrong_types(queue.keys, stats)
             self._tell(self._events.in_flight_counted, beat.num_in_flight)
             self._tell(self._events.stats_read, stats)
 
@@ -133,6 +136,13 @@ class Heartbeat:
             queue.redis, queue.keys, worker, brake, now_ms=now_ms, lease_ms=queue.limits.lease_ms
         )
         self._shown = (worker, brake)
+
+    def _note_wrong_types(self, keys: Keys, stats: Stats) -> None:
+        """Make the worker unready while keys of the queue are there that had a wrong type."""
+        known, words = self._liveness.wrong_types, moved_in_words(keys, stats.wrong_types)
+        if words and words != known.get(keys.queue):
+            log.error("keys.moved_away", queue=keys.queue, error=words)
+        known[keys.queue] = words
 
     def _tell(self, callback: Callable[..., object], value: object) -> None:
         try:

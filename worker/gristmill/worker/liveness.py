@@ -29,6 +29,7 @@ class Liveness:
         self._engine_timeout_s = engine_timeout_s
         self._engine_at = time.monotonic()
         self.waits_for: str | None = "the engine to start"
+        self.wrong_types: dict[str, str] = {}  # queue -> its keys of a wrong type, in words
         self.brake: Brake | None = None  # why the worker only tries single requests
 
     def loop_ran(self) -> None:
@@ -69,8 +70,8 @@ class Liveness:
             return reason
         if self.waits_for:
             return f"waiting for {self.waits_for}"
-        if self.brake:
-            return f"braked: {self.brake.in_words()}"
+        if reason := self._fault():
+            return reason
         silence_s = time.monotonic() - self._redis_at
         if silence_s > self._redis_timeout_s:
             return f"no answer of Redis for {silence_s:.0f} s"
@@ -78,3 +79,8 @@ class Liveness:
         if silence_s > self._engine_timeout_s:
             return f"no answer of the engine for {silence_s:.0f} s"
         return None
+
+    def _fault(self) -> str | None:
+        """Return what an operator must mend, or None."""
+        brake = f"braked: {self.brake.in_words()}" if self.brake else ""
+        return "; ".join(filter(None, (brake, *self.wrong_types.values()))) or None

@@ -62,6 +62,7 @@ def _lines(name: str, view: "Stats", brakes: Mapping[str, "Brake"]) -> list[str]
         f"in flight  {in_flight:,}; {in_flight_tokens:,} tokens",
         f"work       {_work(view)}",
         *_pauses(view),
+        *_wrong_types(name, view),
         f"inbox      {view.num_inbox:,}",
         f"dead       {view.num_dead:,}",
         f"memory     {_memory(view.used_memory, view.max_memory)}",
@@ -100,6 +101,14 @@ def _pauses(view: "Stats") -> list[str]:
         )
         lines.append(f"set aside  {number:,}, because {why}")
     return lines
+
+
+def _wrong_types(name: str, view: "Stats") -> list[str]:
+    from gristmill.shared.key_types import moved_in_words
+    from gristmill.shared.keys import Keys
+
+    words = moved_in_words(Keys(name), view.wrong_types)
+    return [f"wrong type {words}"] if words else []
 
 
 def _memory(used_memory: int, max_memory: int) -> str:

@@ -17,7 +17,7 @@ local SHARE_STEP = 1 / 64 -- a tenant's output share follows half of a change af
 
 local time_ms = now_ms()
 local worker, result_ttl_ms = ARGV[1], ARGV[2]
-local in_flight_key = prefix .. "in_flight:" .. worker
+local in_flight_key = key_of("in_flight:" .. worker, "HLEN")
 local codes, new_shares = {}, {}
 local num_settled_tokens, num_let_go_tokens = 0, 0 -- estimated: of all that this call ends; of those that it holds
 
@@ -78,7 +78,7 @@ local function end_late(id, header)
     call("ZREM", prefix .. "delayed", id)
     unpark(id, header)
   elseif holder ~= worker then
-    call("RPUSH", prefix .. "abort:" .. holder, id)
+    call("RPUSH", key_of("abort:" .. holder, "LLEN"), id)
   end
 end
 

@@ -6,7 +6,7 @@
 -- Returns  the code of submit; "dead_lettered"; or "gone" if the token was admitted before
 -- Keeps    1, 6 (what cannot be read is kept with its bytes)
 
-local admitting_key = prefix .. "admitting:" .. ARGV[1]
+local admitting_key = key_of("admitting:" .. ARGV[1], "HLEN")
 local element = call("HGET", admitting_key, ARGV[2])
 if not element then
   return "gone"

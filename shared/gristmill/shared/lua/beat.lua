@@ -15,8 +15,8 @@ local time_ms = now_ms()
 note_beat(lease_ms, time_ms)
 call("ZADD", prefix .. "workers", "XX", time_ms + lease_ms, worker)
 call("PEXPIRE", prefix .. "worker:" .. worker, lease_ms * 4)
-local reply = { 1, time_ms, call("HLEN", prefix .. "in_flight:" .. worker) }
-for _, id in ipairs(call("LPOP", prefix .. "abort:" .. worker, MAX_UNPACKED) or {}) do
+local reply = { 1, time_ms, call("HLEN", key_of("in_flight:" .. worker, "HLEN")) }
+for _, id in ipairs(call("LPOP", key_of("abort:" .. worker, "LLEN"), MAX_UNPACKED) or {}) do
   reply[#reply + 1] = id
 end
 return reply

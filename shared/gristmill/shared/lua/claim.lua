@@ -53,13 +53,13 @@ end
 
 -- If this nonce has claimed before, reply with the same requests; returns whether it has.
 local function repeat_last_claim()
-  local last = call("GET", prefix .. "last_claim:" .. claim.worker)
+  local last = call("MGET", prefix .. "last_claim:" .. claim.worker)[1]
   if not last or string.sub(last, 1, #claim.nonce + 1) ~= claim.nonce .. "|" then
     return false
   end
   for id in string.gmatch(string.sub(last, #claim.nonce + 2), "[^,]+") do
     local delivery = call("HGET", prefix .. "in_flight:" .. claim.worker, id)
-    local record = call("GET", prefix .. "request:" .. id)
+    local record = stored_record(id)
     if delivery and record then
       local _, uncounted, crashes = attempts_of(id)
       reply_with(claim, id, tonumber(delivery), uncounted, crashes, record)
@@ -119,6 +119,8 @@ local function pass_doorbell_on(has_progress)
   end
 end
 
+key_of("in_flight:" .. claim.worker, "HLEN")
+key_of("admitting:" .. claim.worker, "HLEN")
 if not call("ZSCORE", prefix .. "workers", claim.worker) then
   return { "LOST" }
 elseif repeat_last_claim() then

@@ -6,7 +6,7 @@
 -- Keeps    5
 
 local worker = ARGV[1]
-if call("EXISTS", prefix .. "in_flight:" .. worker, prefix .. "admitting:" .. worker) > 0 then
+if call("EXISTS", key_of("in_flight:" .. worker, "HLEN"), key_of("admitting:" .. worker, "HLEN")) > 0 then
   return 0
 end
 close_lease(worker)

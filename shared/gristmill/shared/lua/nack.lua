@@ -15,7 +15,7 @@ local function return_for_retry(id, delivery, delay_ms, failure)
     count("stale", 1)
     return "stale"
   end
-  local record = call("GET", prefix .. "request:" .. id)
+  local record = stored_record(id)
   local header = record and header_of(record)
   disown(id, header and header.cost or 0)
   if not header then

@@ -13,7 +13,7 @@ local is_json, fields = pcall(cjson.decode, note)
 if not is_json or type(fields) ~= "table" or not fields.by or string.sub(note, 1, 1) ~= "{" then
   return redis.error_reply("INVALID note: use a JSON object with by and reason")
 end
-if call("HEXISTS", prefix .. scope, "completed_ms") == 1 then -- the scope of a batch is the rest of its key
+if call("HEXISTS", key_of(scope, "HLEN"), "completed_ms") == 1 then -- the scope of a batch is the rest of its key
   return 0
 end
 return call("HSETNX", prefix .. "pauses", scope, '{"at_ms":' .. integer(now_ms()) .. "," .. string.sub(note, 2))

@@ -15,7 +15,7 @@ local reply = {}
 
 -- Return what a dead letter says of the death: the worker, and what it served.
 local function evidence_of(worker)
-  local facts, named = call("HGETALL", prefix .. "worker:" .. worker), { worker = worker, cause = "lease expired" }
+  local facts, named = call("HGETALL", key_of("worker:" .. worker, "HLEN")), { worker = worker, cause = "lease expired" }
   for i = 1, #facts, 2 do
     named[facts[i]] = facts[i + 1]
   end
@@ -24,7 +24,7 @@ end
 
 -- Put what a worker took from the inbox and never admitted back to the front, oldest first.
 local function return_inbox(worker)
-  local admitting_key = prefix .. "admitting:" .. worker
+  local admitting_key = key_of("admitting:" .. worker, "HLEN")
   local tokens = call("HKEYS", admitting_key)
   table.sort(tokens, function(a, b) return tonumber(a) > tonumber(b) end)
   for _, token in ipairs(tokens) do

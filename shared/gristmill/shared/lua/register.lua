@@ -18,7 +18,7 @@ if wrong_format then
   return wrong_format
 end
 local time_ms = now_ms()
-local worker_key = prefix .. "worker:" .. ARGV[1]
+local worker_key = key_of("worker:" .. ARGV[1], "HLEN")
 note_beat(tonumber(ARGV[2]), time_ms)
 call("ZADD", prefix .. "workers", time_ms + ARGV[2], ARGV[1])
 call("HSET", worker_key, "registered_ms", integer(time_ms), unpack(ARGV, 5))

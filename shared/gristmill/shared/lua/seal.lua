@@ -8,7 +8,7 @@
 if not string.match(ARGV[2] or "", "^%d+$") then
   return redis.error_reply("INVALID total of the batch: use a whole number")
 end
-local batch_key = prefix .. "batch:" .. ARGV[1]
+local batch_key = key_of("batch:" .. ARGV[1], "HLEN")
 call("HSET", batch_key, "total", ARGV[2])
 call("PEXPIRE", batch_key, 7 * DAY_MS)
 return complete_batch(ARGV[1], now_ms())

@@ -1,10 +1,10 @@
--- stats: one consistent view of the queue. Reads only.
+-- stats: one consistent view of the queue. Writes nothing of its own.
 --
 -- KEYS[1]  prefix
 -- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
 --           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), order,
 --           {tokens, busy_ms} of the pace (nil if nothing was settled), {scope, note, ...} of the pauses,
---           {reason, num_parked, ...}}
+--           {reason, num_parked, ...}, {name, type, ...} of the keys that were moved away for a wrong type}
 
 local wrong_format = format_error(false)
 if wrong_format then
@@ -30,6 +30,13 @@ local parked = {}
 for _, reason in ipairs(call("SMEMBERS", prefix .. "parked")) do
   parked[#parked + 1], parked[#parked + 2] = reason, call("ZCARD", prefix .. "parked:" .. reason)
 end
+local wrong_types = {}
+for _, name in ipairs(call("SMEMBERS", prefix .. "wrong_types")) do
+  local kind = call("TYPE", prefix .. "wrong_type:" .. name).ok
+  if kind ~= "none" then -- else it was deleted
+    wrong_types[#wrong_types + 1], wrong_types[#wrong_types + 2] = name, kind
+  end
+end
 return {
   now_ms(),
   call("HGETALL", prefix .. "stats"),
@@ -44,4 +51,5 @@ return {
   call("HMGET", prefix .. "pace", "tokens", "busy_ms"),
   call("HGETALL", prefix .. "pauses"),
   parked,
+  wrong_types,
 }

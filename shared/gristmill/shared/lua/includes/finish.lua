@@ -33,8 +33,12 @@ end
 -- the request has a record. Invariants 1 and 2: the request goes in the same step, and the first record wins.
 local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
   local result = terminal_record(id, header, status, outcome, time_ms)
-  if not call("SET", prefix .. "result:" .. id, result, "NX", "PX", ttl_ms) then
-    return false
+  local result_key = prefix .. "result:" .. id
+  if not call("SET", result_key, result, "NX", "PX", ttl_ms) then
+    if call("MGET", result_key)[1] then
+      return false
+    end
+    call("SET", result_key, result, "PX", ttl_ms) -- replaces a value of a wrong type
   end
   call("UNLINK", prefix .. "request:" .. id)
   ended[#ended + 1] = id
@@ -55,17 +59,18 @@ end
 
 writers[#writers + 1] = function(_, time_ms)
   for batch, of_batch in pairs(batch_counts) do
+    local batch_key = key_of("batch:" .. batch, "HLEN")
     for status, amount in pairs(of_batch) do
-      call("HINCRBY", prefix .. "batch:" .. batch, status, amount)
+      call("HINCRBY", batch_key, status, amount)
     end
-    call("PEXPIRE", prefix .. "batch:" .. batch, 7 * DAY_MS)
+    call("PEXPIRE", batch_key, 7 * DAY_MS)
     complete_batch(batch, time_ms)
   end
 end
 
 writers[#writers + 1] = function(ttl_ms)
   for client, ids in pairs(finished) do
-    local finished_key = prefix .. "finished:" .. client
+    local finished_key = key_of("finished:" .. client, "LLEN")
     for from = 1, #ids, MAX_UNPACKED do
       call("RPUSH", finished_key, unpack(ids, from, math.min(from + MAX_UNPACKED - 1, #ids)))
     end

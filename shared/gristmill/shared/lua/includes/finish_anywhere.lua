@@ -3,7 +3,7 @@
 -- Returns "running" if a worker held the request (beat tells the worker to abort), "queued" if it waited, or false
 -- if it was terminal already.
 local function finish_anywhere(id, status, message, ttl_ms, time_ms)
-  local record = call("GET", prefix .. "request:" .. id)
+  local record = stored_record(id)
   local header = record and header_of(record)
   local outcome = outcome_without_response(attempt_of(id), status, message)
   if not header or not finish(id, record, header, status, outcome, ttl_ms, time_ms) then
@@ -11,7 +11,7 @@ local function finish_anywhere(id, status, message, ttl_ms, time_ms)
   end
   local worker = disown(id, header.cost)
   if worker then
-    call("RPUSH", prefix .. "abort:" .. worker, id)
+    call("RPUSH", key_of("abort:" .. worker, "LLEN"), id)
     return "running"
   end
   call("ZREM", prefix .. "delayed", id)

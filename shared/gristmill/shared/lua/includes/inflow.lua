@@ -5,7 +5,7 @@ local MAX_PROMOTED, MAX_INBOX = 200, 16 -- ids and elements that one claim takes
 
 -- Put an id that waited elsewhere into its lane; one without a request is dropped.
 local function return_to_lane(id, is_at_front)
-  local record = call("GET", prefix .. "request:" .. id)
+  local record = stored_record(id)
   if record then
     local _, _, crashes = attempts_of(id)
     enqueue(id, header_of(record), crashes, is_at_front)

@@ -35,7 +35,7 @@ local function place_of(header, crashes)
 end
 
 local function place_key(lane, flow, kind)
-  return prefix .. kind .. ":" .. lane .. ":" .. flow
+  return key_of(kind .. ":" .. lane .. ":" .. flow, kind == "pending" and "LLEN" or "ZCARD")
 end
 
 local function place_keys(lane, flow)

@@ -14,7 +14,7 @@ local function required_facts(header)
 end
 
 local function parked_key(reason)
-  return prefix .. "parked:" .. reason
+  return key_of("parked:" .. reason, "ZCARD")
 end
 
 -- Forget an id that has ended, if it was parked.

@@ -27,6 +27,11 @@ local function unreadable_header()
     endpoint = "", facts = "", metadata = "", record = "\n" }
 end
 
+-- Return the record of an id, or false. MGET reads a value of a wrong type as nothing, where GET would fail.
+local function stored_record(id)
+  return call("MGET", prefix .. "request:" .. id)[1]
+end
+
 local function header_of(record)
   local enqueued_ms, deadline_ms, tenant, priority, digest, batch, prompt_tokens, max_tokens, max_attempts, reply,
     endpoint, facts, metadata = string.match(record, HEADER)

@@ -45,6 +45,8 @@
 --                                    estimate them); the other fields only grow
 --   pace                     HASH    tokens that acks ended in busy_ms, by the headers; since_ms: when that was last added
 --                                    up, or when the queue began to work
+--   wrong_types              SET     names of keys that had a wrong type and were moved away
+--   wrong_type:<name>        ANY     such a key, with a TTL
 --   tenant_load              HASH    "tenant|requests", "tenant|bytes" of what is not terminal; no field is 0
 --
 -- Header of request:<id>, version 1, fields separated by "|":

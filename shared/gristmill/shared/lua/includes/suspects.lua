@@ -2,7 +2,7 @@
 
 -- Return what a worker holds, suspects first, and how many of it are suspects already.
 local function held_by(worker)
-  local held = call("HGETALL", prefix .. "in_flight:" .. worker)
+  local held = call("HGETALL", key_of("in_flight:" .. worker, "HLEN"))
   local suspects, others = {}, {}
   for start = 1, #held, 2 * MAX_UNPACKED do
     local ids = {}
@@ -51,7 +51,7 @@ local function give_back_as_suspects(worker, limit, evidence, ttl_ms, time_ms)
   end
   for i = num_moved, 1, -1 do -- backwards, so that the first is at the front of its lane
     local item = held[i]
-    local record = call("GET", prefix .. "request:" .. item.id)
+    local record = stored_record(item.id)
     local header = record and header_of(record)
     disown(item.id, header and header.cost or 0)
     if header and num_suspects == 1 and item.crashes > 0 then

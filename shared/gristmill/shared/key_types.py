@@ -1,0 +1,48 @@
+"""The type of each kind of key, and the words for a key that has another type.
+
+Redis fails a command on a key of a wrong type, and undoes nothing that a script did before. So each script first moves
+such keys away (`lua/includes/types.lua`). The audit also finds those that no script has used yet.
+"""
+
+from collections.abc import Mapping
+
+from gristmill.shared.keys import Keys
+
+_KINDS_OF_TYPE = {
+    "string": "format request result last_claim tenant file batch_lease",
+    "list": "inbox pending batches_done finished doorbell abort rate batch_parts steward_doorbell",
+    "set": "parked wrong_types tenants batches_open",
+    "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers delayed deadlines dead_letters"
+    " files files_expiring batches batches_due",
+    "hash": "scheduling pauses virtual_time tenant_weights tenant_output_shares prefix_groups admitting attempts owner"
+    " worker in_flight dead_letter_info batch times stats pace tenant_load api_keys batch_record",
+}
+
+TYPES: Mapping[str, str] = {
+    kind: name for name, kinds in _KINDS_OF_TYPE.items() for kind in kinds.split()
+}
+"""First word of a key -> the type that Redis must say of it; `parked_for` stands for `parked:<reason>`."""
+
+
+def type_of(kind: str, name: str) -> str | None:
+    """Return the type that a key must have; None if this version does not know its first word.
+
+    Args:
+        kind: First word of the key, as `Keys.parse` returns it.
+        name: The rest of the key.
+    """
+    return TYPES.get("parked_for" if kind == "parked" and name else kind)
+
+
+def moved_in_words(keys: Keys, wrong_types: Mapping[str, str]) -> str:
+    """Return what happened to keys of a wrong type and what to do; empty if there are none.
+
+    Args:
+        keys: The keys of the queue.
+        wrong_types: Name of a key -> the type that it had; see `Stats`.
+    """
+    return "; ".join(
+        f"{keys.of_kind(name, '')} was a {kind}, a wrong type, and is now {keys.wrong_type(name)}: find out who writes to"
+        " this queue's keys (docs/operations.md, Rights), then delete it"
+        for name, kind in sorted(wrong_types.items())
+    )

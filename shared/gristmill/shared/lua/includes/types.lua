@@ -1,0 +1,47 @@
+-- types: move keys of a wrong type away before a script changes anything, since Redis undoes nothing when a command fails.
+--
+-- A key whose type is not the schema's is no data of the queue: somebody else wrote it. It is renamed to
+-- wrong_type:<name>, and the SET wrong_types names it; both live for 7 days.
+
+local MAX_WRONG_TYPES = 1000 -- keys kept; what is wrong beyond them is deleted
+local FIXED_NAMES = { -- command that counts the elements of a type -> names of the keys that every queue may have
+  LLEN = { "inbox", "batches_done", "doorbell" },
+  SCARD = { "wrong_types", "parked" },
+  ZCARD = { "flows:suspect", "flows:high", "flows:normal", "flows:low", "debt:suspect", "debt:high", "debt:normal",
+    "debt:low", "workers", "delayed", "deadlines", "dead_letters" },
+  HLEN = { "scheduling", "pauses", "virtual_time", "tenant_weights", "tenant_output_shares", "prefix_groups", "attempts",
+    "owner", "dead_letter_info", "times", "stats", "pace", "tenant_load" },
+}
+
+local checked_names = {} -- name -> true
+
+local function move_away(name)
+  local index_key, kept_key = prefix .. "wrong_types", prefix .. "wrong_type:" .. name
+  if name == "wrong_types" or call("SCARD", index_key) >= MAX_WRONG_TYPES then
+    call("UNLINK", prefix .. name)
+    return
+  end
+  call("RENAME", prefix .. name, kept_key)
+  call("PEXPIRE", kept_key, 7 * DAY_MS)
+  call("SADD", index_key, name)
+  call("PEXPIRE", index_key, 7 * DAY_MS)
+end
+
+-- Return the key of a name; a value of a wrong type is moved away. `counting` is the command that counts the elements
+-- of the right type. STRINGs need no check: MGET reads another type as nothing, and SET replaces it.
+local function key_of(name, counting)
+  if not checked_names[name] then
+    checked_names[name] = true
+    local reply = redis.pcall(counting, prefix .. name)
+    if type(reply) == "table" and string.find(reply.err, "WRONGTYPE", 1, true) then
+      move_away(name)
+    end
+  end
+  return prefix .. name
+end
+
+for counting, names in pairs(FIXED_NAMES) do
+  for _, name in ipairs(names) do
+    key_of(name, counting)
+  end
+end
