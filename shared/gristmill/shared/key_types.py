@@ -13,7 +13,7 @@ _KINDS_OF_TYPE = {
     "list": "inbox pending batches_done finished doorbell abort rate batch_parts steward_doorbell",
     "set": "parked wrong_types tenants batches_open",
     "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers delayed deadlines dead_letters"
-    " files files_expiring batches batches_due",
+    " files files_expiring batches batches_due steward_time",
     "hash": "scheduling pauses virtual_time tenant_weights tenant_output_shares prefix_groups admitting attempts owner"
     " worker in_flight dead_letter_info batch times stats pace tenant_load api_keys batch_record",
 }
