@@ -209,7 +209,7 @@ def _running_sentinel(binary: Path | None, primary: int, quorum: int) -> Iterato
         )
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
-            while not _answers(port):
+            while not answers(port):
                 assert time.monotonic() < deadline, "the sentinel did not start"
                 time.sleep(0.01)
             yield port
@@ -218,7 +218,8 @@ def _running_sentinel(binary: Path | None, primary: int, quorum: int) -> Iterato
             process.wait()
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Return whether the server on a port answers a PING."""
     try:
         return ask(port, "PING").startswith("+PONG")
     except OSError:

@@ -1,14 +1,19 @@
 """What the manifests, the Compose file and the images must agree on, with each other and with the settings."""
 
+import os
 import re
 import shutil
+import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from servers import answers
 
+from gristmill.local.processes import free_port
 from gristmill.local.redis_server import running_server
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.steward.settings import StewardSettings
@@ -213,6 +218,45 @@ def test_the_queue_is_full_before_redis_is() -> None:
         COMPOSE["services"]["worker"]["environment"]["GRISTMILL_MAX_BYTES"]
         == CONFIG["GRISTMILL_MAX_BYTES"]
     )
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not the loopback address; skip without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has only a loopback address")
+        address: str = probe.getsockname()[0]
+    return address
+
+
+@pytest.mark.parametrize(("mode", "is_ready"), [("no", True), ("yes", False)])
+def test_probe_of_redis_notices_that_other_pods_are_refused(
+    mode: str, is_ready: bool, redis_server: Path, tmp_path: Path
+) -> None:
+    assert redis_options()["protected-mode"] == "no"
+    (container,) = BASE["StatefulSet", "redis"]["spec"]["template"]["spec"]["containers"]
+    shell, option, script = container["readinessProbe"]["exec"]["command"]
+    port = free_port()
+    settings = (ROOT / "k8s/base/redis.conf").read_text().replace("/data", str(tmp_path))
+    (tmp_path / "redis.conf").write_text(settings)
+    options = ["--protected-mode", mode, "--port", str(port)]
+    server = subprocess.Popen(
+        [redis_server, tmp_path / "redis.conf", *options], stdout=subprocess.DEVNULL
+    )
+    try:
+        while not answers(port):
+            assert server.poll() is None
+            time.sleep(0.01)
+        script = script.replace("redis-cli", f"redis-cli -p {port}")
+        probed = subprocess.run(
+            [shell, option, script], env={**os.environ, "POD_IP": own_address()}, check=False
+        )
+    finally:
+        server.terminate()
+        server.wait()
+    assert (probed.returncode == 0) is is_ready
 
 
 async def test_redis_takes_our_configuration() -> None:
