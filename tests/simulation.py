@@ -44,7 +44,7 @@ class SimulatedWorker:
     last_end: int = 0
 
     def __post_init__(self) -> None:
-        self._admission = Admission(self.capacity, self._stats)
+        self._admission = Admission(self.capacity, self._stats, 2**30)
         self._demand = Demand()
         self._claimed: dict[Running, Claimed] = {}
         self._leave: dict[Running, Callable[[], None]] = {}

@@ -37,8 +37,8 @@ from gristmill.shared.redis_url import parse
 from gristmill.shared.request_json import request_from_json
 from gristmill.shared.results import Result
 from gristmill.shared.scripts import VERBS, script_source
-from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tenant_data import TenantData
+from gristmill.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "protocol.md").read_text()
@@ -144,7 +144,7 @@ def test_every_verb_and_every_key_is_described() -> None:
 
 
 def test_limits_are_those_of_the_settings() -> None:
-    fields = QueueSettings.model_fields
+    fields = WorkerSettings.model_fields
     for name in re.findall(r"`GRISTMILL_(\w+)`", TEXT):
         assert name.lower() in fields
     assert Limits().max_depth == 1_000_000

@@ -108,6 +108,40 @@ async def test_token_budget_ends_a_claim_but_the_first_request_fits(queue: Queue
     assert await audit(queue) == []
 
 
+LARGE = b'{"prompt":"' + b"x" * 300_000 + b'"}'
+
+
+async def test_bytes_end_a_claim_but_the_first_request_fits(queue: Queue) -> None:
+    """The order stays, and small requests do not pass a large one."""
+    bodies = {f"{n}": b"{}" if n in (0, 4) else LARGE for n in range(6)}
+    await queue.submit([a_request(name, body=body) for name, body in bodies.items()])
+    worker, taken = await open_worker(queue), []
+    while items := await claim(queue, worker, max_bytes=700_000):
+        taken.append([item.id for item in items])
+    assert taken == [["0", "1", "2"], ["3", "4", "5"]]
+    await queue.submit([a_request("large", body=LARGE), a_request("next", body=LARGE)])
+    assert [item.id for item in await claim(queue, worker, max_bytes=1)] == ["large"]
+    assert [item.id for item in await claim(queue, worker, max_bytes=1)] == ["next"]
+
+
+async def test_a_full_claim_reads_no_record_that_it_may_not_take(queue: Queue) -> None:
+    await queue.submit([a_request(body=LARGE, tenant=f"t{n % 3}") for n in range(40)])
+    worker = await open_worker(queue)
+    assert len(await claim(queue, worker, max_bytes=1_000_000)) == 3
+    assert (await counters(queue))["large"] == 40
+    assert await audit(queue) == []
+
+
+async def test_large_requests_are_counted_until_they_end(queue: Queue) -> None:
+    await queue.submit([a_request(name, body=LARGE) for name in "abc"])
+    worker = await open_worker(queue)
+    await queue.cancel(["b"])
+    items = await claim(queue, worker, 1)
+    assert (await counters(queue))["large"] == 2
+    await succeed(queue, worker, items + await claim(queue, worker))
+    assert "large" not in await counters(queue)
+
+
 async def test_empty_claim_leaves_counters_alone(queue: Queue) -> None:
     """An early draft wrote "-0" into a counter here."""
     worker = await open_worker(queue)

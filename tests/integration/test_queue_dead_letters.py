@@ -7,7 +7,7 @@ from gristmill.shared.connection import AnyRedis
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 
-MAX_DEAD_LETTERS = 100_000
+MAX_DEAD_LETTERS, MAX_DEAD_LETTER_BYTES = 100_000, 256 * 2**20
 
 
 async def die_of(queue: Queue, *ids: str, **fields: object) -> None:
@@ -79,6 +79,38 @@ async def test_oldest_dead_letters_go_when_there_are_too_many(queue: Queue) -> N
     assert await queue.redis.zcard(queue.keys.dead_letters) == MAX_DEAD_LETTERS
     assert await queue.redis.hexists(queue.keys.dead_letter_info, "old-0") is False
     assert await queue.redis.hlen(queue.keys.dead_letter_info) == MAX_DEAD_LETTERS
+
+
+async def letter_bytes(queue: Queue) -> tuple[int, int]:
+    """Return the counter, and the bytes that are there."""
+    sizes = [len(blob) for blob in await queue.redis.hvals(queue.keys.dead_letter_info)]
+    return (await counters(queue)).get("dead_letter_bytes", 0), sum(sizes)
+
+
+async def test_oldest_dead_letters_go_when_they_have_too_many_bytes(queue: Queue) -> None:
+    await die_of(queue, "a", "b", "c")
+    counted, there = await letter_bytes(queue)
+    assert counted == there
+    await queue.redis.hset(queue.keys.stats, "dead_letter_bytes", MAX_DEAD_LETTER_BYTES)
+    await die_of(queue, "d")
+    assert {letter.id for letter in await queue.dead_letters.newest()} == {"b", "c", "d"}
+    assert (await letter_bytes(queue))[0] == MAX_DEAD_LETTER_BYTES
+
+
+async def test_bytes_of_dead_letters_are_counted_whatever_removes_them(
+    redis: AnyRedis, queue: Queue
+) -> None:
+    await die_of(queue, "a", "b", "c", "d")
+    await queue.dead_letters.purge(["a", "unknown"])
+    await queue.dead_letters.requeue("b", "new")
+    await redis.zadd(queue.keys.dead_letters, {"c": 1})
+    await queue.expire()
+    counted, there = await letter_bytes(queue)
+    assert counted == there > 0
+    await redis.hset(queue.keys.stats, "dead_letter_bytes", 2 * MAX_DEAD_LETTER_BYTES)
+    await die_of(queue, "e")  # an older script that counts nothing has removed letters
+    counted, there = await letter_bytes(queue)
+    assert counted == there > 0
 
 
 async def test_purge_deletes_letters_and_leaves_results(queue: Queue) -> None:

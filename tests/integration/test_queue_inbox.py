@@ -1,5 +1,7 @@
 """The inbox: plain JSON that anybody may RPUSH becomes a request exactly once, or a dead letter."""
 
+from hashlib import sha1
+
 from queues import (
     BODY,
     a_request,
@@ -23,6 +25,11 @@ async def push(queue: Queue, *elements: bytes) -> None:
     await queue.redis.rpush(queue.keys.inbox, *elements)
 
 
+async def admit_all(queue: Queue, worker: str, elements: list[tuple[str, bytes]]) -> None:
+    for token, element in elements:
+        await queue.admit(worker, token, a_request(f"inbox-{token}", body=element))
+
+
 async def taken(queue: Queue, worker: str) -> list[tuple[str, bytes]]:
     return list((await queue.claim(worker, "look", 1)).inbox)
 
@@ -31,9 +38,53 @@ async def test_claim_returns_what_lies_in_the_inbox_oldest_first(queue: Queue) -
     elements = [b'{"prompt":"%d %s"}' % (i, b"x" * 100) for i in range(40)]
     await push(queue, *elements)
     worker = await open_worker(queue)
-    assert [element for _, element in await taken(queue, worker)] == elements[:16]
-    assert [element for _, element in await taken(queue, worker)] == elements[:32]
+    found = await taken(queue, worker)
+    assert [element for _, element in found] == elements[:16]
+    assert await taken(queue, worker) == found  # it must admit these first
+    await admit_all(queue, worker, found)
+    assert [element for _, element in await taken(queue, worker)] == elements[16:32]
     assert (await queue.stats()).num_inbox == 8
+
+
+async def test_claim_takes_no_more_elements_than_a_few_megabytes(queue: Queue) -> None:
+    elements = [b"%d%s" % (i, b"x" * 17 * 2**20) for i in range(3)]
+    for element in elements:
+        await push(queue, element)
+    worker = await open_worker(queue)
+    found = await taken(queue, worker)
+    assert [element[:1] for _, element in found] == [b"0", b"1"]
+    assert (await queue.stats()).num_inbox == 1
+
+
+async def test_oversize_element_becomes_a_dead_letter_before_any_worker_has_it(
+    redis: AnyRedis, queue: Queue
+) -> None:
+    small = Queue(redis, queue.keys.queue, Limits(max_request_bytes=2**20))
+    element = b'{"prompt":"' + b"x" * 2_200_000 + b'"}'
+    await push(small, element, BODY)
+    worker = await open_worker(small)
+    assert await taken(small, worker) == [("2", BODY)]
+    letter = await small.dead_letters.get("inbox-1")
+    assert letter is not None
+    assert (letter.reason, letter.record) == ("too_large", element[:65_536])
+    assert letter.evidence == {
+        "num_bytes": len(element),
+        "num_kept_bytes": 65_536,
+        "sha1": sha1(element).hexdigest(),  # noqa: S324  # what Redis offers
+        "max_bytes": 2 * 2**20 + 65_536,
+    }
+    assert await audit(small) == []
+
+
+async def test_large_garbage_keeps_its_beginning_and_its_evidence(queue: Queue) -> None:
+    await push(queue, b"{" * 1_100_000)
+    worker = await open_worker(queue)
+    ((token, _),) = await taken(queue, worker)
+    await queue.admit_garbage(worker, token, "inbox-1", {"error": "it is not JSON"})
+    letter = await queue.dead_letters.get("inbox-1")
+    assert letter is not None
+    assert letter.record == b"{" * 65_536
+    assert (letter.evidence["error"], letter.evidence["num_bytes"]) == ("it is not JSON", 1_100_000)
 
 
 async def test_element_is_admitted_exactly_once(queue: Queue) -> None:
@@ -66,12 +117,54 @@ async def test_element_stays_in_the_inbox_while_the_queue_is_at_its_caps(
     assert len(await taken(small, worker)) == 1
 
 
-async def test_elements_of_a_dead_worker_return_to_the_front_in_order(queue: Queue) -> None:
-    elements = [b'{"prompt":"%d %s"}' % (i, b"x" * 100) for i in range(18)]
-    await push(queue, *elements)
+async def test_elements_of_a_dead_worker_are_taken_one_by_one_and_before_the_others(
+    queue: Queue,
+) -> None:
+    elements = [b'{"prompt":"%d %s"}' % (i, b"x" * 100) for i in range(4)]
+    await push(queue, *elements[:3])
     await taken(queue, await open_worker(queue, "w1"))
     await die(queue, "w1")
-    assert await queue.redis.lrange(queue.keys.inbox, 0, -1) == elements
+    await push(queue, elements[3])
+    worker, order = await open_worker(queue), list[list[bytes]]()
+    while found := list((await queue.claim(worker, f"n{len(order)}", 0)).inbox):
+        order.append([element for _, element in found])
+        await admit_all(queue, worker, found)
+    assert order == [[element] for element in elements]
+    assert await audit(queue) == []
+
+
+async def test_element_that_kills_its_worker_again_alone_becomes_a_dead_letter(
+    queue: Queue,
+) -> None:
+    poison, innocent = b'{"prompt":"poison"}', b'{"prompt":"innocent"}'
+    await push(queue, innocent, poison)
+    for name in ("w1", "w2"):
+        for token, element in await taken(queue, await open_worker(queue, name)):
+            if element == poison:
+                break
+            await queue.admit(name, token, a_request("innocent"))
+        await die(queue, name)
+    (letter,) = await queue.dead_letters.newest()
+    assert (letter.reason, letter.crashes, letter.record) == ("engine_killed", 2, poison)
+    assert letter.evidence["worker"] == "w2"
+    assert (await queue.status(["innocent"]))[0][0] == "queued"
+    assert await taken(queue, await open_worker(queue)) == []
+    assert await audit(queue) == []
+
+
+async def test_element_that_was_with_a_dead_worker_and_a_suspect_never_meet(queue: Queue) -> None:
+    """A death with both would blame both."""
+    await queue.submit([a_request("suspect")])
+    await push(queue, BODY)
+    assert (await queue.claim(await open_worker(queue, "w1"), "n", 1)).inbox
+    await die(queue, "w1")
+    first = await queue.claim(await open_worker(queue, "w2"), "n", 9)
+    assert (len(first.inbox), len(first.claimed)) == (1, 0)
+    second = await queue.claim(await open_worker(queue, "w3"), "n", 9)
+    assert (len(second.inbox), [item.id for item in second.claimed]) == (0, ["suspect"])
+    await die(queue, "w2")
+    assert [letter.reason for letter in await queue.dead_letters.newest()] == ["engine_killed"]
+    assert await queue.status(["suspect"]) == [("running", "w3")]
 
 
 async def test_zombie_cannot_admit_what_went_back(queue: Queue) -> None:

@@ -97,6 +97,7 @@ class Worker:
     is_ended: bool = False
     remembers: list[Claimed] = field(default_factory=list)
     tokens: dict[str, bytes] = field(default_factory=dict)
+    suspect_token: str = ""  # of the last element that it got alone
     old_tokens: list[tuple[str, bytes]] = field(default_factory=list)
     abort: list[str] = field(default_factory=list)
 
@@ -149,6 +150,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.items: dict[str, Item] = {}
         self.workers: dict[str, Worker] = {}
         self.inbox: list[bytes] = []
+        self.inbox_suspects: list[bytes] = []
         self.dead: dict[str, Request] = {}
         self.counts: Counter[str] = Counter()
         self.batches: Counter[str] = Counter()
@@ -478,7 +480,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert not answer.claimed
             assert dict(answer.inbox) == self.workers[name].tokens
             return
-        self._take_inbox(self.workers[name], answer)
+        if self._take_inbox(self.workers[name], answer, has_suspects):
+            max_suspects = 0
         self._promote_due()
         self._check_permits(answer.claimed, lanes, understands)
         self._check_claim(answer.claimed, number, max_suspects, has_suspects)
@@ -490,12 +493,19 @@ class QueueMachine(RuleBasedStateMachine):
             self.items[item.id].delivery = item.delivery
         self.workers[name].remembers += answer.claimed
 
-    def _take_inbox(self, worker: Worker, answer: Claim) -> None:
-        for element in self.inbox[:MAX_INBOX]:
+    def _take_inbox(self, worker: Worker, answer: Claim, has_suspects: bool) -> bool:
+        """Return whether the worker has an element beside which it may take no suspect."""
+        may_take = not worker.tokens
+        takes_suspect = may_take and not has_suspects and bool(self.inbox_suspects)
+        source, most = (self.inbox_suspects, 1) if takes_suspect else (self.inbox, MAX_INBOX)
+        for element in source[: most if may_take else 0]:
             self.num_inbox_taken += 1
             worker.tokens[str(self.num_inbox_taken)] = element
-        del self.inbox[:MAX_INBOX]
+            source.remove(element)
+        if takes_suspect:
+            worker.suspect_token = str(self.num_inbox_taken)
         assert dict(answer.inbox) == worker.tokens
+        return takes_suspect or not may_take
 
     def _check_claim(
         self, claimed: Iterable[Claimed], number: int, max_suspects: int, has_suspects: bool
@@ -689,7 +699,10 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.run(self.queue.reap()) == {}
         for name in ended:
             worker = self.workers[name]
-            self.inbox[:0] = worker.tokens.values()
+            if list(worker.tokens) == [worker.suspect_token]:
+                self.counts["dead_lettered"] += 1
+            else:
+                self.inbox_suspects[:0] = worker.tokens.values()
             worker.old_tokens += worker.tokens.items()
             worker.tokens, worker.abort, worker.has_lease = {}, [], False
 
@@ -770,7 +783,7 @@ class QueueMachine(RuleBasedStateMachine):
         )
         counters = {name: stats.counters.get(name, 0) for name in expected}
         assert counters == dict(expected)
-        assert stats.num_inbox == len(self.inbox)
+        assert stats.num_inbox == len(self.inbox) + len(self.inbox_suspects)
         assert set(stats.workers) == set(self.leased())
 
     # -- the end ----------------------------------------------------------------------------------

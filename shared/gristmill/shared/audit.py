@@ -236,5 +236,6 @@ def _counted_in_snapshot(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
             sum(place.cost for place in places if place.holders),
         ),
         "bytes": (stats["bytes"], snapshot.num_bytes),
+        "large": (stats["large"], snapshot.num_large),
         "terminal": (num_terminal, max(num_terminal, num_results)),
     }

@@ -20,12 +20,13 @@ class DeadLetter:
 
     Attributes:
         id: The request's id; `inbox-<n>` for an element without one.
-        reason: attempts_exhausted, engine_killed, unreadable or id_conflict.
+        reason: attempts_exhausted, engine_killed, unreadable, too_large or id_conflict.
         at_ms: Redis time in ms at which it became a dead letter.
         attempt: Number of its last attempt.
         crashes: Engine deaths that it saw.
         evidence: Facts about its end: an error, or the worker and engine that died.
-        record: Bytes of the request's record or of the element.
+        record: Bytes of the request's record or of the element. A refused element above 1 MiB has only
+            its beginning here; its evidence has `num_bytes` and `sha1` of the whole.
     """
 
     id: str

@@ -127,6 +127,11 @@ class Keys:
         return f"{self.prefix}inbox"
 
     @property
+    def inbox_suspects(self) -> str:
+        """LIST of elements that a worker had not admitted when it died."""
+        return f"{self.prefix}inbox_suspects"
+
+    @property
     def doorbell(self) -> str:
         """LIST of a few tokens that wake idle workers."""
         return f"{self.prefix}doorbell"

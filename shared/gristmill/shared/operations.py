@@ -20,6 +20,9 @@ IDS_A_CALL = 500
 MAX_CLAIM = 128
 """Most requests in one claim or one release; this keeps the script short."""
 
+MAX_CLAIM_BYTES = 32 * 2**20
+"""Most bytes of the records in one claim; a larger record comes alone."""
+
 SubmitCode = Literal["accepted", "queued", "done", "conflict"]
 State = Literal["queued", "delayed", "running", "done", "unknown"]
 
@@ -31,6 +34,7 @@ class Limits:
     Attributes:
         max_depth: Requests in the queue, waiting or in flight.
         max_bytes: Bytes of their records.
+        max_request_bytes: Bytes of one body; inbox elements have a limit that follows from it.
         result_ttl_ms: Milliseconds for which Redis keeps a terminal record.
         dead_letter_ttl_ms: Milliseconds for which Redis keeps a dead letter.
         lease_ms: Milliseconds without a heartbeat after which other workers may get a worker's
@@ -40,6 +44,7 @@ class Limits:
 
     max_depth: int = 1_000_000
     max_bytes: int = 8 * 2**30
+    max_request_bytes: int = 32 * 2**20
     result_ttl_ms: int = 24 * 3600 * 1000
     dead_letter_ttl_ms: int = 7 * 24 * 3600 * 1000
     lease_ms: int = 15_000

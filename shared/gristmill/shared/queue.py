@@ -17,6 +17,7 @@ from gristmill.shared.errors import LeaseLost, QueueFull
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import (
     ANY_LANE,
+    MAX_CLAIM_BYTES,
     ONE_SUSPECT,
     Beat,
     Claim,
@@ -35,6 +36,7 @@ from gristmill.shared.queue_pauses import Pauses
 from gristmill.shared.records import Claimed
 from gristmill.shared.replication import write_to_replicas
 from gristmill.shared.request import Request
+from gristmill.shared.request_json import max_element_bytes
 from gristmill.shared.results import Result
 from gristmill.shared.scripts import Scripts
 from gristmill.shared.tenant_shares import TenantShares
@@ -180,6 +182,7 @@ class Queue:
         max_requests: int,
         *,
         max_tokens: int = 2**53,
+        max_bytes: int = MAX_CLAIM_BYTES,
         suspects: SuspectRoom = ONE_SUSPECT,
         ms_per_token: float = 0,
         lanes: LaneRoom = ANY_LANE,
@@ -193,6 +196,7 @@ class Queue:
                 same.
             max_requests: Most requests to take, up to 128.
             max_tokens: Most estimated tokens of the whole claim; the first request always fits.
+            max_bytes: Most bytes of the claimed records; the first request always fits.
             suspects: Limit on the suspects that the claim may take.
             ms_per_token: Milliseconds between two tokens of one request on this worker's engine, 0
                 if unknown. The order `deadline` uses it to find deadlines that cannot be met.
@@ -207,6 +211,7 @@ class Queue:
             "claim", worker, nonce, max_requests, max_tokens, suspects.max_new, int(suspects.holds_some),
             self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms, ms_per_token,
             ",".join(understands), *("" if room is None else room for room in lanes),
+            max_bytes, max_element_bytes(self.limits.max_request_bytes),
         )  # fmt: skip
         if reply[0] == b"LOST":
             raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}", worker)
@@ -219,7 +224,7 @@ class Queue:
     async def admit_garbage(
         self, worker: str, token: str, dead_id: str, evidence: Mapping[str, Any]
     ) -> str:
-        """Turn an unreadable inbox element into a dead letter with its bytes."""
+        """Turn an unreadable inbox element into a dead letter; one above 1 MiB keeps its beginning."""
         return await self._admit(worker, token, "garbage", dead_id, orjson.dumps(evidence))
 
     async def _admit(self, worker: str, token: str, *values: str | float | bytes) -> str:

@@ -22,7 +22,7 @@ _WAITING = ("lanes", "tenants", "enqueue")
 INCLUDES: dict[str, tuple[str, ...]] = {
     "submit": (*_CORE, "format", "records", "doorbell", *_WAITING, "accept"),
     "admit": (*_CORE, "records", "doorbell", *_WAITING, "dead_letters", "accept"),
-    "requeue": (*_CORE, "records", "doorbell", *_WAITING, "accept"),
+    "requeue": (*_CORE, "records", "doorbell", *_WAITING, "dead_letters", "accept"),
     "claim": (
         *_CORE, "records", "deliveries", "doorbell", *_WAITING, *_FINISHING, "dead_letters",
         "inflow", "parking", "claim_parking", "popping", "virtual_time", "taking", "misplaced",
@@ -45,6 +45,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     ),
     "expire": (
         *_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
+        "dead_letters",
     ),
     "register": ("schema", "types", "format", "lanes", "leases"),
     "beat": ("schema", "types", "leases"),
@@ -52,7 +53,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "seal": ("schema", "types", "batches"),
     "pause": ("schema", "types"),
     "resume": ("schema", "types", "doorbell"),
-    "purge": ("schema",),
+    "purge": ("schema", "counters", "dead_letters"),
     "clear_lanes": ("schema", "types", "lanes"),
     "status": ("schema", "deliveries"),
     "stats": ("schema", "types", "format", "lanes"),

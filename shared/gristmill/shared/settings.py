@@ -158,6 +158,7 @@ class QueueSettings(BaseSettings):
         return Limits(
             max_depth=self.max_depth,
             max_bytes=self.max_bytes,
+            max_request_bytes=self.max_request_bytes,
             result_ttl_ms=self.result_ttl_s * 1000,
             dead_letter_ttl_ms=self.dead_letter_ttl_s * 1000,
             lease_ms=int(self.lease_s * 1000),

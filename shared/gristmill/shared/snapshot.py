@@ -20,6 +20,9 @@ CHUNK = 500
 HEADER_BYTES = 4096
 """Bytes that cover the longest header of a record; a body may have megabytes."""
 
+LARGE_BYTES = 256 * 1024
+"""Bytes above which a record is counted as large (`lua/includes/counters.lua`)."""
+
 
 @dataclass(slots=True)
 class Place:
@@ -57,6 +60,7 @@ class Snapshot:
         wrong_types: Key -> the type that it has and the type that it must have, if they differ.
         places: Id -> the places in which it was seen.
         num_bytes: Bytes of all requests.
+        num_large: Requests of more than `LARGE_BYTES`.
     """
 
     stats_before: Mapping[str, int] = field(default_factory=dict)
@@ -65,6 +69,7 @@ class Snapshot:
     places: dict[str, Place] = field(default_factory=dict)
     wrong_types: dict[str, tuple[str, str]] = field(default_factory=dict)
     num_bytes: int = 0
+    num_large: int = 0
 
     @property
     def is_at_rest(self) -> bool:
@@ -180,6 +185,7 @@ async def _read_records(queue: Queue, snapshot: Snapshot) -> None:
         sizes = await read_together(queue, *(("STRLEN", key) for key in keys))
         headers = await read_together(queue, *(("GETRANGE", key, 0, HEADER_BYTES) for key in keys))
         snapshot.num_bytes += sum(sizes)
+        snapshot.num_large += sum(size > LARGE_BYTES for size in sizes)
         for name, header in zip(names, headers, strict=True):
             place = snapshot.place(name)
             place.has_request, place.cost = True, cost_of(header)

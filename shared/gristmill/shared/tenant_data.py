@@ -72,8 +72,9 @@ class TenantData:
         An inbox element becomes a request. A cancelled request becomes a result and leaves a tombstone in its lane.
         """
         return [
-            DataKind("inbox elements", self._inbox, self._drop_elements),
+            self._elements_in("inbox elements", self._keys.inbox),
             DataKind("inbox elements that workers took", self._admitting, self._drop_admitting),
+            self._elements_in("inbox elements of dead workers", self._keys.inbox_suspects),
             DataKind("requests", self._requests, self._cancel),
             DataKind("results", self._results, self._drop_results),
             DataKind("dead letters", self._dead_letters, self._queue.dead_letters.purge),
@@ -84,18 +85,23 @@ class TenantData:
 
     # --- inbox
 
-    async def _inbox(self) -> AsyncIterator[list[bytes]]:
-        """Yield elements from the end of the list on: a removed one then moves none that is still to be read."""
-        self.unattributed["inbox elements"] = 0
-        length: int = await self._redis.llen(self._keys.inbox)
-        for end in range(length, 0, -ELEMENTS_A_CALL):
-            start = max(0, end - ELEMENTS_A_CALL)
-            found = await self._redis.lrange(self._keys.inbox, start, end - 1)
-            if mine := [each for each in found if self._is_mine(each, "inbox elements")]:
-                yield mine
+    def _elements_in(self, kind: str, key: str) -> DataKind:
+        """Return the elements of a LIST as a kind of data."""
 
-    async def _drop_elements(self, elements: Sequence[bytes]) -> int:
-        return sum([await self._redis.lrem(self._keys.inbox, -1, each) for each in elements])
+        async def find() -> AsyncIterator[list[bytes]]:
+            """Yield elements from the end of the list on: a removed one then moves none that is still to be read."""
+            self.unattributed[kind] = 0
+            length: int = await self._redis.llen(key)
+            for end in range(length, 0, -ELEMENTS_A_CALL):
+                start = max(0, end - ELEMENTS_A_CALL)
+                found = await self._redis.lrange(key, start, end - 1)
+                if mine := [each for each in found if self._is_mine(each, kind)]:
+                    yield mine
+
+        async def remove(elements: Sequence[bytes]) -> int:
+            return sum([await self._redis.lrem(key, -1, each) for each in elements])
+
+        return DataKind(kind, find, remove)
 
     async def _admitting(self) -> AsyncIterator[list[tuple[str, bytes]]]:
         async for workers in scan_names(self._queue, "admitting"):

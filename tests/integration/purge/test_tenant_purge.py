@@ -286,8 +286,11 @@ async def test_element_without_a_tenant_is_of_the_tenant_default(
 ) -> None:
     other = orjson.dumps({"body": {"prompt": "x"}, "tenant": "b"})
     await queue.redis.rpush(queue.keys.inbox, *[b'{"prompt":"x"}', other] * 50)
-    assert (await purged(batches, "default")).removed == {"inbox elements": 50}
+    await queue.redis.rpush(queue.keys.inbox_suspects, b'{"prompt":"x"}', other)
+    removed = {"inbox elements": 50, "inbox elements of dead workers": 1}
+    assert (await purged(batches, "default")).removed == removed
     assert await queue.redis.lrange(queue.keys.inbox, 0, -1) == [other] * 50
+    assert await queue.redis.lrange(queue.keys.inbox_suspects, 0, -1) == [other]
 
 
 async def test_many_are_removed_in_chunks(batches: Batches, queue: Queue) -> None:
@@ -322,7 +325,7 @@ async def test_name_that_no_tenant_can_have_is_refused(batches: Batches) -> None
 
 
 HANDLED = {
-    "inbox", "admitting", "request", "attempts", "delayed", "deadlines", "owner", "in_flight", "result", "dead_letters",
+    "inbox", "inbox_suspects", "admitting", "request", "attempts", "delayed", "deadlines", "owner", "in_flight", "result", "dead_letters",
     "dead_letter_info", "pending", "pending_sjf", "pending_deadline", "pending_prefix", "parked", "flows", "debt",
     "tenant_weights", "tenant_output_shares", "prefix_groups", "tenant_load", "batch_record", "batch_parts",
     "batch_lease", "batches", "batches_open", "batches_due", "steward_time", "file", "files", "files_expiring",

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from gristmill.shared.records import Record
 from gristmill.shared.request import Request
 from gristmill.worker.admission.room import (
-    NO_ROOM,
     UNBOUNDED,
     Admission,
     Capacity,
@@ -22,15 +21,16 @@ from gristmill.worker.admission.room import (
 from gristmill.worker.engine.interface import EngineStats, Response
 
 CAPACITY = Capacity(max_in_flight=110, max_num_seqs=100, kv_cache_tokens=10_000)
+MAX_BYTES = 1000
 DEEP = Demand(num_queued=100_000, num_workers=1)
 
 CAPACITIES = st.builds(Capacity, st.integers(1, 5000), st.integers(1, 4096), st.integers(0, 10**6))
 DEMANDS = st.builds(Demand, st.integers(0, 10**7), st.integers(0, 1000))
 
 
-def record(prompt_tokens: int, max_tokens: int) -> Record:
+def record(prompt_tokens: int, max_tokens: int, body: bytes = b"{}") -> Record:
     header = f"1|0|0|default|normal|d||{prompt_tokens}|{max_tokens}|3||/v1/completions|||"
-    return Record.parse(header.encode() + b"\n\n{}")
+    return Record.parse(header.encode() + b"\n\n" + body)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ class Engine:
 
 def admission(capacity: Capacity = CAPACITY) -> tuple[Admission, Engine]:
     engine = Engine()
-    return Admission(capacity, lambda: engine.stats), engine
+    return Admission(capacity, lambda: engine.stats, MAX_BYTES), engine
 
 
 def answered(prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Response:
@@ -122,7 +122,19 @@ def test_nothing_is_claimed_that_does_not_fit() -> None:
         account.enter(record(100, 400))
     assert account.room([], DEEP).num_tokens == 500
     account.enter(record(100, 400))
-    assert account.room([], DEEP) == NO_ROOM
+    assert account.room([], DEEP)[:2] == (0, 0)
+
+
+def test_bodies_in_the_engine_and_gathered_take_the_workers_memory() -> None:
+    account, _ = admission()
+    large = record(1, 1, b"x" * 400)
+    leave = account.enter(large)
+    assert account.room([large], DEEP).num_bytes == MAX_BYTES - 800
+    assert (
+        account.room([large] * 2, DEEP).num_bytes == 0
+    )  # one more always fits, so the sum may exceed the limit
+    leave()
+    assert account.room([], DEEP).num_bytes == MAX_BYTES
 
 
 def test_what_will_have_ended_makes_room_for_what_is_still_short() -> None:
@@ -166,17 +178,17 @@ def test_engine_that_tells_no_cache_is_fed_by_counts_alone() -> None:
     """Such an engine is a server behind a URL."""
     account, _ = admission(Capacity(max_in_flight=10, max_num_seqs=256))
     leaves = [account.enter(record(10**6, 10**6)) for _ in range(9)]
-    assert account.room([], Demand(1, 1)) == (1, UNBOUNDED)
+    assert account.room([], Demand(1, 1))[:2] == (1, UNBOUNDED)
     account.learn(record(1, 1), answered(1, 1))
     leaves[0]()
-    assert account.room([], Demand(1, 1)) == (2, UNBOUNDED)
+    assert account.room([], Demand(1, 1))[:2] == (2, UNBOUNDED)
 
 
 def test_header_out_of_all_proportion_counts_as_a_full_cache() -> None:
     account, _ = admission()
     account.learn(record(1, 10**15), answered(1, 1))
     leave = account.enter(record(1, 10**15))
-    assert account.room([], DEEP) == NO_ROOM
+    assert account.room([], DEEP)[:2] == (0, 0)
     leave()
     assert account.room([], DEEP).num_requests == 110
 

@@ -52,7 +52,7 @@ def test_claim_follows_queue_and_engine(
     policy: BatchPolicy, running: int, gathered: int, room: int, demand: Demand, expected: int
 ) -> None:
     size = claim_size(
-        policy, running=running, gathered=gathered, room=Room(room, 2**40), demand=demand
+        policy, running=running, gathered=gathered, room=Room(room, 2**40, 1), demand=demand
     )
     assert size == expected
 
@@ -62,7 +62,7 @@ def test_claim_follows_queue_and_engine(
     size=st.integers(1, 4096),
     running=st.integers(0, 5000),
     gathered=st.integers(0, 5000),
-    room=st.builds(Room, st.integers(0, 5000), st.integers(0, 2**40)),
+    room=st.builds(Room, st.integers(0, 5000), st.integers(0, 2**40), st.integers(0, 1)),
     demand=st.builds(Demand, st.integers(0, 10**6), st.integers(0, 1000)),
 )
 def test_claim_is_never_above_any_bound(
@@ -74,13 +74,15 @@ def test_claim_is_never_above_any_bound(
     assert gathered + got <= max(gathered, policy.gather_size)
     if kind == "continuous":
         assert got <= room.num_requests
-        assert got >= min(1, room.num_requests) or gathered >= size  # room is always used
+        has_room = room.num_requests and room.num_bytes
+        assert got > 0 or not has_room or gathered >= size  # room is always used
+    assert got == 0 or room.num_bytes
 
 
 def test_barrier_takes_tokens_as_told_and_continuous_as_there_is_room() -> None:
-    assert claim_tokens(CONTINUOUS, Room(1, 50), 100) == 50
-    assert claim_tokens(CONTINUOUS, Room(1, 500), 100) == 100
-    assert claim_tokens(STATIC, Room(1, 50), 100) == 100
+    assert claim_tokens(CONTINUOUS, Room(1, 50, 1), 100) == 50
+    assert claim_tokens(CONTINUOUS, Room(1, 500, 1), 100) == 100
+    assert claim_tokens(STATIC, Room(1, 50, 1), 100) == 100
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,16 @@ def test_continuous_closes_when_the_engine_takes_no_more(
 ) -> None:
     reason = close_reason(policy, running=0, gathered=gathered, got=5, waited_s=0, has_room=False)
     assert reason == expected
+
+
+@pytest.mark.parametrize("policy", [CONTINUOUS, STATIC, BUCKETED])
+def test_full_memory_stops_claims_and_closes_the_batch(policy: BatchPolicy) -> None:
+    full = Room(1000, 2**40, 0)
+    assert claim_size(policy, running=0, gathered=3, room=full, demand=ALONE) == 0
+    reason = close_reason(
+        policy, running=0, gathered=3, got=3, waited_s=0, has_room=True, has_bytes=False
+    )
+    assert reason == "no_room"
 
 
 def claimed(request_id: str, max_tokens: int) -> Claimed:

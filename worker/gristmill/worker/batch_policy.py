@@ -34,7 +34,7 @@ CloseReason = Literal["full", "no_room", "joined", "timeout", "drained", "stoppi
 """Why a batch closes.
 
 - full: it is as large as it may be.
-- no_room: the engine has no room for more requests.
+- no_room: the engine or the worker's memory has no room for more requests.
 - joined: the engine has room, so the batch need not wait.
 - timeout: `timeout_s` has passed since its first request.
 - drained: `timeout_s` has passed, and the last claims found no more requests.
@@ -84,11 +84,13 @@ def claim_size(
         policy: The policy.
         running: Requests in the engine.
         gathered: Requests claimed and not started.
-        room: Room left in the engine after the running and gathered requests. A policy with a
-            barrier ignores it and claims only for an idle engine.
+        room: Room left after the running and gathered requests. A policy with a barrier heeds only
+            the bytes, and claims only for an idle engine.
         demand: Demand of the queue to claim from.
     """
     size = min(policy.gather_size - gathered, MAX_CLAIM)
+    if room.num_bytes == 0:
+        return 0
     if policy.has_barrier:
         return 0 if running else max(0, size)
     part = demand.fair_part if demand.is_shared else size
@@ -107,7 +109,14 @@ def claim_tokens(policy: BatchPolicy, room: Room, limit: int) -> int:
 
 
 def close_reason(
-    policy: BatchPolicy, *, running: int, gathered: int, got: int, waited_s: float, has_room: bool
+    policy: BatchPolicy,
+    *,
+    running: int,
+    gathered: int,
+    got: int,
+    waited_s: float,
+    has_room: bool,
+    has_bytes: bool = True,
 ) -> CloseReason | None:
     """Return why a gathered batch starts now, or None to go on gathering.
 
@@ -118,12 +127,13 @@ def close_reason(
         got: Requests that the last round of claims returned.
         waited_s: Seconds since the worker claimed the first gathered request.
         has_room: True if the engine has room for more than the running and gathered requests.
+        has_bytes: True if the worker's memory has room for more.
     """
     if gathered == 0:
         return None
     if gathered >= policy.gather_size:
         return "full"
-    if not (policy.has_barrier or has_room):
+    if not has_bytes or not (policy.has_barrier or has_room):
         return "no_room"
     if not policy.has_barrier and (running or policy.timeout_s == 0):
         return "joined"

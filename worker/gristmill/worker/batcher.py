@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from gristmill.shared.operations import MAX_CLAIM_BYTES
 from gristmill.shared.tasks import end
 from gristmill.worker import batch_policy, metrics
 from gristmill.worker.admission.room import Demand, Room
@@ -37,7 +38,7 @@ class Source(Protocol):
     def has_suspects(self) -> bool:
         """True if this worker holds suspects of the queue."""
 
-    async def claim(self, size: int, max_tokens: int, suspect_width: int) -> ClaimResult | None:
+    async def claim(self, room: Room, suspect_width: int) -> ClaimResult | None:
         """Claim once; return None while claims pause."""
 
     async def resolve_doubt(self) -> None:
@@ -90,13 +91,15 @@ class Batcher:
                 continue
             if not num_before:
                 opened_at = time.monotonic()
+            rooms = [self._room(source, batch) for source in self._sources]
             reason = batch_policy.close_reason(
                 self._policy,
                 running=self._load.num_running,
                 gathered=len(batch),
                 got=len(batch) - num_before,
                 waited_s=time.monotonic() - opened_at,
-                has_room=any(self._room(source, batch).num_requests for source in self._sources),
+                has_room=any(room.num_requests for room in rooms),
+                has_bytes=any(room.num_bytes for room in rooms),
             )
             if reason:
                 metrics.claims.labels(reason).inc()
@@ -164,7 +167,8 @@ class Batcher:
             return None
         is_try = self._brake.is_closed
         max_tokens = batch_policy.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
-        claim = await source.claim(size, max_tokens, self._suspect_width_of(source))
+        granted = Room(size, max_tokens, min(room.num_bytes, MAX_CLAIM_BYTES))
+        claim = await source.claim(granted, self._suspect_width_of(source))
         if is_try and claim and claim.requests:
             self._brake.begin_try(claim.requests[0])
         return claim

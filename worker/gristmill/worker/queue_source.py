@@ -21,7 +21,7 @@ from gristmill.shared.redis_retry import retrying
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.ack_writer import AckWriter
-from gristmill.worker.admission.room import Demand
+from gristmill.worker.admission.room import Demand, Room
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.heartbeat import Heartbeat, HeartbeatEvents
 from gristmill.worker.in_flight import ClaimResult, InFlight, cancel
@@ -107,27 +107,26 @@ class QueueSource:
 
     # -- claims --------------------------------------------------------------------------------------
 
-    async def claim(self, size: int, max_tokens: int, suspect_width: int) -> ClaimResult | None:
+    async def claim(self, room: Room, suspect_width: int) -> ClaimResult | None:
         """Claim once, and admit the inbox elements that the claim took.
 
         If the lease is lost, open a new one and claim under its name. Repeat the call with the same
         nonce until Redis answers, so a lost reply loses no request.
 
         Args:
-            size: Requests that the claim may take, at least 1.
-            max_tokens: Most tokens of the whole claim, by the headers' estimates.
+            room: What the claim may take, at least one request.
             suspect_width: Suspects of this queue that may run at the same time.
 
         Returns:
             The result of the claim, or None if claims pause because Redis is nearly full.
         """
-        size = self._pause.granted(size)
-        if size == 0:
+        room = room._replace(num_requests=self._pause.granted(room.num_requests))
+        if room.num_requests == 0:
             return None
         while True:
             worker = self._lease.worker
             try:
-                claim = await self._claim(worker, size, max_tokens, suspect_width)
+                claim = await self._claim(worker, room, suspect_width)
             except LeaseLost as lost:
                 await self._lease.replace(lost.worker)
             else:
@@ -157,7 +156,7 @@ class QueueSource:
         except (RedisError, OSError):
             await asyncio.sleep(timeout_s)  # Redis is away; the next claim waits until it is back
 
-    async def _claim(self, worker: str, size: int, max_tokens: int, suspect_width: int) -> Claim:
+    async def _claim(self, worker: str, room: Room, suspect_width: int) -> Claim:
         nonce, suspects = str(ULID()), self._in_flight.suspects
         runs_alone = any(request.claimed.crashes > 1 for request in suspects)
         max_suspects = 0 if runs_alone else max(0, suspect_width - len(suspects))
@@ -165,8 +164,9 @@ class QueueSource:
             lambda: self._queue.claim(
                 worker,
                 nonce,
-                size,
-                max_tokens=max_tokens,
+                room.num_requests,
+                max_tokens=room.num_tokens,
+                max_bytes=room.num_bytes,
                 suspects=SuspectRoom(max_suspects, bool(suspects)),
                 ms_per_token=self._context.load.token_time.ms_per_token,
             )

@@ -74,6 +74,13 @@ class WorkerSettings(QueueSettings):
             description="most requests in the engine, which may have room for fewer; unset is 1.1 times the engine's `max_num_seqs`",
         ),
     ] = None
+    max_in_flight_bytes: Annotated[
+        int,
+        Field(
+            ge=1024,
+            description="most bytes of the bodies that a worker holds; one request more always fits. The worker's process needs about three times as much memory",
+        ),
+    ] = 256 * 2**20
     scheduling: Annotated[
         Scheduling | None,
         Field(

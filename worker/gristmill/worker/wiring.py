@@ -71,7 +71,7 @@ async def work(
     context = WorkerContext(
         settings=settings,
         engine=engine,
-        admission=Admission(capacity, engine.stats),
+        admission=Admission(capacity, engine.stats, settings.max_in_flight_bytes),
         load=EngineLoad(),
         limit=EngineLimit(
             partial(backoff_s, base_s=settings.backoff_base_s, max_s=settings.backoff_max_s)

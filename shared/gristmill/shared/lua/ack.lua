@@ -91,7 +91,7 @@ local function settle(n, id, delivery, status, outcome, prompt_tokens, output_to
     return 0
   end
   local header = header_of(record)
-  if not finish(id, record, header, status, outcome, result_ttl_ms, time_ms) then
+  if not finish(id, #record, header, status, outcome, result_ttl_ms, time_ms) then
     return 0
   end
   learn_output_share(header, output_tokens)

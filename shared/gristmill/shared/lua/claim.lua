@@ -4,7 +4,8 @@
 -- ARGV     worker, nonce, max_requests, max_tokens (estimated, for the whole claim), max_suspects,
 --          has_suspects (1 if the worker already runs one), max_depth, max_bytes, result_ttl_ms, ms_per_token
 --          (of one request on this worker's engine, 0 if unknown; tells which deadlines cannot be met), understood
---          (names of facts, joined by commas), then the most requests from the lanes high, normal, low ("": no limit)
+--          (names of facts, joined by commas), then the most requests from the lanes high, normal, low ("": no limit),
+--          then the most bytes of records (one record always fits) and of an inbox element
 -- Returns  {"LOST"} if the worker holds no lease; else
 --          {"OK", now_ms, next_due_ms (-1: none), {token, element, ...} from the inbox,
 --           {id, delivery, attempt, crashes, record, ...}, num_queued, num_workers}
@@ -19,6 +20,7 @@ local claim = {
   max_bytes = tonumber(ARGV[8]), result_ttl_ms = ARGV[9], ms_per_token = tonumber(ARGV[10]),
   max_of_lane = { suspect = math.huge, high = tonumber(ARGV[12]) or math.huge, normal = tonumber(ARGV[13]) or math.huge,
     low = tonumber(ARGV[14]) or math.huge },
+  max_record_bytes = tonumber(ARGV[15]) or 32 * 2 ^ 20, max_element_bytes = tonumber(ARGV[16]) or 64 * 2 ^ 20 + 65536,
   num_of_lane = { suspect = 0, high = 0, normal = 0, low = 0 }, -- taken so far
   max_ids = 0, -- most ids that the claim may have when it has taken from the present lane
   understands = {}, pauses = {}, has_pauses = false, -- name -> true; scope -> true
@@ -27,7 +29,8 @@ local claim = {
   reply = {}, -- id, delivery, attempt, crashes, record, ... for the worker
   num_examined = 0, -- ids popped and not put back; they bound the work of one claim
   num_moved = 0, -- ids found in a place that is not theirs
-  num_suspects = 0, spent_tokens = 0, is_spent = false, -- is_spent: the next request would exceed max_tokens
+  num_suspects = 0, spent_tokens = 0, spent_bytes = 0,
+  is_spent = false, -- the next request would exceed max_tokens or max_record_bytes
   virtual_times = {}, -- lane -> virtual time, if this claim has advanced it
 }
 
@@ -47,7 +50,7 @@ end
 local function reply()
   -- A paused queue has nothing due: workers would ask again and again.
   local due = claim.pauses.queue and {} or call("ZRANGE", prefix .. "delayed", 0, 0, "WITHSCORES")
-  return { "OK", claim.time_ms, tonumber(due[2] or -1), call("HGETALL", prefix .. "admitting:" .. claim.worker),
+  return { "OK", claim.time_ms, tonumber(due[2] or -1), claim.admitting,
     claim.reply, num_queued(), call("ZCARD", prefix .. "workers") }
 end
 
@@ -73,6 +76,11 @@ local function take_from_lanes()
   -- Most queues have neither retries nor start times, and need not look for them at each id.
   claim.has_attempts = call("EXISTS", prefix .. "attempts") == 1
   claim.has_delayed = call("EXISTS", prefix .. "delayed") == 1
+  local now = call("HMGET", prefix .. "stats", "in_flight", "large")
+  claim.is_start_of_work, claim.has_large = tonumber(now[1] or 0) == 0, tonumber(now[2] or 0) > 0
+  if claim.has_large and claim.is_start_of_work and num_queued() == 0 then
+    call("HDEL", prefix .. "stats", "large") -- scripts without this counter ended large requests
+  end
   take_from(claim, "suspect")
   local ageing_ms, served = scheduling().ageing_ms, call("HMGET", prefix .. "times", "normal_served_ms", "low_served_ms")
   for i, lane in ipairs({ "normal", "low" }) do
@@ -88,16 +96,11 @@ local function take_from_lanes()
   until claim.num_moved == 0 -- a request may have moved to a lane before the one that it was found in
 end
 
--- The pace of a queue counts only time in which requests are in flight (ack.lua).
-local function note_start_of_work()
-  if tonumber(call("HGET", prefix .. "stats", "in_flight") or 0) == 0 then
-    call("HSET", prefix .. "pace", "since_ms", integer(claim.time_ms))
-  end
-end
-
 local function write_claim()
   if #claim.ids > 0 then
-    note_start_of_work()
+    if claim.is_start_of_work then -- the pace of a queue counts only time in which requests are in flight (ack.lua)
+      call("HSET", prefix .. "pace", "since_ms", integer(claim.time_ms))
+    end
     count("queued", -#claim.ids)
     count("queued_tokens", -claim.spent_tokens)
     count("in_flight", #claim.ids)
@@ -112,7 +115,7 @@ end
 -- Wake the next worker while work remains, but only after progress. A worker that may take nothing of what remains
 -- (suspects, an inbox over the caps) would wake itself again and again.
 local function pass_doorbell_on(has_progress)
-  if num_queued() <= call("ZCARD", prefix .. "delayed") and call("LLEN", prefix .. "inbox") == 0 then
+  if num_queued() <= call("ZCARD", prefix .. "delayed") and call("EXISTS", prefix .. "inbox", prefix .. "inbox_suspects") == 0 then
     call("DEL", prefix .. "doorbell")
   elseif has_progress then
     ring_doorbell()
@@ -123,7 +126,9 @@ key_of("in_flight:" .. claim.worker, "HLEN")
 key_of("admitting:" .. claim.worker, "HLEN")
 if not call("ZSCORE", prefix .. "workers", claim.worker) then
   return { "LOST" }
-elseif repeat_last_claim() then
+end
+claim.admitting = call("HGETALL", prefix .. "admitting:" .. claim.worker) -- token, element, ... that it must admit
+if repeat_last_claim() then
   return reply()
 end
 read_permits()

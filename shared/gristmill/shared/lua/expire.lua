@@ -15,9 +15,9 @@ for _, id in ipairs(call("ZRANGE", prefix .. "deadlines", 0, time_ms, "BYSCORE",
     call("ZREM", prefix .. "deadlines", id)
   end
 end
-for _, id in ipairs(call("ZRANGE", prefix .. "dead_letters", 0, time_ms - ARGV[3], "BYSCORE", "LIMIT", 0, limit)) do
-  call("ZREM", prefix .. "dead_letters", id)
-  call("HDEL", prefix .. "dead_letter_info", id)
+local old = call("ZRANGE", prefix .. "dead_letters", 0, time_ms - ARGV[3], "BYSCORE", "LIMIT", 0, limit)
+if #old > 0 then
+  drop_dead_letters(old)
 end
 flush(ARGV[2], time_ms)
 return expired

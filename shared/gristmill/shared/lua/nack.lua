@@ -15,8 +15,7 @@ local function return_for_retry(id, delivery, delay_ms, failure)
     count("stale", 1)
     return "stale"
   end
-  local record = stored_record(id)
-  local header = record and header_of(record)
+  local header = stored_header(id)
   disown(id, header and header.cost or 0)
   if not header then
     return "stale"
@@ -25,7 +24,8 @@ local function return_for_retry(id, delivery, delay_ms, failure)
   local attempt = tonumber(delivery) - uncounted
   if attempt >= tonumber(header.max_attempts) then
     local outcome = '"attempt":' .. attempt .. ',"response":null,"error":' .. failure
-    finish(id, record, header, "failed", outcome, result_ttl_ms, time_ms)
+    local record = stored_record(id)
+    finish(id, #record, header_of(record), "failed", outcome, result_ttl_ms, time_ms)
     dead_letter(id, "attempts_exhausted", failure, attempt, crashes, record, time_ms)
     return "dead_lettered"
   end

@@ -5,5 +5,6 @@
 -- Returns  how many there were
 -- Keeps    7
 
-call("HDEL", prefix .. "dead_letter_info", unpack(ARGV))
-return call("ZREM", prefix .. "dead_letters", unpack(ARGV))
+local num_purged = drop_dead_letters(ARGV)
+flush(0, now_ms())
+return num_purged

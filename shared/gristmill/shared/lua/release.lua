@@ -20,8 +20,7 @@ end
 for i = 2 * math.floor((#ARGV - 1) / 2), 2, -2 do -- backwards, so that the first given is the first in its lane
   local id, delivery = ARGV[i], ARGV[i + 1]
   if call("HGET", prefix .. "in_flight:" .. ARGV[1], id) == delivery then
-    local record = stored_record(id)
-    local header = record and header_of(record)
+    local header = stored_header(id)
     disown(id, header and header.cost or 0)
     if header then
       local _, uncounted, crashes = attempts_of(id)

@@ -30,8 +30,7 @@ local time_ms = now_ms()
 local request = { id = new_id, tenant = header.tenant, priority = header.priority, deadline_in_ms = 0, delay_ms = 0,
   digest = header.digest, tail = tail, payload = payload }
 local code = accept(request, false, time_ms)
-call("ZREM", prefix .. "dead_letters", id)
-call("HDEL", prefix .. "dead_letter_info", id)
+drop_dead_letters({ id })
 count("requeued", 1)
 ring_doorbell()
 flush(0, time_ms)

@@ -43,7 +43,7 @@ return {
   lanes,
   call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"),
   call("ZCARD", prefix .. "delayed"),
-  call("LLEN", prefix .. "inbox"),
+  call("LLEN", prefix .. "inbox") + call("LLEN", prefix .. "inbox_suspects"),
   call("ZCARD", prefix .. "dead_letters"),
   memory("used_memory"),
   memory("maxmemory"),

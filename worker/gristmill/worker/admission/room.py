@@ -77,13 +77,13 @@ class Room(NamedTuple):
         num_requests: Requests; 0 means that the worker must not claim.
         num_tokens: Tokens of the whole claim, by the headers' estimates. The claim's first request
             may exceed it.
+        num_bytes: Bytes of the claimed records that the worker's memory has room for. The claim's
+            first request may exceed it; 0 means that the worker must not claim.
     """
 
     num_requests: int
     num_tokens: int
-
-
-NO_ROOM = Room(0, 0)
+    num_bytes: int
 
 
 def ceiling(capacity: Capacity, demand: Demand) -> int:
@@ -126,37 +126,50 @@ class Admission:
     Args:
         capacity: Capacity of the engine.
         stats: Returns the engine's counters.
+        max_bytes: Most bytes of bodies that the worker may hold.
     """
 
-    def __init__(self, capacity: Capacity, stats: Callable[[], EngineStats]) -> None:
+    def __init__(
+        self, capacity: Capacity, stats: Callable[[], EngineStats], max_bytes: int
+    ) -> None:
         self._capacity = capacity
         self._stats = stats
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._cache = CacheAccount(capacity.kv_cache_tokens) if capacity.kv_cache_tokens else None
         self._num_held = 0
 
     def room(self, gathered: Sequence[Record], demand: Demand) -> Room:
-        """Return the size of a claim that the engine has room for now.
+        """Return the size of a claim that engine and worker have room for now.
 
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
             demand: Demand of the queue to claim from.
         """
+        num_bytes = self._num_bytes + sum(len(record.body) for record in gathered)
+        num_requests, num_tokens = self._engine_room(gathered, demand)
+        return Room(num_requests, num_tokens, max(0, self._max_bytes - num_bytes))
+
+    def _engine_room(self, gathered: Sequence[Record], demand: Demand) -> tuple[int, int]:
+        """Return how many requests and tokens the engine has room for; 0 and 0 for none."""
         stats = self._stats()
         num_held = self._num_held + len(gathered)
         num_free = free_places(self._capacity, num_held, demand, stats.waiting)
         if self._cache is None:
-            return Room(num_free, UNBOUNDED) if num_free else NO_ROOM
+            return (num_free, UNBOUNDED) if num_free else (0, 0)
         self._cache.look(stats)
         num_tokens = self._cache.free_tokens(gathered, num_free) if num_free else 0
-        return Room(num_free, num_tokens) if num_tokens else NO_ROOM
+        return (num_free, num_tokens) if num_tokens else (0, 0)
 
     def enter(self, record: Record) -> Callable[[], None]:
         """Note that a request enters the engine; return what to call when it leaves."""
         self._num_held += 1
+        self._num_bytes += len(record.body)
         leave = self._cache.promise(record) if self._cache else None
 
         def leave_engine() -> None:
             self._num_held -= 1
+            self._num_bytes -= len(record.body)
             if leave:
                 leave()
 

@@ -35,7 +35,7 @@ end
 -- Accept one new request. Returns "accepted", "queued" (already there), "done" (already terminal)
 -- or "conflict" (the id belongs to another body or endpoint). `is_new` says that the id has no result.
 local function accept(request, is_new, time_ms)
-  local result = not is_new and call("MGET", prefix .. "result:" .. request.id)[1]
+  local result = not is_new and beginning_of(prefix .. "result:" .. request.id)
   if result then
     return string.find(result, '"digest":"' .. request.digest .. '"', 1, true) and "done" or "conflict"
   end
@@ -43,14 +43,14 @@ local function accept(request, is_new, time_ms)
   local deadline_ms = deadline_in_ms > 0 and time_ms + deadline_in_ms or 0
   local record = record_of(request, deadline_ms, time_ms)
   if not call("SET", prefix .. "request:" .. request.id, record, "NX") then
-    local present = stored_record(request.id)
+    local present = stored_header(request.id)
     if present then
-      return header_of(present).digest == request.digest and "queued" or "conflict"
+      return present.digest == request.digest and "queued" or "conflict"
     end
     call("SET", prefix .. "request:" .. request.id, record) -- replaces a value of a wrong type
   end
   accepted.number, accepted.cost = accepted.number + 1, accepted.cost + (request.cost or header_of(record).cost)
-  count_record(request.tenant, 1, record)
+  count_record(request.tenant, 1, #record)
   start_waiting(request, record, deadline_ms, time_ms)
   return "accepted"
 end

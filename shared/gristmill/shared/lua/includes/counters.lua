@@ -2,6 +2,8 @@
 --
 -- Every verb that changes anything ends with flush(). Other subjects add what they gather to `writers`.
 
+local LARGE_BYTES = 256 * 1024 -- a claim asks for the sizes of records only while some are larger
+
 local counts, loads = {}, {} -- field -> amount; tenant -> { requests, bytes }
 local writers = {} -- functions that flush() calls in this order, each with ttl_ms and time_ms
 
@@ -22,15 +24,18 @@ local function count_in_flight(cost, sign)
 end
 
 -- Count a record that has come (sign 1) or gone (sign -1), for the queue and for its tenant.
-local function count_record(tenant, sign, record)
-  count("bytes", sign * #record)
+local function count_record(tenant, sign, num_bytes)
+  count("bytes", sign * num_bytes)
+  if num_bytes > LARGE_BYTES then
+    count("large", sign)
+  end
   local load = loads[tenant]
   if not load then
     load = { requests = 0, bytes = 0 }
     loads[tenant] = load
   end
   load.requests = load.requests + sign
-  load.bytes = load.bytes + sign * #record
+  load.bytes = load.bytes + sign * num_bytes
 end
 
 -- Return the requests in the queue, waiting or in flight, and the bytes of their records.

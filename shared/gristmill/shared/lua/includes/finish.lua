@@ -29,9 +29,10 @@ local function note_end(id, header, status)
   end
 end
 
--- Write the terminal record; no other function does. `outcome` is the inside of a JSON object. Returns false if
--- the request has a record. Invariants 1 and 2: the request goes in the same step, and the first record wins.
-local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
+-- Write the terminal record; no other function does. `num_bytes` is the size of the request's record, `outcome` the
+-- inside of a JSON object. Returns false if the request has a terminal record. Invariants 1 and 2: the request goes in
+-- the same step, and the first record wins.
+local function finish(id, num_bytes, header, status, outcome, ttl_ms, time_ms)
   local result = terminal_record(id, header, status, outcome, time_ms)
   local result_key = prefix .. "result:" .. id
   if not call("SET", result_key, result, "NX", "PX", ttl_ms) then
@@ -46,7 +47,7 @@ local function finish(id, record, header, status, outcome, ttl_ms, time_ms)
     call("ZREM", prefix .. "deadlines", id)
   end
   count(status, 1)
-  count_record(header.tenant, -1, record)
+  count_record(header.tenant, -1, num_bytes)
   note_end(id, header, status)
   return true
 end

@@ -3,10 +3,10 @@
 -- Returns "running" if a worker held the request (beat tells the worker to abort), "queued" if it waited, or false
 -- if it was terminal already.
 local function finish_anywhere(id, status, message, ttl_ms, time_ms)
-  local record = stored_record(id)
-  local header = record and header_of(record)
+  local header = stored_header(id)
+  local num_bytes = header and call("STRLEN", prefix .. "request:" .. id)
   local outcome = outcome_without_response(attempt_of(id), status, message)
-  if not header or not finish(id, record, header, status, outcome, ttl_ms, time_ms) then
+  if not header or not finish(id, num_bytes, header, status, outcome, ttl_ms, time_ms) then
     return false
   end
   local worker = disown(id, header.cost)

@@ -45,3 +45,21 @@ local function header_of(record)
     max_attempts = max_attempts, reply = reply, endpoint = endpoint, facts = facts, metadata = metadata,
     record = record }
 end
+
+local MAX_HEADER = 4096 -- bytes that cover the longest header, and most metadata
+
+-- Return the beginning of a STRING, or nil for nothing and for another type.
+local function beginning_of(key)
+  local beginning = redis.pcall("GETRANGE", key, 0, MAX_HEADER)
+  return type(beginning) == "string" and beginning ~= "" and beginning or nil
+end
+
+-- Return the header of a stored request, or nil. It leaves the body unread if it can: a body may have megabytes.
+local function stored_header(id)
+  local beginning = beginning_of(prefix .. "request:" .. id)
+  local header = beginning and header_of(beginning)
+  if header and not header.is_readable and #beginning > MAX_HEADER then
+    return header_of(stored_record(id))
+  end
+  return header
+end

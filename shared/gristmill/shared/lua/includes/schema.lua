@@ -20,6 +20,7 @@
 --   tenant_output_shares     HASH    tenant -> generated share of max_tokens, as seen lately
 --   prefix_groups            HASH    "lane|flow|prefix" -> "position|size" of the group that is filling; last -> position
 --   inbox                    LIST    plain JSON that anybody may RPUSH
+--   inbox_suspects           LIST    elements that a worker had not admitted when it died; claims take them one by one
 --   admitting:<worker>       HASH    token -> inbox element that this worker took and has not admitted yet
 --   request:<id>             STRING  header line, metadata line, body; exists <=> not terminal
 --   attempts                 HASH    id -> "deliveries|uncounted|crashes", only for ids tried before
@@ -41,8 +42,8 @@
 --   doorbell                 LIST    at most 4 tokens that wake idle workers
 --   times                    HASH    last_beat_ms, grace_until_ms; normal_served_ms, low_served_ms: when a claim
 --                                    last took from the lane, or when its backlog began
---   stats                    HASH    queued, queued_tokens, in_flight, in_flight_tokens, bytes (now; tokens as the headers
---                                    estimate them); the other fields only grow
+--   stats                    HASH    queued, queued_tokens, in_flight, in_flight_tokens, bytes, large (records over 256 KiB),
+--                                    dead_letter_bytes (now; tokens as the headers estimate them); the other fields only grow
 --   pace                     HASH    tokens that acks ended in busy_ms, by the headers; since_ms: when that was last added
 --                                    up, or when the queue began to work
 --   wrong_types              SET     names of keys that had a wrong type and were moved away

@@ -23,11 +23,12 @@ local function held_by(worker)
 end
 
 -- End a request that killed its engine again, as its only suspect; returns whether it ended here.
-local function fail_lone_suspect(item, record, header, evidence, ttl_ms, time_ms)
+local function fail_lone_suspect(item, evidence, ttl_ms, time_ms)
+  local record = stored_record(item.id)
   local attempt, crashes = item.delivery - item.uncounted, item.crashes + 1
   local outcome = outcome_without_response(attempt, "engine_killed",
     "the engine died " .. crashes .. " times while this request ran, the last time as its only suspect")
-  if not finish(item.id, record, header, "failed", outcome, ttl_ms, time_ms) then
+  if not finish(item.id, #record, header_of(record), "failed", outcome, ttl_ms, time_ms) then
     return false
   end
   dead_letter(item.id, "engine_killed", evidence, attempt, crashes, record, time_ms)
@@ -51,11 +52,10 @@ local function give_back_as_suspects(worker, limit, evidence, ttl_ms, time_ms)
   end
   for i = num_moved, 1, -1 do -- backwards, so that the first is at the front of its lane
     local item = held[i]
-    local record = stored_record(item.id)
-    local header = record and header_of(record)
+    local header = stored_header(item.id)
     disown(item.id, header and header.cost or 0)
     if header and num_suspects == 1 and item.crashes > 0 then
-      if fail_lone_suspect(item, record, header, evidence, ttl_ms, time_ms) then
+      if fail_lone_suspect(item, evidence, ttl_ms, time_ms) then
         dead_ids[#dead_ids + 1] = item.id
       end
     elseif header then

@@ -14,7 +14,7 @@ local function tries_of(attempts)
 end
 
 local function end_queued(claim, id, record, header, status, outcome)
-  if not finish(id, record, header, status, outcome, claim.result_ttl_ms, claim.time_ms) then
+  if not finish(id, #record, header, status, outcome, claim.result_ttl_ms, claim.time_ms) then
     return false
   end
   count_queued(header.cost, -1)
@@ -132,8 +132,35 @@ local function take(claim, entry, record, is_elsewhere, attempts)
   return has_room(claim, header, tries) and lease(claim, entry, record, header, tries) or nil
 end
 
+-- Return how many of these ids may be read without exceeding the bytes of the claim; the first always may.
+local function num_readable(claim, entries)
+  for i, entry in ipairs(entries) do
+    local size = tonumber(redis.pcall("STRLEN", prefix .. "request:" .. entry.id)) or 0 -- of another type: no request
+    if claim.spent_bytes > 0 and claim.spent_bytes + size > claim.max_record_bytes then
+      claim.is_spent = true
+      return i - 1
+    end
+    claim.spent_bytes = claim.spent_bytes + size
+  end
+  return #entries
+end
+
+-- Put back the ids from one on.
+local function put_back_from(claim, entries, first)
+  for i = #entries, first, -1 do
+    put_back(claim, entries[i])
+    entries[i] = nil
+  end
+end
+
 -- Take popped ids in order. The first that must go back goes back with all that follow.
 local function take_entries(claim, entries)
+  if claim.has_large then
+    put_back_from(claim, entries, num_readable(claim, entries) + 1)
+    if #entries == 0 then
+      return
+    end
+  end
   local names, request_keys = {}, {}
   for i, entry in ipairs(entries) do
     names[i], request_keys[i] = entry.id, prefix .. "request:" .. entry.id
@@ -145,9 +172,7 @@ local function take_entries(claim, entries)
     local is_elsewhere = owners[i] or due[i] or claim.is_taken[entry.id]
     local cost = take(claim, entry, records[i], is_elsewhere, attempts[i])
     if not cost then
-      for j = #entries, i, -1 do
-        put_back(claim, entries[j])
-      end
+      put_back_from(claim, entries, i)
       return
     end
     entry.flow.cost = entry.flow.cost + cost

@@ -5,7 +5,7 @@
 
 local MAX_WRONG_TYPES = 1000 -- keys kept; what is wrong beyond them is deleted
 local FIXED_NAMES = { -- command that counts the elements of a type -> names of the keys that every queue may have
-  LLEN = { "inbox", "batches_done", "doorbell" },
+  LLEN = { "inbox", "inbox_suspects", "batches_done", "doorbell" },
   SCARD = { "wrong_types", "parked" },
   ZCARD = { "flows:suspect", "flows:high", "flows:normal", "flows:low", "debt:suspect", "debt:high", "debt:normal",
     "debt:low", "workers", "delayed", "deadlines", "dead_letters" },
