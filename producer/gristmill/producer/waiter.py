@@ -6,6 +6,7 @@ so a slow sweep looks at every id again; ids that somebody else submitted are fo
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ BLOCK_S = 1.0
 OWN_SWEEP_S = 5.0
 FOREIGN_SWEEP_MIN_S = 0.05
 FOREIGN_SWEEP_MAX_S = 1.0
+
+_OF_BATCH = re.compile(r"(batch_[0-9A-Z]{26})(?:-\d+)?$")
+"""A batch of a steward, or the request of one of its lines."""
 
 
 @dataclass(slots=True)
@@ -175,8 +179,14 @@ def _fail(future: "asyncio.Future[Result]", error: Exception) -> None:
 
 def result_expired(request_id: str) -> ResultExpired:
     """Return the error for an id that the queue does not know."""
-    return ResultExpired(
-        "the id is unknown: it was never submitted to this queue, or its result's TTL"
-        " (GRISTMILL_RESULT_TTL_S) has ended; submit it again",
-        request_id=request_id,
-    )
+    if found := _OF_BATCH.match(request_id):
+        reason = (
+            "the queue has no result under this id: a batch's results are deleted once their rows are written;"
+            f" read the rows: gristmill batch results {found[1]}"
+        )
+    else:
+        reason = (
+            "the id is unknown: it was never submitted to this queue, its result's TTL"
+            " (GRISTMILL_RESULT_TTL_S) has ended, or a purge deleted it; submit it again if you still need it"
+        )
+    return ResultExpired(reason, request_id=request_id)

@@ -67,6 +67,10 @@ async def test_the_way_of_a_batch_with_failures(shell: CommandLine) -> None:
         assert "counts   2/3 completed, 1 failed" in shown.out
         rows = await shell.finish("batch", "results", batch)
         assert sorted(row["custom_id"] for row in rows.rows) == ["bad", "ok", "ok2"]
+        for unknown in (batch, f"{batch}-1"):
+            told = shell.run("result", unknown)
+            assert told.code == 4
+            assert f"read the rows: gristmill batch results {batch}" in told.err
         again = await shell.finish("batch", "retry-failed", batch, "--json")
         assert again.rows[0]["retry_of"] == batch
         assert (await shell.finish("batch", "show", again.rows[0]["id"], "--wait")).code == 1

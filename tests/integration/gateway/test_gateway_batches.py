@@ -7,11 +7,13 @@ from typing import Final
 
 import httpx
 import openai
+import orjson
 import pytest
 from batches import chat, jsonl, stewarded
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from openai import AsyncOpenAI
 from openai.types import Batch
+from openai.types.chat import ChatCompletion
 
 from gristmill.shared.queue import Queue
 
@@ -78,6 +80,9 @@ async def test_a_batch_runs_from_file_to_file(client: AsyncOpenAI, gateway: Runn
     assert ended.output_file_id
     rows = (await client.files.content(ended.output_file_id)).text.splitlines()
     assert len(rows) == 2
+    row = orjson.loads(rows[0])
+    assert row["made_by"].keys() >= {"model", "engine", "worker"}
+    assert ChatCompletion.model_validate(row["response"]["body"]).choices
     with pytest.raises(openai.BadRequestError):
         await client.batches.cancel(made.id)
     await client.files.delete(ended.output_file_id)

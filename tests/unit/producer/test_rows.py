@@ -70,6 +70,14 @@ def test_a_row_embeds_the_body_or_says_why_there_is_none() -> None:
     }
 
 
+def test_a_row_says_what_made_its_answer_beside_the_response() -> None:
+    made_by = {"model": "m", "weights": "sha256:3f5a0c9b2d71", "seed": 7}
+    row = orjson.loads(result_row(result(made_by=made_by, metadata={"custom_id": "a", "n": 1})))
+    assert list(row) == ["id", "custom_id", "response", "error", "made_by", "metadata"]
+    assert row["made_by"] == made_by
+    assert "made_by" not in orjson.loads(result_row(result()))
+
+
 @pytest.mark.parametrize("mark", ["\u0085", "\u2028", "\u2029"])
 def test_no_reader_of_lines_splits_a_row(mark: str) -> None:
     text = f"one{mark}two"

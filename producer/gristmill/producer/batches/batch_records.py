@@ -71,7 +71,7 @@ class BatchRecords:
         state = BatchState.parse(info) if b"record" in info else None
         if state is None or tenant not in (None, state.record.tenant):
             raise NotFound(
-                f"no batch {batch!r}: none was created under this id, or its TTL has ended"
+                f"no batch {batch!r}: none was created under this id, its TTL has ended, or it was purged"
             )
         return state
 

@@ -51,7 +51,8 @@ def _told_unknown(ids: Sequence[str], states: Sequence[str], settings: "QueueSet
         return 0
     say(
         f"queue {settings.queue} does not know {num_unknown:,} of {len(states):,} ids: they were never submitted to it,"
-        " or the TTL of their results has ended; name another queue: --queue NAME"
+        " the TTL of their results has ended, or they were deleted: by a purge, or with a batch whose rows are written;"
+        " name another queue: --queue NAME"
     )
     _tell_row_ids(ids)
     return 1

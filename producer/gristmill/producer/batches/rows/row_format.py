@@ -33,7 +33,9 @@ def result_row(result: Result) -> bytes:
         }
     custom_id, metadata = names_of(result)
     try:
-        return _row(result.id, custom_id, response, result.error, metadata)
+        return _row(
+            result.id, custom_id, response, result.error, metadata=metadata, made_by=result.made_by
+        )
     except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         message = f"the answer cannot be written: {error}"
         return unanswered_row(result.id, custom_id, "unreadable", message, metadata)
@@ -46,7 +48,7 @@ def bad_line_row(run: str, line: BadLine) -> bytes:
         "message": str(line), "type": "invalid_request_error", "param": None, "code": line.code,
     }  # fmt: skip
     response = {"status_code": 400, "request_id": request_id, "body": {"error": error}}
-    return _row(request_id, line.custom_id, response, None, line.metadata)
+    return _row(request_id, line.custom_id, response, None, metadata=line.metadata)
 
 
 def unanswered_row(
@@ -57,7 +59,7 @@ def unanswered_row(
     metadata: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the error row of a line that got no answer."""
-    return _row(request_id, custom_id, None, {"code": code, "message": message}, metadata)
+    return _row(request_id, custom_id, None, {"code": code, "message": message}, metadata=metadata)
 
 
 def _row(
@@ -65,15 +67,19 @@ def _row(
     custom_id: str | None,
     response: dict[str, Any] | None,
     error: dict[str, Any] | None,
+    *,
     metadata: Mapping[str, Any] | None,
+    made_by: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return a row. Only a line with metadata has the field, which OpenAI's rows lack."""
-    fields = {
+    """Return a row. OpenAI's rows lack `made_by` and `metadata`; a row has them only if they hold something."""
+    fields: dict[str, Any] = {
         "id": ID_PREFIX + request_id,
         "custom_id": custom_id,
         "response": response,
         "error": error,
     }
+    if made_by:
+        fields["made_by"] = made_by
     if metadata:
         with suppress(orjson.JSONEncodeError):  # nested too deeply for one level more
             return json_line(fields | {"metadata": metadata})
