@@ -196,12 +196,15 @@ async def test_queue_stats_is_one_view_for_people_and_programs(
     shell: CommandLine, queue: Queue
 ) -> None:
     await submit(queue, "a", "b")
-    await queue.register("worker", {})
+    await queue.register("worker", {"models": "base,adapter", "endpoints": "/v1/completions"})
     view = shell.run("queue", "stats", "--json").rows[0]
     assert (view["queue"], view["counters"]["queued"]) == (shell.queue, 2)
     assert view["depth_by_lane"]["normal"] == 2
     assert list(view["workers"]) == ["worker"]
-    assert "queued     2, 0 of them delayed" in shell.run("queue", "stats").out
+    assert view["served"]["worker"]["models"] == ["base", "adapter"]
+    shown = shell.run("queue", "stats").out
+    assert "queued     2, 0 of them delayed" in shown
+    assert "; serves base, adapter" in shown
 
 
 async def test_weights_of_tenants_are_set_and_shown(shell: CommandLine) -> None:

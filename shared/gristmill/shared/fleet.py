@@ -6,9 +6,9 @@ without workers takes every request, since workers may come later.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from gristmill.shared.errors import NotServed
 from gristmill.shared.queue import Queue
@@ -19,7 +19,36 @@ FRESH_S = 5.0
 """Seconds for which a fleet is taken as known; afterwards the next request reads it again."""
 
 NUM_NAMED = 10
-"""Models that an error names; it counts the others."""
+"""Models that an error or a line names; it counts the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one worker serves, as it registered.
+
+    Attributes:
+        models: Models, adapters included; empty if the worker does not say.
+        endpoints: Paths that it answers; empty if it does not say.
+        max_model_len: Prompt and output tokens of a request; 0 if it does not say.
+    """
+
+    models: Sequence[str]
+    endpoints: Sequence[str]
+    max_model_len: int
+
+    @classmethod
+    def parse(cls, models: bytes | None, endpoints: bytes | None, length: bytes | None) -> Self:
+        """Read three fields of `worker:<worker>`."""
+        is_number = length is not None and length.isdigit()
+        return cls(_names(models), _names(endpoints), int(length) if length and is_number else 0)
+
+    def answers(self, model: str, endpoint: str) -> bool:
+        """Return whether the worker serves requests for a model (or any, if empty) and an endpoint."""
+        return endpoint in self.endpoints and (not model or model in self.models)
+
+    def in_words(self) -> str:
+        """Return the models for people: a few names and the number of the others."""
+        return _shortened(self.models) or "models that it does not name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +57,21 @@ class Fleet:
 
     Attributes:
         queue: Name of the queue.
+        workers: Live worker -> what it serves.
         max_model_len: Each served model, adapters included -> prompt and output tokens; 0 if no worker says.
         endpoints: Paths that some worker answers.
         is_known: True if every worker says what it serves; otherwise no request is refused.
     """
 
     queue: str
+    workers: Mapping[str, Served]
     max_model_len: Mapping[str, int]
     endpoints: frozenset[str]
     is_known: bool
+
+    def answers(self, model: str, endpoint: str) -> bool:
+        """Return whether some worker serves requests for a model (or any, if empty) and an endpoint."""
+        return any(served.answers(model, endpoint) for served in self.workers.values())
 
     def check(self, request: Request) -> None:
         """Check that some worker serves a request, or that there are no workers yet.
@@ -61,10 +96,9 @@ class Fleet:
         return None
 
     def _words(self, what: str, served: list[str]) -> str:
-        more = f" and {len(served) - NUM_NAMED} more" if len(served) > NUM_NAMED else ""
         return (
             f"no worker of queue {self.queue} serves {what}; they serve"
-            f" {', '.join(served[:NUM_NAMED])}{more}. Ask for one of these; if a"
+            f" {_shortened(served)}. Ask for one of these; if a"
             " worker for it comes later, the operator can have requests wait for it: GRISTMILL_CHECK_MODELS=false"
         )
 
@@ -82,10 +116,10 @@ class FleetCache:
         self._fleet: Fleet | None = None
         self._read_at_s = 0.0
 
-    async def fleet(self) -> Fleet:
-        """Return the fleet, at most `FRESH_S` seconds old."""
+    async def fleet(self, fresh_s: float = FRESH_S) -> Fleet:
+        """Return the fleet, at most `fresh_s` seconds old."""
         async with self._reading:
-            if self._fleet is None or time.monotonic() - self._read_at_s > FRESH_S:
+            if self._fleet is None or time.monotonic() - self._read_at_s > fresh_s:
                 self._fleet = await retrying(lambda: read_fleet(self._queue))
                 self._read_at_s = time.monotonic()
             return self._fleet
@@ -113,24 +147,38 @@ async def read_fleet(queue: Queue) -> Fleet:
     """Read what the live workers of a queue serve."""
     leases = (await queue.stats()).workers
     alive = [worker for worker, remaining_ms in leases.items() if remaining_ms > 0]
-    facts = await asyncio.gather(*(_facts(queue, worker) for worker in alive))
+    workers = await read_served(queue, alive)
     lengths: dict[str, int] = {}
-    for models, _, length in facts:
-        for name in models:
-            lengths[name] = max(length, lengths.get(name, 0))
+    for served in workers.values():
+        for name in served.models:
+            lengths[name] = max(served.max_model_len, lengths.get(name, 0))
     return Fleet(
         queue=queue.keys.queue,
+        workers=workers,
         max_model_len=lengths,
-        endpoints=frozenset(path for _, paths, _ in facts for path in paths),
-        is_known=bool(facts) and all(models and paths for models, paths, _ in facts),
+        endpoints=frozenset(path for served in workers.values() for path in served.endpoints),
+        is_known=bool(workers)
+        and all(served.models and served.endpoints for served in workers.values()),
     )
 
 
-async def _facts(queue: Queue, worker: str) -> tuple[list[str], list[str], int]:
+async def read_served(queue: Queue, workers: Iterable[str]) -> dict[str, Served]:
+    """Read what registered workers serve."""
+    names = list(workers)
+    return dict(
+        zip(names, await asyncio.gather(*(_served(queue, name) for name in names)), strict=True)
+    )
+
+
+async def _served(queue: Queue, worker: str) -> Served:
     redis: Any = queue.redis
     fields = ["models", "endpoints", "max_model_len"]
-    models, paths, length = await redis.hmget(queue.keys.worker(worker), fields)
-    return _names(models), _names(paths), int(length) if length and length.isdigit() else 0
+    return Served.parse(*await redis.hmget(queue.keys.worker(worker), fields))
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
+    return ", ".join(names[:NUM_NAMED]) + more
 
 
 def _names(value: bytes | None) -> list[str]:

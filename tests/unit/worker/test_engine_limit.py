@@ -2,7 +2,7 @@
 
 import math
 
-from gristmill.worker.engine_limit import STEP_S, EngineLimit
+from gristmill.worker.engine_limit import HAND_BACK_PAUSE_S, STEP_S, EngineLimit
 
 
 def a_limit() -> EngineLimit:
@@ -64,6 +64,16 @@ def test_requests_that_may_be_refused_too_are_not_held() -> None:
     post(limit, *names, at_s=0)
     fail(limit, *names, at_s=0.1, is_refusal=True)
     assert limit.num_free(0, 2) == math.inf
+
+
+def test_claims_pause_after_a_hand_back_until_a_success() -> None:
+    limit = a_limit()
+    limit.note_handed_back(1)
+    assert limit.num_free(0, 1 + HAND_BACK_PAUSE_S - 0.01) == 0
+    assert limit.num_free(0, 1 + HAND_BACK_PAUSE_S) == math.inf
+    limit.note_handed_back(5)
+    limit.note_served()
+    assert limit.num_free(0, 5) == math.inf
 
 
 def test_failure_that_is_no_refusal_sets_no_limit() -> None:

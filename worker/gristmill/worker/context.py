@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gristmill.shared.fleet import Served
 from gristmill.worker.admission.room import Admission
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine
@@ -28,6 +29,7 @@ class WorkerContext:
         drain: State of the drain: whether the worker must stop.
         liveness: Signs of life, which the probes read.
         provenance: What made the answers, for the results.
+        served: Models and endpoints that the worker serves.
         facts: Facts about what the worker serves; other clients read them in `worker:<worker>`.
     """
 
@@ -40,4 +42,5 @@ class WorkerContext:
     drain: Drain
     liveness: Liveness
     provenance: Provenance
+    served: Served
     facts: Mapping[str, str | int]

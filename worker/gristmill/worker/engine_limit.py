@@ -12,6 +12,10 @@ STEP_S = 5.0
 after four times 64 more. The growth with the third power of time comes from CUBIC (RFC 9438)."""
 
 
+HAND_BACK_PAUSE_S = 1.0
+"""Seconds without claims after the worker gave a request back for another worker to claim."""
+
+
 class EngineLimit:
     """The number of requests that one engine takes at a time; no limit until it refuses one.
 
@@ -57,6 +61,10 @@ class EngineLimit:
         if is_refusal and num_accepted:
             self._num_accepted = min(self._limit(now_s), num_accepted)
             self._refused_s = now_s
+
+    def note_handed_back(self, now_s: float) -> None:
+        """Pause claims, so that another worker claims what this one gave back."""
+        self._resume_s = max(self._resume_s, now_s + HAND_BACK_PAUSE_S)
 
     def num_free(self, num_running: int, now_s: float) -> float:
         """Return how many requests may start beside the running ones; 0 during a pause."""

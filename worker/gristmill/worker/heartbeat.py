@@ -22,6 +22,7 @@ from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_brakes import write_brake
 from gristmill.worker.liveness import Liveness
+from gristmill.worker.other_models import OtherModels
 
 log = structlog.get_logger()
 
@@ -55,6 +56,7 @@ class Heartbeat:
         liveness: Says whether the worker makes progress; the heartbeat notes each answer of Redis
             there.
         events: Callbacks, run on the event loop that creates this object.
+        others: Looks at the other workers of the queue after each heartbeat.
     """
 
     def __init__(
@@ -63,11 +65,13 @@ class Heartbeat:
         beat_s: float,
         liveness: Liveness,
         events: HeartbeatEvents,
+        others: OtherModels,
     ) -> None:
         self._open_queue = open_queue
         self._beat_s = beat_s
         self._liveness = liveness
         self._events = events
+        self._others = others
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._worker = ""
@@ -113,6 +117,7 @@ class Heartbeat:
             await queue.expire()
             stats = await queue.stats()
             await self._show_brake(queue, worker, stats.now_ms)
+            await self._others.look(queue, worker, stats.workers)
         except LeaseLost:
             self._tell(self._events.lost, worker)
         except (RedisError, OSError, WrongFormat) as error:

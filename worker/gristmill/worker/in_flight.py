@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from gristmill.shared.chunking import chunks
+from gristmill.shared.fleet import FleetCache
 from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
@@ -19,6 +20,9 @@ from gristmill.shared.results import response_outcome
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine_load import EngineLoad
+
+FLEET_FRESH_S = 1.0
+"""Seconds for which the live workers of a queue count as known."""
 
 
 class ClaimedRequest:
@@ -113,6 +117,11 @@ class ClaimedRequest:
         metrics.retried.inc()
         return code
 
+    async def is_served(self) -> bool:
+        """Return whether some live worker of the queue serves the request's model and endpoint."""
+        fleet = await self._in_flight.fleet.fleet(FLEET_FRESH_S)
+        return fleet.answers(self.record.model, self.record.endpoint)
+
     async def release(self, delay_ms: int = 0) -> None:
         """Return the request to the front of its lane; this attempt does not count.
 
@@ -148,12 +157,14 @@ class InFlight:
 
     Attributes:
         queue: The queue.
+        fleet: What the live workers of the queue serve.
         num_running: Requests of this queue in the engine.
         finished: Settlements for the `AckWriter`, each with the worker incarnation that claimed it.
     """
 
     def __init__(self, queue: Queue, load: EngineLoad) -> None:
         self.queue = queue
+        self.fleet = FleetCache(queue)
         self._load = load
         self._requests: dict[str, ClaimedRequest] = {}
         self.num_running = 0

@@ -27,6 +27,7 @@ from gristmill.worker.heartbeat import Heartbeat, HeartbeatEvents
 from gristmill.worker.in_flight import ClaimResult, InFlight, cancel
 from gristmill.worker.inbox import admit_element
 from gristmill.worker.lease import Lease
+from gristmill.worker.other_models import OtherModels
 from gristmill.worker.redis_memory import ClaimPause
 from gristmill.worker.reports import report_queue
 
@@ -75,7 +76,8 @@ class QueueSource:
             stats_read=self._take_stats,
         )
         beat_s = context.settings.beat_interval_s
-        self._heartbeat = Heartbeat(open_queue, beat_s, context.liveness, events)
+        others = OtherModels(context.served)
+        self._heartbeat = Heartbeat(open_queue, beat_s, context.liveness, events, others)
         self._lease = Lease(
             self._queue,
             context.facts,

@@ -35,6 +35,11 @@ ENGINE_PRIORITY = {"high": -1, "normal": 0, "low": 1}
 """vLLM's priorities: a lower number runs sooner."""
 
 
+HAND_BACK_DELAY_S = 0.2
+"""Seconds before which nobody claims a request that this worker cannot answer. It is shorter than
+this worker's pause (`HAND_BACK_PAUSE_S`), so another worker claims the request first."""
+
+
 class Runner:
     """Runs requests on one engine.
 
@@ -51,6 +56,7 @@ class Runner:
         self._brake = context.brake
         self._settings = context.settings
         self._provenance = context.provenance
+        self._served = context.served
         self._died = died
         self._tries = FailedTries(context.settings.backoff_max_s)
 
@@ -85,11 +91,32 @@ class Runner:
             failure = failure_of_error("worker_error", error)
             await self._fail(request, failure, verdict_on_worker_error(error))
         else:
-            self._note_answer(response)
-            self._load.token_time.learn(response, time.monotonic() - started_s)
-            await self._settle(request, response)
+            await self._answered(request, response, started_s)
         finally:
             self._limit.leave(request)
+
+    async def _answered(
+        self, request: ClaimedRequest, response: Response, started_s: float
+    ) -> None:
+        if await self._is_for_another(request, response):
+            await self._hand_back(request)
+            return
+        self._note_answer(response)
+        self._load.token_time.learn(response, time.monotonic() - started_s)
+        await self._settle(request, response)
+
+    async def _is_for_another(self, request: ClaimedRequest, response: Response) -> bool:
+        """Return whether only other live workers of the queue serve the request's model."""
+        record = request.record
+        if response.status != HTTPStatus.NOT_FOUND:
+            return False
+        is_own = self._served.answers(record.model, record.endpoint)
+        return not is_own and await request.is_served()
+
+    async def _hand_back(self, request: ClaimedRequest) -> None:
+        self._limit.note_handed_back(time.monotonic())
+        log.info("request.handed_back", id=request.id, model=request.record.model)
+        await request.release(int(HAND_BACK_DELAY_S * 1000))
 
     def _note_answer(self, response: Response) -> None:
         """Note that the engine serves requests, unless the worker answered or the engine failed."""

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from gristmill.shared.connection import AnyRedis, connect
 from gristmill.shared.errors import EngineDied
+from gristmill.shared.fleet import Served
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import redacted
@@ -80,6 +81,7 @@ async def work(
         drain=drain,
         liveness=liveness,
         provenance=provenance,
+        served=Served(info.models, info.endpoints, info.max_model_len),
         facts=_worker_facts(info, capacity) | {"engine_args": _engine_args(engine)},
     )
     sources = [

@@ -14,6 +14,7 @@ from gristmill.shared.redis_full import in_words
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
     from gristmill.shared.brakes import Brake
+    from gristmill.shared.fleet import Served
     from gristmill.shared.operations import Stats
     from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
@@ -35,23 +36,30 @@ def stats(as_json: bool, settings: "QueueSettings") -> None:
     """Show depth, lanes, workers and counters of the queue, all at one moment."""
     from gristmill.producer.commands.session import on_queue, print_json
 
-    view, brakes = on_queue(settings, _view)
+    view, brakes, served = on_queue(settings, _view)
     if as_json:
-        braked = {worker: asdict(brake) for worker, brake in brakes.items()}
-        print_json({"queue": settings.queue} | asdict(view) | {"brakes": braked})
+        facts = {
+            "brakes": {worker: asdict(brake) for worker, brake in brakes.items()},
+            "served": {worker: asdict(each) for worker, each in served.items()},
+        }
+        print_json({"queue": settings.queue} | asdict(view) | facts)
     else:
-        for line in _lines(settings.queue, view, brakes):
+        for line in _lines(settings.queue, view, brakes, served):
             click.echo(line)
 
 
-async def _view(queue: "Queue") -> tuple["Stats", dict[str, "Brake"]]:
+async def _view(queue: "Queue") -> tuple["Stats", dict[str, "Brake"], dict[str, "Served"]]:
+    from gristmill.shared.fleet import read_served
     from gristmill.shared.queue_brakes import read_brakes
 
     view = await queue.stats()
-    return view, await read_brakes(queue.redis, queue.keys, view.workers)
+    brakes = await read_brakes(queue.redis, queue.keys, view.workers)
+    return view, brakes, await read_served(queue, view.workers)
 
 
-def _lines(name: str, view: "Stats", brakes: Mapping[str, "Brake"]) -> list[str]:
+def _lines(
+    name: str, view: "Stats", brakes: Mapping[str, "Brake"], served: Mapping[str, "Served"]
+) -> list[str]:
     counters = dict(view.counters)
     queued, in_flight = counters.pop("queued", 0), counters.pop("in_flight", 0)
     queued_tokens, in_flight_tokens = counters.pop("queued_tokens", 0), counters.pop("in_flight_tokens", 0)  # fmt: skip
@@ -72,7 +80,7 @@ def _lines(name: str, view: "Stats", brakes: Mapping[str, "Brake"]) -> list[str]
         f"workers    {len(view.workers)}",
     ]
     for worker, remaining_ms in sorted(view.workers.items()):
-        lines.append(f"  {worker}  {_lease(remaining_ms)}")
+        lines.append(f"  {worker}  {_lease(remaining_ms)}; serves {served[worker].in_words()}")
         if brake := brakes.get(worker):
             lines.append(f"    braked: {brake.in_words()}")
     return lines
