@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from queues import a_request, claim, counters, open_worker, outcome, some_requests
+from queues import ERROR, a_request, claim, counters, fail, open_worker, outcome, some_requests
 
 from gristmill.shared.audit import audit
 from gristmill.shared.operations import Scheduling, SchedulingPolicy, Settlement
@@ -292,6 +292,60 @@ async def test_a_tenant_pays_what_was_served_and_no_less(queue: Queue) -> None:
     await queue.ack(worker, [Settlement(i.id, i.delivery, "failed", outcome(i)) for i in held])
     shares = Counter(item.record.tenant for item in await claim(queue, worker, 64))
     assert shares == {"evil": 32, "good": 32}
+
+
+@pytest.mark.parametrize("end", ["nack", "failed", "cancel", "crash"])
+async def test_a_tenant_whose_requests_fail_gets_no_more_than_its_share(
+    queue: Queue, end: str
+) -> None:
+    """Only a release is free, or a tenant whose requests all fail would get every place in the engine."""
+    worker = await worker_under(queue, "fair")
+    for tenant in ("fails", "good"):
+        await queue.submit(some_requests(300, tenant=tenant, max_tokens=100))
+    num_runs = Counter[str]()
+    for _ in range(24):
+        items = await claim(queue, worker, 8, max_suspects=0)
+        num_runs.update(item.record.tenant for item in items)
+        await ack(queue, worker, [i for i in items if i.record.tenant == "good"], 0, 100)
+        await _fail(queue, worker, [i for i in items if i.record.tenant == "fails"], end)
+    assert num_runs["good"] >= num_runs["fails"]
+
+
+async def _fail(queue: Queue, worker: str, items: Sequence[Claimed], end: str) -> None:
+    if end == "nack":
+        for item in items:
+            await queue.nack(worker, item, 3_600_000, ERROR)
+    elif end == "failed":
+        await fail(queue, worker, items)
+    elif end == "cancel":
+        await queue.cancel(names(items))
+    elif items:
+        await queue.crash(worker, {})
+
+
+async def test_one_failure_with_a_huge_answer_does_not_hold_up_its_tenant(queue: Queue) -> None:
+    worker = await worker_under(queue, "fair")
+    await queue.submit([a_request(tenant="a", max_tokens=10**7)])
+    await queue.submit(some_requests(100, tenant="b", max_tokens=100))
+    for item in await claim(queue, worker, 2):
+        await fail(queue, worker, [item])
+    await queue.submit(some_requests(100, tenant="a", max_tokens=100))
+    shares = Counter(item.record.tenant for item in await claim(queue, worker, 64))
+    assert shares["a"] >= 16
+
+
+async def test_a_claim_takes_from_avoided_tenants_only_if_no_other_waits(queue: Queue) -> None:
+    worker = await worker_under(queue, "fair")
+    await queue.submit([a_request(f"a{n}", tenant="a", priority="high") for n in range(3)])
+    await queue.submit([a_request("b", tenant="b"), a_request("c", tenant="c", priority="low")])
+    avoid: list[str] = []
+    taken = []
+    for _ in range(4):
+        (item,) = await claim(queue, worker, 1, avoid=avoid)
+        avoid.append(item.record.tenant)
+        taken.append(item.id)
+    assert taken == ["a0", "b", "c", "a1"]
+    assert await audit(queue) == []
 
 
 async def _serve(

@@ -187,6 +187,7 @@ class Queue:
         ms_per_token: float = 0,
         lanes: LaneRoom = ANY_LANE,
         understands: Iterable[str] = (),
+        avoid: Iterable[str] = (),
     ) -> Claim:
         """Lease waiting requests to a worker.
 
@@ -203,6 +204,8 @@ class Queue:
             lanes: Most requests to take from each lane.
             understands: Names of facts that this worker understands. A request that requires
                 another fact stays in the queue for a worker that does.
+            avoid: Tenants to take from only if no other has anything. It has no effect under an
+                order that treats all tenants alike.
 
         Raises:
             LeaseLost: The worker holds no lease.
@@ -211,7 +214,7 @@ class Queue:
             "claim", worker, nonce, max_requests, max_tokens, suspects.max_new, int(suspects.holds_some),
             self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms, ms_per_token,
             ",".join(understands), *("" if room is None else room for room in lanes),
-            max_bytes, max_element_bytes(self.limits.max_request_bytes),
+            max_bytes, max_element_bytes(self.limits.max_request_bytes), ",".join(avoid),
         )  # fmt: skip
         if reply[0] == b"LOST":
             raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}", worker)

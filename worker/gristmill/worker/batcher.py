@@ -38,7 +38,9 @@ class Source(Protocol):
     def has_suspects(self) -> bool:
         """True if this worker holds suspects of the queue."""
 
-    async def claim(self, room: Room, suspect_width: int) -> ClaimResult | None:
+    async def claim(
+        self, room: Room, suspect_width: int, avoid: Sequence[str] = ()
+    ) -> ClaimResult | None:
         """Claim once; return None while claims pause."""
 
     async def resolve_doubt(self) -> None:
@@ -168,7 +170,8 @@ class Batcher:
         is_try = self._brake.is_closed
         max_tokens = batch_policy.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
         granted = Room(size, max_tokens, min(room.num_bytes, MAX_CLAIM_BYTES))
-        claim = await source.claim(granted, self._suspect_width_of(source))
+        width, tried = self._suspect_width_of(source), self._brake.tried_tenants
+        claim = await source.claim(granted, width, tried)
         if is_try and claim and claim.requests:
             self._brake.begin_try(claim.requests[0])
         return claim

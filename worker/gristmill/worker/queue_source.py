@@ -109,7 +109,9 @@ class QueueSource:
 
     # -- claims --------------------------------------------------------------------------------------
 
-    async def claim(self, room: Room, suspect_width: int) -> ClaimResult | None:
+    async def claim(
+        self, room: Room, suspect_width: int, avoid: Sequence[str] = ()
+    ) -> ClaimResult | None:
         """Claim once, and admit the inbox elements that the claim took.
 
         If the lease is lost, open a new one and claim under its name. Repeat the call with the same
@@ -118,6 +120,7 @@ class QueueSource:
         Args:
             room: What the claim may take, at least one request.
             suspect_width: Suspects of this queue that may run at the same time.
+            avoid: Tenants to take from only if no other waits.
 
         Returns:
             The result of the claim, or None if claims pause because Redis is nearly full.
@@ -128,7 +131,7 @@ class QueueSource:
         while True:
             worker = self._lease.worker
             try:
-                claim = await self._claim(worker, room, suspect_width)
+                claim = await self._claim(worker, room, suspect_width, avoid)
             except LeaseLost as lost:
                 await self._lease.replace(lost.worker)
             else:
@@ -158,7 +161,9 @@ class QueueSource:
         except (RedisError, OSError):
             await asyncio.sleep(timeout_s)  # Redis is away; the next claim waits until it is back
 
-    async def _claim(self, worker: str, room: Room, suspect_width: int) -> Claim:
+    async def _claim(
+        self, worker: str, room: Room, suspect_width: int, avoid: Sequence[str]
+    ) -> Claim:
         nonce, suspects = str(ULID()), self._in_flight.suspects
         runs_alone = any(request.claimed.crashes > 1 for request in suspects)
         max_suspects = 0 if runs_alone else max(0, suspect_width - len(suspects))
@@ -171,6 +176,7 @@ class QueueSource:
                 max_bytes=room.num_bytes,
                 suspects=SuspectRoom(max_suspects, bool(suspects)),
                 ms_per_token=self._context.load.token_time.ms_per_token,
+                avoid=avoid,
             )
         )
 

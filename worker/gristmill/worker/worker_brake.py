@@ -5,6 +5,7 @@ has the rule. The heartbeat and the probes read from `Liveness` why a worker is 
 """
 
 import time
+from collections import deque
 from typing import Protocol
 
 import structlog
@@ -24,6 +25,9 @@ REMEDIES = {
     False: "check the engine's log, disk, adapters and VLLM_API_KEY",
 }
 """What to do about failures that requests may, or may not, have caused themselves."""
+
+MAX_TRIED = 64
+"""Most tenants of tries to remember: an hour of tries."""
 
 REASONS = {
     "succeeded": "a request succeeded",
@@ -60,12 +64,17 @@ class WorkerBrake:
         base_s: Seconds from the closing to the first try; each failed try doubles the pause.
         max_s: Longest pause in seconds.
         liveness: Record in which probes and heartbeats find the reason.
+
+    Attributes:
+        tried_tenants: Tenants that have had a try and must wait until others had theirs. One tenant
+            whose requests all fail would get every try under the order `fair`, and none would succeed.
     """
 
     def __init__(self, base_s: float, max_s: float, liveness: Liveness) -> None:
         self._rule = FailureBrake(base_s, max_s)
         self._liveness = liveness
         self._try: RunRequest | None = None
+        self.tried_tenants: deque[str] = deque(maxlen=MAX_TRIED)
 
     @property
     def is_closed(self) -> bool:
@@ -81,7 +90,10 @@ class WorkerBrake:
 
     def begin_try(self, request: RunRequest) -> None:
         """Note the request that a braked worker claimed."""
-        self._try = request
+        self._try, tenant = request, request.record.tenant
+        if tenant in self.tried_tenants:  # all others have had a try, or have nothing
+            self.tried_tenants.clear()
+        self.tried_tenants.append(tenant)
         self._rule.begin_try(time.monotonic())
 
     def holds_back(self, request: RunRequest) -> bool:
@@ -123,6 +135,8 @@ class WorkerBrake:
         self._rule.forget(time.monotonic())
 
     def _report(self, change: Change | None, request: RunRequest) -> None:
+        if change:
+            self.tried_tenants.clear()
         if change == "closed" and self._rule.cause:
             self._report_closed(self._rule.cause, request)
         elif change:

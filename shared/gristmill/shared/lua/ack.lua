@@ -71,7 +71,7 @@ local owners = call("HMGET", prefix .. "owner", unpack(ids))
 
 -- Let go of a request that this worker has finished but does not hold.
 local function end_late(id, header)
-  local holder = disown(id, header.cost)
+  local holder = disown(id, header)
   count("late", 1)
   if not holder then
     count_queued(header.cost, -1)
@@ -86,7 +86,7 @@ local function settle(n, id, delivery, status, outcome, prompt_tokens, output_to
   local is_held, record = deliveries[n] == delivery, records[n]
   if not record or not (is_held or status == "succeeded") then
     if is_held then
-      disown(id, 0)
+      disown(id)
     end
     return 0
   end
@@ -101,8 +101,10 @@ local function settle(n, id, delivery, status, outcome, prompt_tokens, output_to
     return 2
   end
   local num_tokens = prompt_tokens + output_tokens
-  if num_tokens > 0 or status == "failed" then -- else the engine did not count
+  if num_tokens > 0 then
     correct_charge(owners[n], bounded_cost(num_tokens))
+  elseif status == "failed" then -- else the engine did not count, and the charge of the claim stands
+    charge_uncounted(owners[n], header)
   end
   settled[#settled + 1] = id
   num_let_go_tokens = num_let_go_tokens + header.cost

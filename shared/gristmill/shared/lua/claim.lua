@@ -5,7 +5,8 @@
 --          has_suspects (1 if the worker already runs one), max_depth, max_bytes, result_ttl_ms, ms_per_token
 --          (of one request on this worker's engine, 0 if unknown; tells which deadlines cannot be met), understood
 --          (names of facts, joined by commas), then the most requests from the lanes high, normal, low ("": no limit),
---          then the most bytes of records (one record always fits) and of an inbox element
+--          then the most bytes of records (one record always fits) and of an inbox element, then tenants to take from
+--          only if no other has anything, joined by commas
 -- Returns  {"LOST"} if the worker holds no lease; else
 --          {"OK", now_ms, next_due_ms (-1: none), {token, element, ...} from the inbox,
 --           {id, delivery, attempt, crashes, record, ...}, num_queued, num_workers}
@@ -24,6 +25,7 @@ local claim = {
   num_of_lane = { suspect = 0, high = 0, normal = 0, low = 0 }, -- taken so far
   max_ids = 0, -- most ids that the claim may have when it has taken from the present lane
   understands = {}, pauses = {}, has_pauses = false, -- name -> true; scope -> true
+  avoided = {}, num_avoided = 0, -- tenant -> true, and how many
   ids = {}, is_taken = {}, -- taken so far: in order; id -> true
   deliveries = {}, owners = {}, -- id, value, ... for in_flight:<worker> and for owner
   reply = {}, -- id, delivery, attempt, crashes, record, ... for the worker
@@ -33,15 +35,6 @@ local claim = {
   is_spent = false, -- the next request would exceed max_tokens or max_record_bytes
   virtual_times = {}, -- lane -> virtual time, if this claim has advanced it
 }
-
-local function read_permits()
-  for name in string.gmatch(ARGV[11] or "", "[^,]+") do
-    claim.understands[name] = true
-  end
-  for _, scope in ipairs(call("HKEYS", prefix .. "pauses")) do
-    claim.pauses[scope], claim.has_pauses = true, true
-  end
-end
 
 local function num_queued()
   return tonumber(call("HGET", prefix .. "stats", "queued") or 0)
@@ -131,7 +124,7 @@ claim.admitting = call("HGETALL", prefix .. "admitting:" .. claim.worker) -- tok
 if repeat_last_claim() then
   return reply()
 end
-read_permits()
+read_permits(claim)
 if claim.pauses.queue then
   return reply()
 end
@@ -141,6 +134,10 @@ if scheduling().is_mixed then
   claim.num_examined = move_misplaced()
 end
 take_from_lanes()
+if #claim.ids == 0 and claim.num_avoided > 0 then
+  claim.num_avoided = 0
+  take_from_lanes()
+end
 write_claim()
 pass_doorbell_on(has_taken_inbox or num_unparked + claim.num_examined > 0)
 return reply()

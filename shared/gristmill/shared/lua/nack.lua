@@ -16,7 +16,7 @@ local function return_for_retry(id, delivery, delay_ms, failure)
     return "stale"
   end
   local header = stored_header(id)
-  disown(id, header and header.cost or 0)
+  disown(id, header, header and cost_of_failure(header))
   if not header then
     return "stale"
   end

@@ -21,7 +21,7 @@ for i = 2 * math.floor((#ARGV - 1) / 2), 2, -2 do -- backwards, so that the firs
   local id, delivery = ARGV[i], ARGV[i + 1]
   if call("HGET", prefix .. "in_flight:" .. ARGV[1], id) == delivery then
     local header = stored_header(id)
-    disown(id, header and header.cost or 0)
+    disown(id, header, 0)
     if header then
       local _, uncounted, crashes = attempts_of(id)
       set_attempts(id, delivery, uncounted + 1, crashes)

@@ -1,5 +1,18 @@
 -- claim_parking: park what this worker may not have, and return what it may. Part of claim.
 
+-- Read which facts the worker understands, which tenants come last, and what is paused.
+local function read_permits(claim)
+  for name in string.gmatch(ARGV[11] or "", "[^,]+") do
+    claim.understands[name] = true
+  end
+  for tenant in string.gmatch(ARGV[17] or "", "[^,]+") do
+    claim.avoided[tenant], claim.num_avoided = true, claim.num_avoided + 1
+  end
+  for _, scope in ipairs(call("HKEYS", prefix .. "pauses")) do
+    claim.pauses[scope], claim.has_pauses = true, true
+  end
+end
+
 -- Return whether a worker understands all of some facts.
 local function understands(claim, names)
   for name in string.gmatch(names, "[^,]+") do

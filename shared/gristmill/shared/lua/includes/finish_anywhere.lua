@@ -9,7 +9,7 @@ local function finish_anywhere(id, status, message, ttl_ms, time_ms)
   if not header or not finish(id, num_bytes, header, status, outcome, ttl_ms, time_ms) then
     return false
   end
-  local worker = disown(id, header.cost)
+  local worker = disown(id, header)
   if worker then
     call("RPUSH", key_of("abort:" .. worker, "LLEN"), id)
     return "running"

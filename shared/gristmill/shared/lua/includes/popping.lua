@@ -62,12 +62,24 @@ local function pop_in_turn(popped, lane, found, room)
   return #found > 0
 end
 
+-- Return the first flow of a lane that the claim does not avoid.
+local function first_flow(claim, lane)
+  local found = flows_of(lane, 0, claim.num_avoided)
+  for i = 1, claim.num_avoided > 0 and #found or 0, 2 do
+    if not claim.avoided[found[i]] then
+      return { found[i], found[i + 1] }
+    end
+  end
+  return claim.num_avoided == 0 and found or {}
+end
+
 -- Pop ids of a lane: of the flow that is next by virtual time, and of the flows after it while they become empty.
 -- Returns entries, their flows, and the names of flows that became empty.
 local function pop(claim, lane, size)
   local popped = { entries = {}, flows = {}, emptied = {} }
   local room = lane == "suspect" and 1 or math.min(size, claim.max_ids - #claim.ids)
-  if pop_in_turn(popped, lane, flows_of(lane, 0, 0), room) then -- most often the first flow has enough
+  -- Most often the first flow has enough.
+  if pop_in_turn(popped, lane, first_flow(claim, lane), room) and claim.num_avoided == 0 then
     pop_in_turn(popped, lane, flows_of(lane, 1, room), room)
   end
   if #popped.emptied > 0 then

@@ -53,7 +53,7 @@ local function give_back_as_suspects(worker, limit, evidence, ttl_ms, time_ms)
   for i = num_moved, 1, -1 do -- backwards, so that the first is at the front of its lane
     local item = held[i]
     local header = stored_header(item.id)
-    disown(item.id, header and header.cost or 0)
+    disown(item.id, header)
     if header and num_suspects == 1 and item.crashes > 0 then
       if fail_lone_suspect(item, evidence, ttl_ms, time_ms) then
         dead_ids[#dead_ids + 1] = item.id
