@@ -172,7 +172,7 @@ async def test_requeue_submits_anew_and_prints_the_new_ids(
     missing = shell.run("dead", "requeue", "nobody")
     assert (missing.code, missing.err) == (
         1,
-        "nobody: no such dead letter; see: gristmill dead list\n",
+        f"nobody: no such dead letter; see: gristmill dead list --queue {shell.queue}\n",
     )
     old, new = done.out.split()
     assert old == "doomed"

@@ -5,8 +5,9 @@ from queues import ERROR, claimed_by, open_worker, some_requests, succeed
 
 from gristmill.shared.errors import WrongFormat
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_format import FORMAT, check_format
 from gristmill.shared.queue_purge import Holders, holders
-from gristmill.shared.scripts import FORMAT, PROTOCOL, lua_text
+from gristmill.shared.scripts import PROTOCOL, lua_text
 
 
 async def test_a_new_queue_gets_the_format_of_its_first_writer(queue: Queue) -> None:
@@ -16,7 +17,13 @@ async def test_a_new_queue_gets_the_format_of_its_first_writer(queue: Queue) -> 
     assert PROTOCOL.partition(".")[0] == FORMAT
 
 
-@pytest.mark.parametrize(("format_of_queue", "words"), [("2", "format 2"), (None, "before 0.1.0")])
+@pytest.mark.parametrize(
+    ("format_of_queue", "words"),
+    [
+        ("2", "has format 2.*Upgrade this"),
+        (None, "before 0.1.0.*gristmill queue purge --queue test-"),
+    ],
+)
 async def test_a_queue_of_another_format_is_refused(
     queue: Queue, format_of_queue: str | None, words: str
 ) -> None:
@@ -25,15 +32,17 @@ async def test_a_queue_of_another_format_is_refused(
     if format_of_queue:
         await queue.redis.set(queue.keys.format, format_of_queue)
     for call in (lambda: queue.submit(some_requests(1)), lambda: open_worker(queue), queue.stats):
-        with pytest.raises(WrongFormat, match=words) as caught:
+        with pytest.raises(WrongFormat, match=words):
             await call()
-        assert "gristmill queue purge" in str(caught.value)
+    with pytest.raises(WrongFormat, match=words):
+        await check_format(queue.redis, queue.keys)
     assert await queue.redis.hgetall(queue.keys.stats) == {b"submitted": b"5"}
     assert await queue.redis.exists(queue.keys.workers) == 0
 
 
 async def test_looking_at_an_empty_queue_writes_nothing(queue: Queue) -> None:
     await queue.stats()
+    await check_format(queue.redis, queue.keys)
     assert await queue.redis.exists(queue.keys.format) == 0
 
 

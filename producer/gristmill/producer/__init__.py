@@ -14,6 +14,7 @@ from gristmill.shared.errors import (
     RedisUnreachable,
     ResultExpired,
     SettingsError,
+    WrongFormat,
 )
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
@@ -33,4 +34,5 @@ __all__ = [
     "ResultExpired",
     "SettingsError",
     "SyncClient",
+    "WrongFormat",
 ]

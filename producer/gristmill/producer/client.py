@@ -65,7 +65,8 @@ class Client:
         SettingsError: A setting of the environment is wrong.
 
     A request is done when its result is written; the result's `status` says how it ended. The first call
-    raises `RedisUnreachable` if Redis does not answer within 10 s, or refuses the login. Nothing is lost when
+    raises `RedisUnreachable` if Redis does not answer within 10 s, or refuses the login, and `WrongFormat` if
+    another version wrote the queue. Nothing is lost when
     Redis is away later: calls wait until it is back.
     """
 
@@ -80,7 +81,9 @@ class Client:
         settings = settings_of(settings, queue)
         self.queue = queue or _connected(settings)
         url = settings.redis_url.get_secret_value()
-        self._first_contact = None if queue else FirstContact(self.queue.redis, url)
+        self._first_contact = (
+            None if queue else FirstContact(self.queue.redis, self.queue.keys, url)
+        )
         self.name = name or f"client-{ULID()}"
         self._calls = OpenCalls()
         self._watch = WorkerWatch(self.queue, is_quiet=is_quiet)
@@ -177,7 +180,7 @@ class Client:
         async with self._call():
             result = (await retrying(lambda: self.queue.results([request_id])))[0]
         if result is None and (await self.status([request_id]))[0][0] == "unknown":
-            raise result_expired(request_id)
+            raise result_expired(request_id, self.queue.keys.queue)
         return result
 
     async def wait(self, request_id: str, timeout_s: float | None = None) -> Result:

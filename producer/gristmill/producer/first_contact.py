@@ -1,10 +1,13 @@
 """Make sure that Redis answers at the first call of a client, so that a wrong URL is an error and no endless wait."""
 
 import asyncio
+from functools import partial
 
 from redis.exceptions import RedisError
 
 from gristmill.shared.connection import AnyRedis
+from gristmill.shared.keys import Keys
+from gristmill.shared.queue_format import check_format
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_trouble import error_in_words
 from gristmill.shared.tasks import end
@@ -19,11 +22,12 @@ class FirstContact:
 
     Args:
         redis: The client of Redis.
+        keys: The keys of the queue.
         url: Its URL, for messages, which leave user and password out.
     """
 
-    def __init__(self, redis: AnyRedis, url: str) -> None:
-        self._redis = redis
+    def __init__(self, redis: AnyRedis, keys: Keys, url: str) -> None:
+        self._redis, self._keys = redis, keys
         self._url = url
         self._attempt: asyncio.Task[None] | None = None
         self._has_answered = False
@@ -34,6 +38,7 @@ class FirstContact:
         Raises:
             RedisUnreachable: No answer within `FIRST_ANSWER_S`, or a refused login.
             SettingsError: The URL names a database that Redis does not have.
+            WrongFormat: Another version wrote the queue.
         """
         if self._has_answered:
             return
@@ -48,6 +53,7 @@ class FirstContact:
     async def _ping(self) -> None:
         try:
             await retrying(self._redis.ping, FIRST_ANSWER_S)
+            await retrying(partial(check_format, self._redis, self._keys), FIRST_ANSWER_S)
         except (RedisError, OSError) as error:
             raise error_in_words(error, self._url) from None
         self._has_answered = True

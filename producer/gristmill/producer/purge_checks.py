@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.key_scan import SCANNED_A_CALL, scan_names
-from gristmill.shared.keys import queue_of
+from gristmill.shared.keys import ALL_QUEUES, queue_of
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_purge import Holders, holders
 
@@ -52,7 +52,7 @@ async def unknown_tenant(queue: Queue, name: str) -> str:
 async def unknown_queue(queue: Queue) -> str:
     """Return the message for a queue that has no key."""
     name, redis = queue.keys.queue, queue.redis
-    keys = redis.scan_iter(match="gm:{*}:*", count=SCANNED_A_CALL)
+    keys = redis.scan_iter(match=ALL_QUEUES, count=SCANNED_A_CALL)
     known = {found async for key in keys if (found := queue_of(key))}
     return f"this Redis has no queue {name!r}{_nearest(name, known)}; check --queue and --redis-url"
 

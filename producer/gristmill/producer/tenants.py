@@ -126,7 +126,7 @@ class Tenants:
         """
         record = tenant.model_dump_json()
         if not await self._redis.set(self._keys.tenant(tenant.name), record, xx=True):
-            raise _unknown(tenant.name)
+            raise self._unknown(tenant.name)
 
     async def add_key(self, name: str) -> str:
         """Add an API key to a tenant and return it; the existing keys stay valid.
@@ -157,7 +157,7 @@ class Tenants:
         """
         tenant = await self.get(name)
         if tenant is None:
-            raise _unknown(name)
+            raise self._unknown(name)
         return tenant
 
     async def by_key(self, key: str) -> Tenant | None:
@@ -185,7 +185,7 @@ class Tenants:
         await self._redis.hdel(self._keys.tenant_weights, name)
         await self._redis.srem(self._keys.tenants, name)
         if not await self._redis.delete(self._keys.tenant(name)):
-            raise _unknown(name)
+            raise self._unknown(name)
 
     async def traces(self, name: str) -> Sequence[str]:
         """Return the keys that exist because of a tenant: its record, its lists, the hash with its API keys."""
@@ -212,6 +212,12 @@ class Tenants:
         )
         await self._redis.unlink(keys.tenant(name))
 
+    def _unknown(self, name: str) -> NotFound:
+        queue = self._keys.queue
+        return NotFound(
+            f"queue {queue} has no tenant {name!r}; list its tenants: gristmill tenant list --queue {queue}"
+        )
+
     async def _key_digests(self, name: str) -> Sequence[bytes]:
         return [
             digest
@@ -222,7 +228,3 @@ class Tenants:
 
 def _digest(key: str) -> str:
     return sha256(key.encode(errors="replace")).hexdigest()
-
-
-def _unknown(name: str) -> NotFound:
-    return NotFound(f"there is no tenant {name!r}; gristmill tenant list shows those there are")

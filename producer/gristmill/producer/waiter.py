@@ -167,7 +167,7 @@ class Waiter:
     def _fail_expired(self, request_id: str) -> None:
         awaited = self._awaited.pop(request_id, None)
         if awaited:
-            _fail(awaited.future, result_expired(request_id))
+            _fail(awaited.future, result_expired(request_id, self._queue.keys.queue))
 
 
 def _fail(future: "asyncio.Future[Result]", error: Exception) -> None:
@@ -177,12 +177,12 @@ def _fail(future: "asyncio.Future[Result]", error: Exception) -> None:
         future.exception()
 
 
-def result_expired(request_id: str) -> ResultExpired:
-    """Return the error for an id that the queue does not know."""
+def result_expired(request_id: str, queue: str) -> ResultExpired:
+    """Return the error for an id that a queue does not know."""
     if found := _OF_BATCH.match(request_id):
         reason = (
             "the queue has no result under this id: a batch's results are deleted once their rows are written;"
-            f" read the rows: gristmill batch results {found[1]}"
+            f" read the rows: gristmill batch results {found[1]} --queue {queue}"
         )
     else:
         reason = (

@@ -24,6 +24,9 @@ ALL_TENANTS = "*"
 QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+ALL_QUEUES = "gm:{*}:*"
+"""Pattern for SCAN that matches every key of every queue."""
+
 _PREFIX = re.compile(rb"gm:\{([A-Za-z0-9._-]{1,64})\}:")
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from gristmill.shared.errors import WrongFormat
+from gristmill.shared.keys import queue_of
+from gristmill.shared.queue_format import FORMAT, wrong_format
 from gristmill.shared.redis_full import RedisFull
 
 _CORE = ("schema", "types", "counters")
@@ -62,9 +63,6 @@ INCLUDES: dict[str, tuple[str, ...]] = {
 """Verb -> the subjects in front of it, in this order: a subject uses only those before it."""
 
 VERBS = tuple(INCLUDES)
-
-FORMAT = "1"
-"""Version of the keys and records; `includes/format.lua` has the same. Other formats are refused."""
 
 PROTOCOL = f"{FORMAT}.0"
 """Version of keys and verbs that a worker registers with: the format, then what was added since."""
@@ -133,13 +131,5 @@ class Scripts:
             code, _, format_of_queue = str(error).partition(" ")
             if code != "FORMAT":
                 raise
-            raise WrongFormat(_wrong_format(self._prefix, format_of_queue)) from None
-
-
-def _wrong_format(prefix: str, format_of_queue: str) -> str:
-    is_older = format_of_queue == "0"
-    writer = "a version before 0.1.0" if is_older else f"a version with format {format_of_queue}"
-    return (
-        f"the queue under {prefix} was written by {writer}; this version reads format {FORMAT}. Let workers of that"
-        " version finish it, use another queue (GRISTMILL_QUEUE), or delete it: gristmill queue purge"
-    )
+            queue = queue_of(self._prefix.encode()) or self._prefix
+            raise wrong_format(queue, format_of_queue) from None

@@ -96,7 +96,10 @@ async def test_batches_of_all_tenants_are_listed_and_found(shell: CommandLine) -
     assert own.split()[:2] == [ids[1], "validating"]
     shown = shell.run("batch", "show", ids[1])
     assert "tenant   acme" in shown.out
-    assert "no steward has taken the batch up yet; start one: gristmill steward" in shown.err
+    assert (
+        f"no steward has taken the batch up yet; start one: gristmill steward --queue {shell.queue}"
+        in shown.err
+    )
     assert shell.run("batch", "show", ids[1], "--tenant", "acme").code == 0
     other = shell.run("batch", "show", ids[1], "--tenant", "other")
     assert (other.code, other.out) == (4, "")
@@ -166,7 +169,7 @@ async def test_a_batch_without_rows_leaves_the_output_alone(shell: CommandLine) 
     batch, tenant, status, counts = listed.split()[:4]
     assert (tenant, status, counts) == ("default", "failed", "0/0")
     assert "completed  line 2: " in listed
-    assert listed.endswith(f"; see: gristmill batch show {batch}")
+    assert listed.endswith(f"; see: gristmill batch show {batch} --queue {shell.queue}")
 
 
 def test_a_file_that_is_not_there_is_named(shell: CommandLine) -> None:

@@ -14,7 +14,9 @@ from redis.exceptions import RedisError
 from gristmill.shared.connection import AnyRedis, connect
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.fleet import Served
+from gristmill.shared.keys import Keys
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_format import check_format
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.scripts import PROTOCOL
@@ -98,16 +100,21 @@ async def work(
 
 
 async def greet_redis(settings: WorkerSettings) -> bool:
-    """Wait until Redis answers, and warn of a configuration that loses requests. Return True.
+    """Wait until Redis answers, check the queues' format, and warn of a configuration that loses requests. Return True.
 
     Call it before the engine starts. The start may take minutes, and a wrong REDIS_URL must show at
     once.
+
+    Raises:
+        WrongFormat: Another version wrote one of the queues.
     """
     url = redacted(settings.redis_url.get_secret_value())
     log.info("redis.connecting", url=url)
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     try:
         await retrying(redis.ping)
+        for name in settings.queues:
+            await retrying(partial(check_format, redis, Keys(name)))
         if await _eviction_policy(redis) not in (None, "noeviction"):
             log.warning(
                 "redis.evicts",

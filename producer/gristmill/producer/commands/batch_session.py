@@ -20,7 +20,7 @@ from gristmill.producer.batches.objects import (
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
 from gristmill.producer.batches.upload import Upload
-from gristmill.producer.commands.batch_watch import UNTAKEN, BatchWatch
+from gristmill.producer.commands.batch_watch import BatchWatch, untaken
 from gristmill.producer.commands.session import on_queue, print_json, stdin_bytes, stdout_bytes
 from gristmill.shared.cli import say
 from gristmill.shared.disk_errors import disk_errors
@@ -28,6 +28,7 @@ from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.file_format import check_start
 from gristmill.shared.one_line import one_line
 from gristmill.shared.pauses import Pause, batch_scope, this_user
+from gristmill.shared.queue import Queue
 from gristmill.shared.request_json import request_from_json
 
 T = TypeVar("T")
@@ -39,15 +40,25 @@ MAX_ERROR = 100
 """Most characters of an error in a line of `batch list`."""
 
 
-def on_store(settings: BatchSettings, work: Callable[[BatchStore], Coroutine[Any, Any, T]]) -> T:
+def on_store(
+    settings: BatchSettings,
+    work: Callable[[BatchStore], Coroutine[Any, Any, T]],
+    *,
+    any_format: bool = False,
+) -> T:
     """Run a coroutine on the batches and files of a queue.
 
     Raises:
         GristmillError: The storage cannot be used.
+        WrongFormat: Another version wrote the queue, and `any_format` is false.
     """
     storage = Storage(settings.storage_url)
+
+    def on_open_queue(queue: Queue) -> Coroutine[Any, Any, T]:
+        return work(BatchStore(queue, storage, settings))
+
     try:
-        return on_queue(settings, lambda queue: work(BatchStore(queue, storage, settings)))
+        return on_queue(settings, on_open_queue, any_format=any_format)
     except Exception as error:
         if isinstance(error, OSError) or type(error).__module__.startswith("botocore"):
             raise GristmillError(unusable(storage.url, error)) from None
@@ -66,6 +77,7 @@ class BatchSession:
     def __init__(self, settings: BatchSettings, tenant: str | None) -> None:
         self._settings = settings
         self._tenant = tenant
+        self._on = f"--queue {settings.queue}"  # for commands in messages
 
     def create(self, source: str, options: Mapping[str, Any]) -> BatchRecord:
         """Copy a file into the storage and create a batch from it.
@@ -90,7 +102,7 @@ class BatchSession:
             return
         state = self._run(lambda batches: batches.store.records.state(record.id))
         if not state.num_slices:
-            say(UNTAKEN)
+            say(untaken(self._settings.queue))
 
     def cancel(self, batch_id: str) -> BatchRecord:
         """Cancel a batch."""
@@ -129,7 +141,7 @@ class BatchSession:
         except KeyboardInterrupt:
             say(
                 f"interrupted; {batch_id} runs on; to watch it: gristmill batch show {batch_id}"
-                f" --wait; to end it: gristmill batch cancel {batch_id}"
+                f" --wait {self._on}; to end it: gristmill batch cancel {batch_id} {self._on}"
             )
             raise
 
@@ -144,7 +156,7 @@ class BatchSession:
             else:
                 column = f"  {record.tenant:<{width}}" if owner else ""
                 click.echo(
-                    f"{record.id}{column}  {record.status:<11}  {_counts(record)}{_first_error(record)}"
+                    f"{record.id}{column}  {record.status:<11}  {_counts(record)}{_first_error(record, self._on)}"
                 )
         if not records:
             of_tenant = f" of tenant {self._tenant}; leave --tenant out to see all" if self._tenant else ""  # fmt: skip
@@ -159,8 +171,10 @@ class BatchSession:
         """Write the rows of a batch to a file, or to stdout if `output` is None."""
         self._on_batch(
             batch_id,
-            lambda batches, owner: _write(batches.results(owner, batch_id, follow=follow), batch_id, output),
-        )  # fmt: skip
+            lambda batches, owner: _write(
+                batches.results(owner, batch_id, follow=follow), f"{batch_id} {self._on}", output
+            ),
+        )
 
     def show(self, record: BatchRecord, *, as_json: bool, brief: bool = False) -> None:
         """Print a batch: JSON, its id alone, or a few lines for people."""
@@ -168,7 +182,7 @@ class BatchSession:
             print_json(public_fields(record))
         elif brief:
             click.echo(record.id)
-            say(f"batch created; watch it with: gristmill batch show {record.id} --wait")
+            say(f"batch created; watch it with: gristmill batch show {record.id} --wait {self._on}")
         else:
             for line in _lines(record):
                 click.echo(line)
@@ -200,7 +214,7 @@ class BatchSession:
             raise NotFound(
                 f"queue {self._settings.queue} has no batch {batch_id!r}: none was created under"
                 f" this id, or it ended more than {days:g} days ago; list batches:"
-                " gristmill batch list; name another queue: --queue"
+                f" gristmill batch list {self._on}; name another queue: --queue"
             ) from None
         if self._tenant not in (None, owner):
             raise NotFound(
@@ -241,14 +255,17 @@ class BatchSession:
 
 
 async def _write(
-    coming: Coroutine[Any, Any, AsyncIterator[bytes]], batch_id: str, output: Path | None
+    coming: Coroutine[Any, Any, AsyncIterator[bytes]], batch: str, output: Path | None
 ) -> None:
+    """Write rows; `batch` is what commands in messages need: the id of the batch, and its queue."""
     rows = await coming
     first = await anext(rows, b"")
     if not first:
-        say(f"{batch_id} has no rows; see its status: gristmill batch show {batch_id}")
+        say(
+            f"{batch.split(maxsplit=1)[0]} has no rows; see its status: gristmill batch show {batch}"
+        )
         return
-    remedy = f"correct this, then write the rows again: gristmill batch results {batch_id}"
+    remedy = f"correct this, then write the rows again: gristmill batch results {batch}"
     with (
         disk_errors(output or "stdout", remedy),
         output.open("wb") if output else nullcontext(stdout_bytes()) as target,
@@ -289,11 +306,11 @@ def _counts(record: BatchRecord) -> str:
     return f"{counts.completed:,}/{counts.total:,} completed" + "".join(f", {text}" for text in others)  # fmt: skip
 
 
-def _first_error(record: BatchRecord) -> str:
+def _first_error(record: BatchRecord, on_queue: str) -> str:
     """Return the first words of the reason why a whole file was refused, or ""."""
     if not (record.errors and record.errors.data):
         return ""
-    return f"  {one_line(record.errors.data[0].message, MAX_ERROR)}; see: gristmill batch show {record.id}"
+    return f"  {one_line(record.errors.data[0].message, MAX_ERROR)}; see: gristmill batch show {record.id} {on_queue}"
 
 
 def _lines(record: BatchRecord) -> list[str]:

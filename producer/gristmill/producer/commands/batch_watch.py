@@ -13,7 +13,10 @@ from gristmill.shared.cli import say
 UNTAKEN_S = 5.0
 """Seconds that a batch may be `validating` before the command reports what delays it."""
 
-UNTAKEN = "no steward has taken the batch up yet; start one: gristmill steward"
+
+def untaken(queue: str) -> str:
+    """Return the message for a batch that no steward has taken up."""
+    return f"no steward has taken the batch up yet; start one: gristmill steward --queue {queue}"
 
 
 class BatchWatch:
@@ -71,7 +74,7 @@ class BatchWatch:
         state = await self._batches.store.records.state(batch_id, self._tenant)
         problem = state.problem and f"a steward failed and will try again: {state.problem}"
         if not state.num_slices:
-            problem = UNTAKEN
+            problem = untaken(self._batches.store.queue.keys.queue)
         elif state.record.status == "in_progress":
             self._hold_ups.tell(await self._batches.store.queue.stats())
         if problem and problem != told:

@@ -116,7 +116,9 @@ def show(dead_id: str, settings: "QueueSettings") -> None:
 
     letter = on_queue(settings, lambda queue: queue.dead_letters.get(dead_id))
     if letter is None:
-        raise InvalidRequest(f"no dead letter {dead_id!r}; see: gristmill dead list")
+        raise InvalidRequest(
+            f"no dead letter {dead_id!r}; see: gristmill dead list --queue {settings.queue}"
+        )
     click.echo(orjson.dumps(_facts(letter), option=orjson.OPT_INDENT_2))
     click.echo(_body_of(letter.record))
 
@@ -163,9 +165,12 @@ async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
 
 async def _refusal(queue: "Queue", dead_id: str) -> str:
     """Return why a dead letter could not be requeued."""
+    on_queue = f"--queue {queue.keys.queue}"
     if await queue.dead_letters.get(dead_id) is None:
-        return "no such dead letter; see: gristmill dead list"
-    return f"it is no request, so it cannot be requeued; see: gristmill dead show {dead_id}"
+        return f"no such dead letter; see: gristmill dead list {on_queue}"
+    return (
+        f"it is no request, so it cannot be requeued; see: gristmill dead show {dead_id} {on_queue}"
+    )
 
 
 @dead.command()
@@ -187,7 +192,9 @@ def purge(ids: tuple[str, ...], all_letters: bool, yes: bool, settings: "QueueSe
     num_deleted = on_queue(settings, lambda queue: _purge(queue, ids))
     say(f"deleted {num_deleted:,}")
     if num_missing := len(set(ids)) - num_deleted if ids else 0:
-        say(f"{num_missing:,} of the ids have no dead letter; see: gristmill dead list")
+        say(
+            f"{num_missing:,} of the ids have no dead letter; see: gristmill dead list --queue {settings.queue}"
+        )
     return 1 if num_missing else 0
 
 

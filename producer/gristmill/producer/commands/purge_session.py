@@ -49,6 +49,7 @@ def run_purge(
     purge: Callable[..., Coroutine[Any, Any, PurgeReport]],
     *,
     as_json: bool,
+    any_format: bool = False,
 ) -> int:
     """Run a purge with progress, and print its report.
 
@@ -57,12 +58,15 @@ def run_purge(
         subject: What is purged, for messages.
         purge: Called with a `BatchStore` and `tell`.
         as_json: True for one line of JSON on stdout.
+        any_format: True if the queue may be of another version.
 
     Returns:
         0, or 1 if something is left.
     """
     say(f"deleting the data of {subject}; if this is interrupted, run it again")
-    report = on_store(settings, lambda store: purge(store, tell=_Progress().tell))
+    report = on_store(
+        settings, lambda store: purge(store, tell=_Progress().tell), any_format=any_format
+    )
     if as_json:
         print_json(report.fields())
     else:

@@ -249,13 +249,13 @@ def purge(
     from gristmill.producer.purge import count_of_queue, purge_queue
     from gristmill.producer.purge_checks import check_unheld, unknown_queue
 
-    if not (found := on_queue(settings, count_of_queue)):
+    if not (found := on_queue(settings, count_of_queue, any_format=True)):
         say(on_queue(settings, unknown_queue) + "; nothing was deleted")
         return 1
     if not force:
-        on_store(settings, check_unheld)
+        on_store(settings, check_unheld, any_format=True)
     subject = f"queue {settings.queue}"
     warning = f"This deletes everything in {subject} for good: {in_counts(found)}."
     confirm(warning, settings.queue, yes=yes)
     purge_it = partial(purge_queue, may_lack_objects=may_lack_objects)
-    return run_purge(settings, subject, purge_it, as_json=as_json)
+    return run_purge(settings, subject, purge_it, as_json=as_json, any_format=True)

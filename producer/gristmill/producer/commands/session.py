@@ -16,6 +16,7 @@ from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.one_line import json_line
 from gristmill.shared.operations import num_live_workers
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_format import check_format
 from gristmill.shared.redis_retry import RETRIES_BEFORE_NOTICE, announce_redis_waits
 from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tasks import end
@@ -26,10 +27,15 @@ NOTICE_INTERVAL_S = 5.0
 
 
 @asynccontextmanager
-async def open_queue(settings: QueueSettings) -> AsyncIterator[Queue]:
+async def open_queue(settings: QueueSettings, *, any_format: bool = False) -> AsyncIterator[Queue]:
     """Connect and check that Redis answers. From then on, print a notice while it does not answer.
 
+    Args:
+        settings: Which Redis and which queue.
+        any_format: True accepts a queue that another version wrote, to delete it.
+
     Raises:
+        WrongFormat: Another version wrote the queue.
         redis.exceptions.RedisError: Redis does not answer the first call; `queue_options` turns
             this into exit code 3. Later calls of `Client` wait instead until Redis is back.
     """
@@ -40,16 +46,24 @@ async def open_queue(settings: QueueSettings) -> AsyncIterator[Queue]:
     redis = connect(url, settings.socket_timeout_s)
     try:
         await redis.ping()
-        yield Queue(redis, settings.queue, settings.limits)
+        queue = Queue(redis, settings.queue, settings.limits)
+        if not any_format:
+            await check_format(redis, queue.keys)
+        yield queue
     finally:
         await redis.aclose()
 
 
-def on_queue(settings: QueueSettings, work: Callable[[Queue], Coroutine[Any, Any, T]]) -> T:
+def on_queue(
+    settings: QueueSettings,
+    work: Callable[[Queue], Coroutine[Any, Any, T]],
+    *,
+    any_format: bool = False,
+) -> T:
     """Run a coroutine on the queue; see `open_queue` and `run`."""
 
     async def on_open_queue() -> T:
-        async with open_queue(settings) as queue:
+        async with open_queue(settings, any_format=any_format) as queue:
             return await work(queue)
 
     return run(on_open_queue())

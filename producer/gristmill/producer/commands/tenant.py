@@ -140,7 +140,9 @@ def list_all(settings: "QueueSettings") -> None:
     for each in known:
         print_json(_shown(each))
     if not known:
-        say(f"queue {settings.queue} has no tenants; make one: gristmill tenant create NAME")
+        say(
+            f"queue {settings.queue} has no tenants; make one: gristmill tenant create NAME --queue {settings.queue}"
+        )
 
 
 @tenant.command()
@@ -153,7 +155,8 @@ def delete(name: str, settings: "QueueSettings") -> None:
 
     on_queue(settings, lambda queue: Tenants(queue).delete(name))
     say(
-        f"tenant {name} is gone; its files and batches stay until they expire; to delete them: gristmill tenant purge {name}"
+        f"tenant {name} is gone; its files and batches stay until they expire; to delete them:"
+        f" gristmill tenant purge {name} --queue {settings.queue}"
     )
 
 

@@ -54,5 +54,5 @@ class Authenticator:
         if self._is_open and not await retry_redis(self._tenants.exist):
             return ANONYMOUS
         what = "this API key is not known" if key else "an API key is needed"
-        message = f"{what}: send Authorization: Bearer KEY; the operator makes one: gristmill tenant create NAME"
+        message = f"{what}: send Authorization: Bearer KEY; the operator makes one: gristmill tenant create NAME --queue QUEUE"
         raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})

@@ -20,12 +20,14 @@ from gristmill.producer.client import Client
 from gristmill.producer.gateway.authentication import ANONYMOUS, Authenticator
 from gristmill.producer.gateway.body_pool import BodyPools, Caller
 from gristmill.producer.gateway.http_errors import ApiError
+from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.gateway.request_body import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.gateway.tenant_limits import TenantLimits
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_format import check_format
 from gristmill.shared.request_json import max_element_bytes
 
 
@@ -43,6 +45,7 @@ class Gateway:
         media: Checks the media URLs of requests.
         body_pools: The memory for the bodies that are being read.
         stopping: Set when the process is stopping; calls then stop waiting for a result.
+        right_format: Set when the queue was seen in the format that this version reads.
     """
 
     settings: GatewaySettings
@@ -54,6 +57,17 @@ class Gateway:
     media: MediaGuard
     body_pools: BodyPools
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    right_format: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def check_format(self) -> None:
+        """Check the format of the queue, until it was right once.
+
+        Raises:
+            WrongFormat: Another version wrote the queue.
+        """
+        if not self.right_format.is_set():
+            await retry_redis(check_format, self.queue.redis, self.queue.keys)
+            self.right_format.set()
 
 
 @asynccontextmanager
@@ -105,10 +119,12 @@ async def calling_tenant(
     Raises:
         ApiError: 401 for an unknown key; 403 for a page of another site without a key; 429 over the
             tenant's calls per minute.
+        WrongFormat: Another version wrote the queue.
     """
+    await gateway.check_format()
     tenant = await gateway.authenticator.tenant_of(credentials.credentials if credentials else "")
     if tenant is ANONYMOUS and _is_from_another_site(request):
-        message = "a web page of another site needs an API key (gristmill tenant create NAME)"
+        message = "a web page of another site needs an API key (gristmill tenant create NAME --queue QUEUE)"
         raise ApiError(403, message, code="cross_site")
     request.state.call.tenant = tenant.name
     await gateway.tenant_limits.count_call(tenant)

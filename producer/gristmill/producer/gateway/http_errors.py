@@ -26,6 +26,7 @@ from gristmill.shared.errors import (
     NotServed,
     QueueFull,
     ResultExpired,
+    WrongFormat,
 )
 from gristmill.shared.redis_trouble import trouble_in_short
 
@@ -112,11 +113,14 @@ _STATUS: Sequence[tuple[type[Exception], int, str]] = (
     (LimitReached, 429, "limit_reached"),
     (QueueFull, 429, "queue_full"),
     (NotReplicated, 503, "not_replicated"),
+    (WrongFormat, 503, "wrong_format"),
     (RedisError, 503, "redis_away"),
     (ConnectionError, 503, "redis_away"),
     (OSError, 503, "storage_failed"),
 )
 """Class of an error, its HTTP status and its code. The first row that fits decides."""
+
+WRONG_FORMAT = "another version of Gristmill wrote the gateway's queue; the gateway's log and /readyz tell the operator what to do"
 
 STORAGE_FAILED = "the storage of files failed; call again later"
 
@@ -149,7 +153,9 @@ def _message(error: Exception, code: str) -> str:
     """Return what the caller may read: an error of Redis or the storage may name internal machines."""
     if code == "redis_away":
         return f"the queue's Redis {trouble_in_short(error)}; nothing is lost, call again later"
-    return STORAGE_FAILED if code == "storage_failed" else str(error)
+    if code == "storage_failed":
+        return STORAGE_FAILED
+    return WRONG_FORMAT if code == "wrong_format" else str(error)
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
@@ -165,7 +171,7 @@ def install(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         found = api_error(error)
-        if isinstance(error, RedisError | OSError):
+        if isinstance(error, RedisError | OSError | WrongFormat):
             log.warning("call.not_served", error=repr(error)[:500], path=request.url.path[:200])
         return found.response()
 

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from types import FrameType
-from typing import Any
 
 import structlog
 import uvicorn
@@ -28,8 +27,9 @@ from gristmill.producer.gateway import (
 from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gateway
 from gristmill.producer.gateway.middleware import CallMiddleware
 from gristmill.producer.gateway.settings import GatewaySettings
-from gristmill.shared.errors import SettingsError
+from gristmill.shared.errors import SettingsError, WrongFormat
 from gristmill.shared.log import configure_logging
+from gristmill.shared.queue_format import check_format
 from gristmill.shared.redis_retry import announce_redis_waits
 
 log = structlog.get_logger()
@@ -73,13 +73,14 @@ async def healthz() -> str:
 
 @probes.get("/readyz")
 async def readyz(gateway: CurrentGateway) -> Response:
-    """Answer 200 while Redis answers and the gateway is not stopping, otherwise 503."""
+    """Answer 200 while Redis answers, the queue has the right format and the gateway runs on; otherwise 503."""
     if gateway.stopping.is_set():
         return PlainTextResponse("stopping\n", 503)
-    redis: Any = gateway.queue.redis
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            await redis.exists(gateway.queue.keys.stats)
+            await check_format(gateway.queue.redis, gateway.queue.keys)
+    except WrongFormat as error:
+        return PlainTextResponse(f"{error}\n", 503)
     except (RedisError, OSError, TimeoutError):
         return PlainTextResponse("Redis does not answer\n", 503)
     return PlainTextResponse("ok\n")

@@ -30,6 +30,7 @@ from gristmill.producer.steward.time_slice import STOP_GRACE_S, Stopped
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.probes import ProbeServer
+from gristmill.shared.queue_format import check_format
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits
 from gristmill.shared.redis_trouble import is_missing_database
 
@@ -124,6 +125,7 @@ class Steward:
     async def _ping_queue(self) -> None:
         async with BatchStore.from_settings(self._settings) as store:
             await store.queue.redis.ping()
+            await check_format(store.queue.redis, store.queue.keys)
 
     def _work(self) -> None:
         """Run RQ's worker until a signal stops it or Redis does not answer."""
