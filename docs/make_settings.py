@@ -54,6 +54,7 @@ SECTIONS: tuple[tuple[str, str, type[QueueSettings], type[QueueSettings] | None]
 SEE = {
     "redis_url": "[the forms of the URL](operations.md#redis)",
     "min_replicas": "[what a failover loses](operations.md#what-a-failover-loses)",
+    "check_bodies": "[the check of bodies](batches.md#the-check-of-bodies)",
     "check_models": "[several models](tuning.md#several-models)",
     "allowed_media_domains": "[media](gateway.md#media)",
     "queue": "[several queues](tuning.md#several-queues)",

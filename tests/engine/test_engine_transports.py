@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 from models import MAX_MODEL_LEN
 
+from gristmill.producer.batches.lifecycle.body_check import body_check_of
+from gristmill.shared.body_schemas import schema_of
+from gristmill.shared.request import Request
 from gristmill.worker.engine import EngineInfo, InProcessEngine, RemoteEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -37,6 +40,15 @@ ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
     "float for int": (CHAT, {"max_tokens": 4.0}),
     "responses": ("/v1/responses", {"input": "hello", "max_output_tokens": 6}),
     "messages": ("/v1/messages", {}),
+    "texts for numbers": (
+        CHAT,
+        {"max_tokens": " 5 ", "temperature": "0.5", "n": True, "logprobs": "yes"},
+    ),
+    "no content": (CHAT, {"messages": [{"role": "user"}], "unknown_field": {"a": [1]}}),
+    "parts": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "stop": None},
+    ),
     "tokenize": ("/tokenize", {"prompt": "hello"}),
 }
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -101,6 +113,25 @@ async def test_both_transports_serve_the_same(info: EngineInfo, remote_info: Eng
     assert info.endpoints == remote_info.endpoints
     assert info.max_model_len == remote_info.max_model_len
     assert info.vllm_version == remote_info.vllm_version
+    assert info.body_schemas
+    assert info.body_schemas == remote_info.body_schemas
+
+
+UNFIT = {"type", "no messages", "bad role", "responses type"}
+"""Cases of `REFUSED` whose body does not fit the schema; the engine finds the others by itself."""
+
+
+@pytest.mark.parametrize("case", [*ANSWERED, *UNFIT])
+async def test_the_published_schemas_refuse_only_what_the_engine_refuses(
+    info: EngineInfo, case: str
+) -> None:
+    endpoint, fields = (ANSWERED | REFUSED)[case]
+    schema = schema_of(info.body_schemas["body_schemas"].encode(), endpoint)
+    assert schema
+    check = body_check_of([schema])
+    assert check
+    request = Request(id="a", body=body_of(fields), endpoint=endpoint)
+    assert (check.problem(request, is_described=True) is None) is (case in ANSWERED)
 
 
 async def test_check_passes_on_both(engine: InProcessEngine, remote: RemoteEngine) -> None:

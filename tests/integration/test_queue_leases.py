@@ -207,7 +207,8 @@ async def test_lone_suspect_at_a_death_is_dead_lettered_with_evidence(queue: Que
 
 async def test_evidence_of_a_whole_workers_death_says_what_it_was(queue: Queue) -> None:
     await _suspects(queue, "w", 1)
-    await queue.register("w", {"device": 'H100 "80"', "engine_args": "--model x"})
+    facts = {"device": 'H100 "80"', "engine_args": "--model x", "body_schemas": "x" * 40_000}
+    await queue.register("w", facts)
     await die(queue, "w")
     (letter,) = await queue.dead_letters.newest()
     evidence = letter.evidence
@@ -215,6 +216,7 @@ async def test_evidence_of_a_whole_workers_death_says_what_it_was(queue: Queue) 
         "engine_killed", "w", "lease expired",
     )  # fmt: skip
     assert (evidence["device"], evidence["engine_args"]) == ('H100 "80"', "--model x")
+    assert "body_schemas" not in evidence
 
 
 async def test_death_with_several_suspects_proves_nothing(queue: Queue) -> None:

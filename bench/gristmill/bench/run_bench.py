@@ -4,7 +4,7 @@ import asyncio
 import os
 import platform
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -159,7 +159,7 @@ def _facts(options: BenchOptions, engine: RecordingEngine, info: EngineInfo) -> 
         "python": platform.python_version(),
         "platform": platform.platform(),
         "num_cores": os.cpu_count(),
-        "engine": asdict(info),
+        "engine": asdict(replace(info, body_schemas={})),
         "engine_args": engine.evidence().get("engine_args", []),
         "batch_timeout_ms": options.batch_timeout_ms,
     }

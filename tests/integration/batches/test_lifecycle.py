@@ -31,6 +31,7 @@ from gristmill.producer.batches.lifecycle.execution import Execution
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.validation import Validation
 from gristmill.producer.batches.upload import Upload
+from gristmill.shared.body_schemas import published_facts
 from gristmill.shared.errors import InvalidRequest, LimitReached, NotFound
 from gristmill.shared.queue import Queue
 
@@ -229,6 +230,55 @@ async def test_a_cancel_between_two_pieces_of_a_validation_leaves_nothing(
     await batches.cancel(TENANT, batch.id)
     assert (await run(batches, batch)).status == "cancelled"
     assert [path.split("/")[0] for path in files_in(tmp_path / "storage")] == ["files"]
+
+
+def chat_schema(**fields: Any) -> dict[str, str]:
+    """Return the facts of a worker whose chat bodies have these fields."""
+    content = {"application/json": {"schema": {"type": "object", "properties": fields}}}
+    paths = {CHAT: {"post": {"requestBody": {"content": content}}}}
+    return published_facts({"openapi": "3.1.0", "paths": paths}, [CHAT])
+
+
+async def serve(queue: Queue, worker: str, **schemas: str) -> None:
+    await queue.register(worker, {"models": "stub", "endpoints": CHAT, **schemas})
+
+
+NUMBER, TEXT = {"temperature": {"type": "number"}}, {"temperature": {"type": "string"}}
+
+
+async def test_strict_a_body_that_no_worker_would_take_fails_the_file(
+    batches: Batches, queue: Queue
+) -> None:
+    await serve(queue, "one", **chat_schema(**NUMBER))
+    await serve(queue, "two", **chat_schema(**NUMBER))
+    lines = [chat("a"), chat("b", temperature="warm"), chat("c", temperature="0.5")]
+    ended = await run(batches, await create(batches, lines))
+    assert ended.errors
+    (error,) = ended.errors.data
+    assert (error.code, error.line) == ("invalid_body", 2)
+    assert 'temperature must be number, not "warm"' in error.message
+
+
+@pytest.mark.parametrize("others", [{}, chat_schema(**TEXT)], ids=["no schema", "another schema"])
+async def test_a_body_that_some_worker_might_take_is_no_error(
+    batches: Batches, queue: Queue, others: dict[str, str]
+) -> None:
+    await serve(queue, "one", **chat_schema(**NUMBER))
+    await serve(queue, "two", **others)
+    batch = await create(batches, [chat("a", temperature="warm")])
+    begun = await run(batches, batch, until=lambda record: record.status != "validating")
+    assert begun.status == "in_progress"
+
+
+async def test_lenient_or_unasked_a_body_is_left_to_the_engine(
+    queue: Queue, tmp_path: Path
+) -> None:
+    await serve(queue, "one", **chat_schema(**NUMBER))
+    for mode, check_bodies in (("lenient", True), ("strict", False)):
+        batches = open_batches(queue, tmp_path, check_bodies=check_bodies)
+        batch = await create(batches, [chat("a", temperature="warm")], mode=mode)
+        begun = await run(batches, batch, until=lambda record: record.status != "validating")
+        assert (begun.status, begun.request_counts.failed) == ("in_progress", 0)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf"])

@@ -84,7 +84,7 @@ async def work(
         liveness=liveness,
         provenance=provenance,
         served=Served(info.models, info.endpoints, info.max_model_len),
-        facts=_worker_facts(info, capacity) | {"engine_args": _engine_args(engine)},
+        facts=_worker_facts(info, capacity, _engine_args(engine)),
     )
     sources = [
         QueueSource(partial(open_queue, settings, name), weight, context)
@@ -152,8 +152,10 @@ def _engine_args(engine: Engine) -> str:
     return " ".join(engine.evidence().get("engine_args", ()))
 
 
-def _worker_facts(info: EngineInfo, capacity: Capacity) -> dict[str, str | int]:
+def _worker_facts(info: EngineInfo, capacity: Capacity, engine_args: str) -> dict[str, str | int]:
     return {
+        **info.body_schemas,
+        "engine_args": engine_args,
         "version": version("gristmill"),
         "protocol": PROTOCOL,
         "vllm_version": info.vllm_version,

@@ -15,7 +15,7 @@ Its engine ends with it. Only answers go to stdout; everything that libraries pr
 import asyncio
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
 import orjson
@@ -57,7 +57,7 @@ async def _work(inbox: "asyncio.Queue[bytes]", answers: BinaryIO) -> None:
     try:
         info = await engine.start()
         load = LoadSample(**first["sample"]).requests()
-        _answer(answers, {"started": asdict(info)})
+        _answer(answers, {"started": asdict(replace(info, body_schemas={}))})
         while True:
             order = orjson.loads(await inbox.get())
             _answer(answers, {"point": await _measured(engine, info, load, order)})

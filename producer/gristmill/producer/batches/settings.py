@@ -23,6 +23,12 @@ class BatchSettings(QueueSettings):
     max_batch_requests: Annotated[int, Field(ge=1, description="most lines of one batch file")] = (
         5_000_000
     )
+    check_bodies: Annotated[
+        bool,
+        Field(
+            description="whether stewards check the bodies of strict batches against the JSON Schemas that workers publish"
+        ),
+    ] = True
     batch_window_requests: Annotated[
         int, Field(ge=16, le=10_000, description="most requests of one batch in Redis at a time")
     ] = 8192

@@ -8,7 +8,7 @@ process calls `close` at its end. A `Response` holds the request's own outcome, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Transport = Literal["in_process", "remote", "stub"]
@@ -51,6 +51,8 @@ class EngineInfo:
             argument `priority` of `post` has no effect.
         kv_cache_tokens: Tokens that the KV cache holds; 0 when unknown.
         max_num_batched_tokens: Most tokens in one step; 0 when a server does not say.
+        body_schemas: The worker's facts that publish the JSON Schemas of bodies (`shared/…/body_schemas.py`);
+            empty when unknown.
     """
 
     transport: Transport
@@ -68,6 +70,7 @@ class EngineInfo:
     kv_cache_tokens: int = 0
     max_num_batched_tokens: int = 0
     weights: str = ""
+    body_schemas: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def engine(self) -> str:

@@ -20,6 +20,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
+from gristmill.shared.body_schemas import published_facts
 from gristmill.shared.errors import (
     EngineDied,
     EngineError,
@@ -208,7 +209,8 @@ class RemoteEngine:
             )
         version = (await self._asked("/version")).get("version")
         version = version if is_name(version) else ""
-        paths = (await self._asked("/openapi.json")).get("paths")
+        openapi = await self._asked("/openapi.json")
+        paths = openapi.get("paths")
         self._endpoints = served(ENDPOINTS if paths is None else paths)
         log.info("engine.reached", url=self._url, model=models[0]["id"], vllm_version=version)
         return EngineInfo(
@@ -218,6 +220,7 @@ class RemoteEngine:
             max_num_seqs=self._max_num_seqs,
             max_model_len=models[0].get("max_model_len") or 0,
             vllm_version=version,
+            body_schemas=published_facts(openapi, self._endpoints),
         )
 
     async def _asked(self, path: str) -> Mapping[str, Any]:

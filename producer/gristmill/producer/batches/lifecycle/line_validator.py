@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 from gristmill.producer.batches.batch_state import Validated
+from gristmill.producer.batches.lifecycle.body_check import BodyCheck
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.rows import (
     BadLine,
@@ -19,6 +20,9 @@ from gristmill.shared.fleet import Fleet
 from gristmill.shared.media import check_media
 from gristmill.shared.request import Request
 
+MAX_DESCRIBED = 100
+"""Bad lines of a file after which errors of bodies have no details."""
+
 STEP_S = 0.25
 """Seconds of one step; after each, the steward renews its lease, and others may have their turn."""
 
@@ -31,6 +35,7 @@ class LineValidator:
         reader: Reader that turns lines into requests.
         media_domains: Hosts from which any URL may be fetched.
         fleet: Models and endpoints of the workers; None to skip this check.
+        body_check: Check of the bodies; None to skip it.
         before: How far the file was checked before.
         custom_ids: Custom_ids of the lines that were checked before.
 
@@ -49,11 +54,13 @@ class LineValidator:
         media_domains: frozenset[str],
         fleet: Fleet | None,
         *,
+        body_check: BodyCheck | None,
         before: Validated,
         custom_ids: CustomIds,
     ) -> None:
         self._batch = batch
         self._fleet = fleet
+        self._body_check = body_check
         self._media_domains = media_domains
         self._reader = reader
         self.model = before.model
@@ -101,7 +108,14 @@ class LineValidator:
         if (request.tenant, request.batch) != (self._batch.tenant, self._batch.id):
             reason = "it names a tenant or a batch, but runs for the batch's tenant; leave both out"
             return bad_request(number, request, reason)
-        return None
+        return self._wrong_body(number, request)
+
+    def _wrong_body(self, number: int, request: Request) -> BadLine | None:
+        """Return the error of a body that does not fit the schema of its endpoint, else None."""
+        if self._body_check is None:
+            return None
+        problem = self._body_check.problem(request, is_described=self.num_bad < MAX_DESCRIBED)
+        return None if problem is None else bad_request(number, request, problem, "invalid_body")
 
     def _unlike_others(self, number: int, request: Request) -> BadLine | None:
         """Return the error of a request that does not fit the earlier lines, else None."""

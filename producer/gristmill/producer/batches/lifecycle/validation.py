@@ -8,6 +8,7 @@ from typing import Literal
 
 from gristmill.producer.batches.batch_state import Validated
 from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.lifecycle.body_check import BodyCheck, body_check_of
 from gristmill.producer.batches.lifecycle.early_end import end_without_rows
 from gristmill.producer.batches.lifecycle.execution import MayGoOn
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
@@ -16,6 +17,7 @@ from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, Ro
 from gristmill.producer.batches.objects import BatchError, BatchErrors
 from gristmill.producer.batches.parts import parts_folder
 from gristmill.producer.batches.rows import BadLine, CustomIds, bad_line_row, lines_of
+from gristmill.shared.body_schemas import read_body_schemas
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.file_format import check_stream
 from gristmill.shared.fleet import read_fleet
@@ -83,11 +85,20 @@ class Validation:
         settings = self._store.settings
         fleet = await read_fleet(self._store.queue) if settings.check_models else None
         domains = settings.allowed_media_domains
+        body_check = await self._body_check()
         custom_ids = await self._leased.run_blocking(self._known_custom_ids)
         return LineValidator(
             self._leased.record, self._reader, domains, fleet,
-            before=self._before, custom_ids=custom_ids,
+            body_check=body_check, before=self._before, custom_ids=custom_ids,
         )  # fmt: skip
+
+    async def _body_check(self) -> BodyCheck | None:
+        """Return the check of a strict batch's bodies; None if no worker publishes schemas."""
+        record = self._leased.record
+        if record.mode == "lenient" or not self._store.settings.check_bodies:
+            return None
+        schemas = await read_body_schemas(self._store.queue, record.endpoint)
+        return await self._leased.run_blocking(partial(body_check_of, schemas))
 
     def _known_custom_ids(self) -> CustomIds:
         by_line = array("Q")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from gristmill.shared.body_schemas import published_facts
 from gristmill.shared.errors import EngineDied, EngineUnavailable
 from gristmill.shared.tasks import end
 from gristmill.worker.engine.bodies import ABORTED
@@ -196,7 +197,10 @@ class InProcessEngine:
         await init_app_state(core.engine, app.state, core.args, tasks)
         models = await app.state.openai_serving_models.show_available_models()
         paths = served((getattr(route, "path", "") for route in app.routes), app.state)
-        info = building.info_of(core, [card.id for card in models.data], paths)
+        info = replace(
+            building.info_of(core, [card.id for card in models.data], paths),
+            body_schemas=await self._in_thread(lambda: _body_schemas(app, paths)),
+        )
         application = Application(app, building.api_keys(core.args))
         guarding = asyncio.create_task(guard(core.engine, core.generations, self._limits))
         return _Running(core, info, ServingObjects(app.state), application, guarding)
@@ -268,3 +272,12 @@ class _Running:
         if response is None:
             response = await self._application.post(endpoint, body, priority)
         return response
+
+
+def _body_schemas(app: Any, endpoints: Collection[str]) -> dict[str, str]:
+    """Return the facts that publish the schemas of bodies; empty if vLLM cannot describe its API."""
+    try:
+        return published_facts(app.openapi(), endpoints)
+    except Exception as error:  # noqa: BLE001  # a type of a plug-in, say; no request needs this
+        log.warning("schemas.not_published", error=f"{type(error).__name__}: {error}")
+        return {}
