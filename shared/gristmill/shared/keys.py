@@ -241,7 +241,7 @@ class Keys:
         return f"{self.prefix}wrong_type:{name}"
 
     def rate(self, tenant: str) -> str:
-        """LIST with a TTL: when a tenant's last calls of the gateway came."""
+        """LIST with a TTL: when a tenant's last calls of the gateway came, in ms of Redis' clock."""
         return f"{self.prefix}rate:{tenant}"
 
     @property

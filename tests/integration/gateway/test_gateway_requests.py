@@ -1,6 +1,7 @@
 """Single requests over HTTP: wait, repeat, cancel, refusal, and isolation between tenants."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,23 @@ async def test_calls_a_minute_are_bounded_for_all_gateways_together(
         assert 50 <= int(answers[-1].headers["Retry-After"]) <= 60
     assert (await other.get("/v1/models")).status_code == 200
     assert 0 < await queue.redis.ttl(queue.keys.rate("slow")) <= 60
+
+
+async def test_calls_a_minute_are_counted_by_the_clock_of_redis(
+    gateway: RunningGateway, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a gateway five minutes ahead made the others answer 429, with Retry-After: 275."""
+    key = await gateway.add_tenant("slow", requests_per_minute=2)
+    real = time.time
+    async with gateway.caller(key) as api:
+        for ahead_s in (300, 0, -300):
+            monkeypatch.setattr(time, "time", lambda ahead_s=ahead_s: real() + ahead_s)
+            answer = await api.get("/v1/models")
+            assert answer.status_code == (429 if ahead_s == -300 else 200)
+        assert 50 <= int(answer.headers["Retry-After"]) <= 60
+        # A new primary whose clock is behind finds calls of the future.
+        await queue.redis.lset(queue.keys.rate("slow"), 1, str(int((real() + 900) * 1000)))
+        assert (await api.get("/v1/models")).status_code == 200
 
 
 async def test_a_full_queue_is_told(redis_url: str, queue: Queue, tmp_path: Path) -> None:
