@@ -33,6 +33,7 @@ class Tenant(BaseModel):
         max_depth: Most requests in the queue, waiting or in flight.
         max_bytes: Most bytes of those requests.
         max_batches: Most batches that have not ended.
+        max_storage_bytes: Most bytes of its files and of the results of its batches.
         max_priority: Highest lane that its requests and batches may ask for.
         requests_per_minute: Most calls of the gateway per minute.
         webhook_url: Receives an event when a batch ends; None for no webhook.
@@ -46,6 +47,7 @@ class Tenant(BaseModel):
     max_depth: Annotated[int, Field(ge=1)] = 100_000
     max_bytes: Annotated[int, Field(ge=1024)] = 2**30
     max_batches: Annotated[int, Field(ge=1)] = 100
+    max_storage_bytes: Annotated[int, Field(ge=1024)] = 100 * 2**30
     max_priority: Priority = "normal"
     requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 6_000
     webhook_url: str | None = None
@@ -196,6 +198,7 @@ class Tenants:
             keys.files(name),
             keys.batches(name),
             keys.batches_open(name),
+            keys.storage(name),
         ]
         found = [key for key in own if await self._redis.exists(key)]
         found += [keys.tenants] if name.encode() in await self._redis.smembers(keys.tenants) else []
@@ -208,7 +211,11 @@ class Tenants:
         await self._redis.hdel(keys.tenant_weights, name)
         await self._redis.srem(keys.tenants, name)
         await self._redis.unlink(
-            keys.rate(name), keys.files(name), keys.batches(name), keys.batches_open(name)
+            keys.rate(name),
+            keys.files(name),
+            keys.batches(name),
+            keys.batches_open(name),
+            keys.storage(name),
         )
         await self._redis.unlink(keys.tenant(name))
 

@@ -71,6 +71,10 @@ class LimitReached(GristmillError):
     """A tenant is at its limit; it must wait until some of its earlier work has finished."""
 
 
+class StorageQuotaReached(LimitReached):
+    """A tenant's files and results fill its storage quota; it must delete some, waiting does not help."""
+
+
 class NotReplicated(GristmillError):
     """The primary has the requests, but too few replicas have them; submit again, which is safe."""
 

@@ -257,6 +257,10 @@ class Keys:
         """ZSET of a tenant's file ids, all scores 0: ids sort by their time."""
         return f"{self.prefix}files:{tenant}"
 
+    def storage(self, tenant: str) -> str:
+        """HASH: what the storage keeps for a tenant: a file or batch -> bytes, total -> their sum."""
+        return f"{self.prefix}storage:{tenant}"
+
     @property
     def files_expiring(self) -> str:
         """ZSET of file ids -> second at which they are deleted."""

@@ -328,6 +328,36 @@ async def test_a_file_over_the_limit_is_413_and_gone(
         assert len((await api.get("/v1/files")).json()["data"]) == 1
 
 
+async def test_a_tenants_files_stay_within_its_storage_quota(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
+    quota = 4 * 2**20
+    key = await gateway.add_tenant("small", max_storage_bytes=quota)
+    async with gateway.caller(key) as api, gateway.openai(key) as client:
+        first = await client.files.create(file=("a.jsonl", b"x" * 2**20), purpose="batch")
+        used = (await api.get("/v1/tenant")).json()
+        assert (used["name"], used["limits"]["max_storage_bytes"]) == ("small", quota)
+        assert used["usage"] == {"depth": 0, "bytes": 0, "batches": 0, "storage_bytes": 2**20}
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.files.create(file=("b.jsonl", b"x" * quota), purpose="batch")
+        assert caught.value.code == "insufficient_quota"
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        assert "Retry-After" not in caught.value.response.headers
+        assert "the files and results of tenant small have 1,048,576 of 4,194,304 bytes (max_storage_bytes)" in str(caught.value)  # fmt: skip
+        assert "delete files, or ask the operator: gristmill tenant change small" in str(caught.value)  # fmt: skip
+        body = form(part("purpose", b"batch"), part("file", b"x" * quota, "a"))
+        in_chunks = await post_form(api, body, 50)
+        assert (in_chunks.status_code, problem(in_chunks)["code"]) == (429, "insufficient_quota")
+        assert len(await asyncio.to_thread(_files_in, tmp_path)) == 1
+        await client.files.delete(first.id)
+        await client.files.create(file=("b.jsonl", b"x" * quota), purpose="batch")
+        made = await api.post("/v1/batches", json={"input_file_id": first.id, "endpoint": CHAT})
+        assert made.status_code == 404
+        full = (await client.files.list()).data[0]
+        made = await api.post("/v1/batches", json={"input_file_id": full.id, "endpoint": CHAT})
+        assert (made.status_code, problem(made)["code"]) == (429, "insufficient_quota")
+
+
 async def test_a_caller_who_leaves_in_mid_upload_leaves_nothing(
     gateway: RunningGateway, key: str, tmp_path: Path
 ) -> None:

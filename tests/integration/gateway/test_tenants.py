@@ -132,6 +132,7 @@ def test_commands_make_show_and_end_a_tenant(url: str) -> None:
     shown = run(url, "q", "show", "acme").stdout
     assert (orjson.loads(shown)["max_depth"], orjson.loads(shown)["max_priority"]) == (9, "low")
     assert "whsec_" not in shown
+    assert orjson.loads(shown)["storage_bytes"] == 0
     run(url, "q", "change", "acme", "--max-depth", "10")
     (listed,) = run(url, "q", "list").stdout.splitlines()
     assert (orjson.loads(listed)["max_depth"], orjson.loads(listed)["webhook_url"]) == (

@@ -39,6 +39,7 @@ class BatchRecords:
         self._keys = queue.keys
         self._create = lua_script(queue.redis, "create")
         self._fence = lua_script(queue.redis, "fence")
+        self._free = lua_script(queue.redis, "free")
 
     async def create(self, record: BatchRecord, max_open: int) -> None:
         """Write a new batch and wake a steward.
@@ -107,6 +108,10 @@ class BatchRecords:
         found = [await self.record_and_slices(batch.decode()) for batch in ids]
         return [record for record, _ in found if record]
 
+    async def num_open(self, tenant: str) -> int:
+        """Return the number of a tenant's batches that have not ended."""
+        return int(await self._redis.scard(self._keys.batches_open(tenant)))
+
     async def mark_cancelled(self, batch: str) -> None:
         """Note that a batch is to end; the steward that holds it reads the note."""
         await self._redis.hsetnx(self._keys.batch_record(batch), "cancelling_at", int(time.time()))
@@ -134,8 +139,9 @@ class BatchRecords:
         blobs = await self._redis.lrange(self._keys.batch_parts(batch), 0, -1)
         return [Part.parse(blob) for blob in blobs]
 
-    async def forget_parts(self, batch: str) -> None:
+    async def forget_parts(self, tenant: str, batch: str) -> None:
         """Delete the list of a batch's parts; the output files have their rows."""
+        await self._free(keys=[self._keys.prefix], args=[tenant, batch])
         await self._redis.unlink(self._keys.batch_parts(batch))
 
     async def fence(self, batch: str) -> None:

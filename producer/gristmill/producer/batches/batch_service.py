@@ -57,10 +57,11 @@ class Batches:
         Raises:
             InvalidRequest: A field of `spec` breaks a rule; the message names the field.
             NotFound: The tenant has no such input file.
-            LimitReached: The tenant has `max_open` batches that have not ended.
+            LimitReached: The tenant has `max_open` batches that have not ended, or its storage quota is used up.
         """
         record = spec.record(f"batch_{ULID()}", tenant, int(time.time()))
         await self.files.get(tenant, spec.input_file_id)
+        await self.files.use.check_room(tenant)
         await self.store.records.create(record, max_open or 0)
         return record
 

@@ -142,7 +142,7 @@ class FilePurge:
         num_removed = 0
         for batch, owner in batches:
             await self._store.records.fence(batch)
-            await self._store.records.forget_parts(batch)
+            await self._store.records.forget_parts(owner, batch)
             for folder in (parts_folder(batch), results_folder(batch)):
                 await asyncio.to_thread(self._store.storage.delete_folder, folder)
             num_removed += await self._store.records.forget(owner, batch)

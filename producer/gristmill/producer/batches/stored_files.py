@@ -18,6 +18,7 @@ from gristmill.producer.batches.objects import BatchRecord, FileRecord, Page, Pu
 from gristmill.producer.batches.parts import RowKind, results_folder
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import Storage
+from gristmill.producer.batches.storage_use import StorageUse
 from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.queue import Queue
 
@@ -44,6 +45,9 @@ class StoredFiles:
         storage: Storage of the bytes.
         settings: Limits and TTLs.
         batches: The batches that may read these files.
+
+    Attributes:
+        use: The bytes that the storage keeps for each tenant.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class StoredFiles:
         self._batches = batches
         self.storage = storage
         self.settings = settings
+        self.use = StorageUse(queue)
 
     # --- reading
 
@@ -208,6 +213,7 @@ class StoredFiles:
 
     async def forget(self, record: FileRecord) -> None:
         """Delete the record of a file; its bytes are gone already."""
+        await self.use.free(record.tenant, record.id)
         await self._redis.zrem(self._keys.files(record.tenant), record.id)
         await self._redis.unlink(self._keys.file(record.id))
         await self._redis.zrem(self._keys.files_expiring, record.id)

@@ -51,6 +51,14 @@ class Upload:
             )
         self._opened().write(data)
 
+    async def reserve(self, num_bytes: int) -> None:
+        """Take this number of bytes from the tenant's quota before they come.
+
+        Raises:
+            StorageQuotaReached: The quota has no room for them.
+        """
+        await self._files.use.keep(self._record.tenant, self._record.id, num_bytes)
+
     async def finish(self, filename: str, expires_after_s: int | None = None) -> FileObject:
         """List the file and return it.
 
@@ -61,7 +69,9 @@ class Upload:
 
         Raises:
             InvalidRequest: The upload took more than a day, so the file was deleted.
+            StorageQuotaReached: The tenant's quota has no room for the file.
         """
+        await self.reserve(self._num_bytes)
         await asyncio.to_thread(lambda: self._opened().close())
         known = {"bytes": self._num_bytes, "filename": filename}
         if expires_after_s is not None:

@@ -35,6 +35,11 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Most calls of the gateway per minute.  [default at creation: 6000]",
         ),
         click.option(
+            "--max-storage-bytes",
+            type=int,
+            help="Most bytes of files and results of batches.  [default at creation: 107374182400]",
+        ),
+        click.option(
             "--max-priority",
             type=click.Choice(PRIORITIES),
             help="Highest lane that its requests and batches may ask for.  [default at creation: normal]",
@@ -122,11 +127,17 @@ def key(name: str, revoke: bool, settings: "QueueSettings") -> None:
 @name_argument
 @queue_options
 def show(name: str, settings: "QueueSettings") -> None:
-    """Print a tenant as JSON, without its secret."""
+    """Print a tenant as JSON, without its secret, and the bytes that the storage keeps for it."""
+    from gristmill.producer.batches.storage_use import StorageUse
     from gristmill.producer.commands.session import on_queue, print_json
     from gristmill.producer.tenants import Tenants
+    from gristmill.shared.queue import Queue
 
-    print_json(_shown(on_queue(settings, lambda queue: Tenants(queue).require(name))))
+    async def found(queue: Queue) -> dict[str, Any]:
+        shown = _shown(await Tenants(queue).require(name))
+        return shown | {"storage_bytes": await StorageUse(queue).num_bytes(name)}
+
+    print_json(on_queue(settings, found))
 
 
 @tenant.command("list")

@@ -26,6 +26,7 @@ from gristmill.shared.errors import (
     NotServed,
     QueueFull,
     ResultExpired,
+    StorageQuotaReached,
     WrongFormat,
 )
 from gristmill.shared.redis_trouble import trouble_in_short
@@ -35,6 +36,9 @@ log = structlog.get_logger()
 RETRY_AFTER_S = 5
 """Seconds in Retry-After when the queue is full, a limit is reached, or Redis or the storage does
 not answer."""
+
+NO_RETRY = {"x-should-retry": "false"}
+"""Header by which OpenAI's clients do not repeat a call."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}  # fmt: skip
 _PARAMS = {"model_not_found": "model", "endpoint_not_served": "endpoint", "priority_not_allowed": "priority"}  # fmt: skip
@@ -110,6 +114,7 @@ _STATUS: Sequence[tuple[type[Exception], int, str]] = (
     (InvalidRequest, 400, ""),
     (NotFound, 404, ""),
     (ResultExpired, 404, ""),
+    (StorageQuotaReached, 429, "insufficient_quota"),
     (LimitReached, 429, "limit_reached"),
     (QueueFull, 429, "queue_full"),
     (NotReplicated, 503, "not_replicated"),
@@ -146,6 +151,8 @@ def _known(error: Exception, status: int, code: str) -> ApiError:
         status = _STATUS_OF_CODE.get(error.code, status)
     message = _message(error, code)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in {429, 503} else {}
+    if isinstance(error, StorageQuotaReached):
+        headers = NO_RETRY
     return ApiError(status, message, code=code or getattr(error, "code", None), headers=headers)
 
 

@@ -59,14 +59,15 @@ async def upload(request: Request, gateway: CurrentGateway, tenant: CallingTenan
         buffer_bytes = 2 * CHUNK_BYTES + gateway.batches.files.storage.buffer_bytes
         share.resize(min(declared or buffer_bytes, buffer_bytes))
         async with Upload(gateway.batches.files, tenant.name) as upload:
+            await upload.reserve(max(0, declared - FORM_BYTES))
             form = UploadForm(request.headers.get("content-type", ""), upload.write)
-            await _receive(form, request, max_bytes)
+            await _receive(form, request, max_bytes, upload)
             file = await upload.finish(*form.finished())
     request.state.call.facts["file"] = file.id
     return file
 
 
-async def _receive(form: UploadForm, request: Request, max_bytes: int) -> None:
+async def _receive(form: UploadForm, request: Request, max_bytes: int, upload: Upload) -> None:
     num_bytes, unwritten = 0, bytearray()
     async for chunk in unstalled(request.stream()):
         num_bytes += len(chunk)
@@ -74,6 +75,8 @@ async def _receive(form: UploadForm, request: Request, max_bytes: int) -> None:
             raise too_large("the body", max_bytes, "GRISTMILL_MAX_FILE_BYTES")
         unwritten += chunk
         if len(unwritten) >= CHUNK_BYTES:
+            if not declared_bytes(request):
+                await upload.reserve(num_bytes)
             await asyncio.to_thread(form.receive, bytes(unwritten))
             unwritten.clear()
     await asyncio.to_thread(form.receive, bytes(unwritten))

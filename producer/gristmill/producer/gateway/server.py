@@ -23,6 +23,7 @@ from gristmill.producer.gateway import (
     routes_files,
     routes_models,
     routes_requests,
+    routes_tenant,
 )
 from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gateway
 from gristmill.producer.gateway.middleware import CallMiddleware
@@ -57,7 +58,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     http_errors.install(app)
-    for module in (routes_files, routes_batches, routes_requests, routes_models):
+    for module in (routes_files, routes_batches, routes_requests, routes_models, routes_tenant):
         app.include_router(module.router, responses=http_errors.RESPONSES)
     app.include_router(routes_models.unsupported_router)
     app.include_router(probes)

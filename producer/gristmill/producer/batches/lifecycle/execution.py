@@ -19,9 +19,10 @@ from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, Ro
 from gristmill.producer.batches.lifecycle.skipped_lines import SkippedLines
 from gristmill.producer.batches.lifecycle.slice_clock import SliceClock
 from gristmill.producer.batches.lifecycle.window import commit_interval_s
-from gristmill.producer.batches.objects import Closing
+from gristmill.producer.batches.objects import BatchError, BatchErrors, Closing
 from gristmill.producer.batches.rows import Line, lines_of
 from gristmill.shared.chunking import chunks
+from gristmill.shared.errors import StorageQuotaReached
 from gristmill.shared.operations import IDS_A_CALL
 
 LOOK_S = 1.0
@@ -122,6 +123,17 @@ class Execution:
             await self._close("cancelled")
         elif time.time() >= self._leased.record.expires_at:
             await self._close("expired")
+        else:
+            await self._check_storage()
+
+    async def _check_storage(self) -> None:
+        """Close the batch as failed if its tenant's storage quota is used up; its owner may retry the rest later."""
+        try:
+            await self._store.files.use.check_room(self._leased.record.tenant)
+        except StorageQuotaReached as error:
+            reached = BatchError(code="storage_quota_reached", message=str(error))
+            self._tracker.errors = BatchErrors(data=(reached,))
+            await self._close("failed")
 
     async def _close(self, closing: Closing) -> None:
         """Cancel what is outstanding; from now on, lines that are unfinished get an error row."""

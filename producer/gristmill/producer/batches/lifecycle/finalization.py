@@ -46,7 +46,7 @@ async def delete_parts(store: BatchStore, leased: LeasedBatch) -> None:
             paths.append((await store.files.get(record.tenant, file_id)).path)
     await leased.run_blocking(lambda: store.storage.keep_only(results_folder(record.id), paths))
     await leased.run_blocking(lambda: store.storage.delete_folder(parts_folder(record.id)))
-    await store.records.forget_parts(record.id)
+    await store.records.forget_parts(record.tenant, record.id)
     await leased.commit(record, replace(leased.state.checkpoint, has_parts=False))
 
 

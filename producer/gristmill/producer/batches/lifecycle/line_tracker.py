@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +29,16 @@ from gristmill.shared.answers import cached_tokens, reasoning_tokens
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
-UNANSWERED = {
+UNANSWERED: Mapping[Closing, tuple[str, str]] = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was finished"),
     "expired": ("batch_expired", "the completion window ended before this line was finished"),
 }
-"""Code and message of the rows that a closing batch gives to unfinished lines."""
+"""Code and message of the rows that a closing batch gives to unfinished lines, by the status of their requests."""
+
+CLOSING_ROWS: Mapping[Closing, tuple[str, str]] = {
+    **UNANSWERED, "failed": ("storage_quota_reached", "the tenant's storage quota was reached before this line was finished"),
+}  # fmt: skip
+"""The same by the status that the batch will have."""
 
 
 class LineTracker:
@@ -48,6 +54,7 @@ class LineTracker:
         outstanding_bytes: Bytes of these lines.
         written_ids: Ids of results whose rows are not committed.
         closing: Status with which the batch will end before all its lines have an answer; None if it runs on.
+        errors: Why it closes as failed.
         line: Number of the last line that was read.
         offset: Byte at which the next line begins.
         is_read: True once the whole input was read.
@@ -60,6 +67,7 @@ class LineTracker:
         self.outstanding_bytes = sum(place.size for place in self.outstanding.values())
         self.written_ids: list[str] = []
         self.closing: Closing | None = state.record.closing
+        self.errors = state.record.errors
         self.line, self.offset = state.checkpoint.line, state.checkpoint.offset
         self.is_read = state.checkpoint.is_read
         self._mean_row_bytes = 2**20
@@ -146,6 +154,7 @@ class LineTracker:
             "request_counts": counts.model_copy(update=more),
             "usage": _more_usage(before.usage, self._usage),
             "closing": self.closing,
+            "errors": self.errors,
         }
         if self.is_done:
             closing = self.closing or "completed"
@@ -161,7 +170,7 @@ class LineTracker:
 
     def _add_unanswered(self, request_id: str, names: Names) -> None:
         closing = self.closing or "cancelled"
-        code, message = UNANSWERED[closing]
+        code, message = CLOSING_ROWS[closing]
         row = unanswered_row(request_id, names.custom_id, code, message, names.metadata)
         self._add_error(row, closing)
 

@@ -26,11 +26,22 @@ end
 call("HSET", info_key, "commit", name, "record", record, "checkpoint", checkpoint)
 call("HDEL", info_key, "failures", "problem")
 local first_file = 10 + num_parts
+local storage_key = prefix .. "storage:" .. tenant
+local function keep(id, bytes)
+  call("HINCRBY", storage_key, id, bytes)
+  call("HINCRBY", storage_key, "total", bytes)
+end
 for i = 10, first_file - 1 do
   call("RPUSH", parts_key, ARGV[i])
+  keep(batch, cjson.decode(ARGV[i]).size)
+end
+if first_file <= #ARGV then -- the files take the place of the parts
+  keep(batch, string.format("%.0f", 0 - (call("HGET", storage_key, batch) or 0)))
+  call("HDEL", storage_key, batch)
 end
 for i = first_file, #ARGV, 3 do
   call("SET", prefix .. "file:" .. ARGV[i], ARGV[i + 1])
+  keep(ARGV[i], cjson.decode(ARGV[i + 1]).bytes)
   call("ZADD", prefix .. "files:" .. tenant, 0, ARGV[i])
   call("ZADD", prefix .. "files_expiring", ARGV[i + 2], ARGV[i])
 end

@@ -20,6 +20,8 @@
 --   steward_doorbell       LIST    up to 4 tokens; each wakes a steward
 --   file:<file>            STRING  record of a file (JSON)
 --   files:<tenant>         ZSET    ids of the tenant's files, all scores 0
+--   storage:<tenant>       HASH    what the storage keeps for a tenant: a file -> bytes, a running batch -> bytes of
+--                                  its parts, total -> their sum
 --   files_expiring         ZSET    ids of files -> second at which the file is deleted
 
 local prefix, call = KEYS[1], redis.call

@@ -1,0 +1,61 @@
+"""Route of `/v1/tenant`: what the calling tenant may use, and what it uses."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
+from gristmill.producer.gateway.redis_retry import retry_redis
+from gristmill.shared.request import Priority
+
+router = APIRouter(tags=["tenant"])
+
+
+class TenantLimits(BaseModel):
+    """The limits of a tenant; docs/gateway.md explains them."""
+
+    requests_per_minute: int
+    max_depth: int
+    max_bytes: int
+    max_batches: int
+    max_storage_bytes: int
+    max_priority: Priority
+
+
+class TenantUsage(BaseModel):
+    """What a tenant uses of its limits.
+
+    Attributes:
+        depth: Requests in the queue, waiting or in flight.
+        bytes: Bytes of those requests.
+        batches: Batches that have not ended.
+        storage_bytes: Bytes of files and of the results of batches.
+    """
+
+    depth: int
+    bytes: int
+    batches: int
+    storage_bytes: int
+
+
+class TenantObject(BaseModel):
+    """The calling tenant."""
+
+    object: str = "tenant"
+    name: str
+    limits: TenantLimits
+    usage: TenantUsage
+
+
+@router.get("/v1/tenant", response_model=TenantObject)
+async def tenant(gateway: CurrentGateway, tenant: CallingTenant) -> TenantObject:
+    """Return the limits of the calling tenant, and what it uses of them."""
+    depth, num_bytes = await retry_redis(gateway.queue.tenants.load, tenant.name)
+    num_batches = await retry_redis(gateway.batches.store.records.num_open, tenant.name)
+    storage_bytes = await retry_redis(gateway.batches.files.use.num_bytes, tenant.name)
+    return TenantObject(
+        name=tenant.name,
+        limits=TenantLimits.model_validate(tenant, from_attributes=True),
+        usage=TenantUsage(
+            depth=depth, bytes=num_bytes, batches=num_batches, storage_bytes=storage_bytes
+        ),
+    )
