@@ -178,13 +178,20 @@ async def test_zombie_cannot_admit_what_went_back(queue: Queue) -> None:
     assert await queue.admit("w2", other, a_request("x")) == "accepted"
 
 
-async def test_worker_that_holds_elements_cannot_deregister(queue: Queue) -> None:
-    await push(queue, BODY)
+async def test_elements_of_a_worker_that_stops_return_to_where_they_were(queue: Queue) -> None:
+    elements = [BODY, GARBAGE]
+    await push(queue, *elements)
     worker = await open_worker(queue)
-    ((token, _),) = await taken(queue, worker)
-    assert not await queue.deregister(worker)
-    await queue.admit_garbage(worker, token, "inbox-1", {})
+    ((token, _), _) = await taken(queue, worker)
     assert await queue.deregister(worker)
+    assert await queue.redis.lrange(queue.keys.inbox, 0, -1) == elements
+    assert await queue.admit(worker, token, a_request("late")) == "gone"
+    await taken(queue, await open_worker(queue, "w1"))
+    await die(queue, "w1")
+    ((_, element),) = await taken(queue, await open_worker(queue, "w2"))
+    assert await queue.deregister("w2")
+    assert (await queue.redis.lrange(queue.keys.inbox_suspects, 0, -1))[0] == element
+    assert await audit(queue) == []
 
 
 async def test_garbage_becomes_a_dead_letter_with_its_bytes(queue: Queue) -> None:

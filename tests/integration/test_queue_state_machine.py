@@ -710,10 +710,15 @@ class QueueMachine(RuleBasedStateMachine):
     def deregister(self, choice: int, repeat: str) -> None:
         name = self.one_of(choice, self.leased())
         is_holding = any((i.state, i.worker) == ("held", name) for i in self.items.values())
-        expected = not (is_holding or self.workers[name].tokens)
-        assert self.call(repeat, lambda: self.queue.deregister(name), expected) is expected
-        if expected:
-            self.workers[name].has_lease, self.workers[name].abort = False, []
+        assert self.call(repeat, lambda: self.queue.deregister(name), not is_holding) is (
+            not is_holding
+        )
+        if not is_holding:
+            worker = self.workers[name]
+            is_suspect = worker.suspect_token in worker.tokens
+            (self.inbox_suspects if is_suspect else self.inbox)[:0] = worker.tokens.values()
+            worker.old_tokens += worker.tokens.items()
+            worker.tokens, worker.abort, worker.has_lease = {}, [], False
 
     # -- the inbox --------------------------------------------------------------------------------
 

@@ -5,12 +5,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from gristmill.shared.errors import IdConflict, InvalidRequest, NotServed, QueueFull
+from gristmill.shared.errors import (
+    IdConflict,
+    InvalidRequest,
+    NotServed,
+    QueueFull,
+    TooLargeForRedis,
+)
 from gristmill.shared.fleet import FleetCache
 from gristmill.shared.operations import SubmitCode
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_full import RedisFull
-from gristmill.shared.redis_retry import retrying
+from gristmill.shared.redis_retry import MAX_BREAKS, retrying_sized
 from gristmill.shared.redis_trouble import remedy, trouble
 from gristmill.shared.request import Request
 
@@ -47,7 +53,7 @@ class Submitter:
 
         Returns:
             A code for each request before the bad one: accepted, queued, done. Then its error, or None:
-            InvalidRequest if it is too large, NotServed if no worker serves it, IdConflict if its id belongs
+            InvalidRequest if it is too large, also for this Redis, NotServed if no worker serves it, IdConflict if its id belongs
             to another request. Requests after an IdConflict may be submitted too.
 
         Raises:
@@ -55,7 +61,10 @@ class Submitter:
         """
         good, error = await self._before_bad(requests)
         own = [replace(request, reply=self._client) for request in good]
-        codes = await self._submit(own, wait_if_full=wait_if_full) if own else []
+        codes: list[SubmitCode] = []
+        if own:
+            codes, refusal = await self._submit(own, wait_if_full=wait_if_full)
+            error = refusal or error
         if "conflict" in codes:
             index = codes.index("conflict")
             return codes[:index], _conflict(good[index])
@@ -78,18 +87,28 @@ class Submitter:
                 return requests[: ids.index(str(refusal.request_id))], refusal
         return requests, error
 
-    async def _submit(self, own: Sequence[Request], *, wait_if_full: bool) -> list[SubmitCode]:
-        if sum(request.num_bytes for request in own) > MAX_CHUNK_BYTES and len(own) > 1:
+    async def _submit(
+        self, own: Sequence[Request], *, wait_if_full: bool
+    ) -> tuple[list[SubmitCode], InvalidRequest | None]:
+        """Submit requests up to one that Redis refuses for its size; return their codes and its error."""
+        num_bytes = sum(request.num_bytes for request in own)
+        if num_bytes > MAX_CHUNK_BYTES and len(own) > 1:
             return await self._submit_halves(own, wait_if_full=wait_if_full)
         pause_s = FULL_WAIT_MIN_S
         while True:
             try:
-                return await retrying(partial(self._try, own, wait_if_full=wait_if_full))
+                call = partial(self._try, own, wait_if_full=wait_if_full)
+                max_breaks = MAX_BREAKS if len(own) == 1 else 1  # halves are tried again
+                answering = self._queue.is_answering
+                return await retrying_sized(call, num_bytes, answering, max_breaks), None
+            except TooLargeForRedis as refusal:
+                if len(own) == 1:
+                    return [], InvalidRequest(str(refusal), request_id=own[0].id)
             except QueueFull:
                 if not wait_if_full:
                     raise
             if len(own) > 1:
-                return await self._submit_halves(own, wait_if_full=True)
+                return await self._submit_halves(own, wait_if_full=wait_if_full)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, FULL_WAIT_MAX_S)
 
@@ -106,10 +125,13 @@ class Submitter:
 
     async def _submit_halves(
         self, own: Sequence[Request], *, wait_if_full: bool
-    ) -> list[SubmitCode]:
+    ) -> tuple[list[SubmitCode], InvalidRequest | None]:
         middle = len(own) // 2
-        first = await self._submit(own[:middle], wait_if_full=wait_if_full)
-        return first + await self._submit(own[middle:], wait_if_full=wait_if_full)
+        codes, error = await self._submit(own[:middle], wait_if_full=wait_if_full)
+        if error:
+            return codes, error
+        others, error = await self._submit(own[middle:], wait_if_full=wait_if_full)
+        return codes + others, error
 
     def _size_error(self, request: Request) -> InvalidRequest | None:
         """Return the error for a request that is too large, or None."""

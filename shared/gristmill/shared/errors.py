@@ -109,6 +109,20 @@ class RedisUnreachable(GristmillError):
     """Redis does not answer, or refuses the login; check REDIS_URL and Redis."""
 
 
+class TooLargeForRedis(GristmillError):
+    """Redis refuses one call for its size; raise its limits, or send less.
+
+    Args:
+        num_bytes: Bytes of the call's values.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(
+            f"Redis refuses a call of {num_bytes:,} bytes; raise proto-max-bulk-len and"
+            " client-query-buffer-limit in its configuration, or send less"
+        )
+
+
 class LeaseLost(GristmillError):
     """The queue has given this worker's requests away; the worker must start over under a new name.
 

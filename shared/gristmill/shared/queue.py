@@ -152,6 +152,10 @@ class Queue:
         done: int = await self.scripts.run("seal", batch, total)
         return done
 
+    async def is_answering(self) -> bool:
+        """Make a small call to the server that has the queue; raise what any call would raise."""
+        return bool(await self.redis.exists(self.keys.format))
+
     async def stats(self) -> Stats:
         """Return one consistent view of the queue."""
         return Stats.parse(await self.scripts.run("stats"))

@@ -28,7 +28,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from gristmill.shared.errors import NotReplicated
+from gristmill.shared.errors import NotReplicated, TooLargeForRedis
 from gristmill.shared.log import warn
 from gristmill.shared.redis_trouble import remedy, trouble
 from gristmill.shared.redis_url import redacted
@@ -51,6 +51,14 @@ _FINAL = (AuthenticationError, AuthorizationError)
 NOTICE_INTERVAL_S = 10.0
 """Shortest time between two notices in a log, in seconds; an hour's outage makes 360 lines."""
 
+MIN_REFUSED_BYTES = 512 * 1024
+"""Smallest call that Redis can refuse for its size: neither of its two limits can be below 1 MiB."""
+
+REFUSED_BULK = "invalid bulk length"
+"""Text of Redis' error for a value above proto-max-bulk-len; it has no code of its own."""
+
+MAX_BREAKS = 5
+"""Closed connections in a row that count as a refusal; with their pauses they take about two seconds."""
 
 WAIT_MIN_S = 0.05
 WAIT_MAX_S = 2.0
@@ -92,6 +100,50 @@ async def retrying(call: Callable[[], Awaitable[T]], timeout_s: float | None = N
                 _announcement.notice.end()
             return answer
         await asyncio.sleep(_pause_s(num_retries))
+
+
+async def retrying_sized(
+    call: Callable[[], Awaitable[T]],
+    num_bytes: int,
+    is_answering: Callable[[], Awaitable[object]],
+    max_breaks: int = MAX_BREAKS,
+) -> T:
+    """Repeat an operation as `retrying` does, unless Redis refuses it for its size.
+
+    A value above proto-max-bulk-len gets an error. A command above client-query-buffer-limit gets a closed
+    connection and no answer, as in an outage; but in an outage Redis does not answer other calls.
+
+    Args:
+        call: One operation of `Queue`; each is safe to send twice.
+        num_bytes: Bytes of the operation's values.
+        is_answering: A small call to the same server.
+        max_breaks: Closed connections in a row, each while Redis answers small calls, that count as a refusal.
+
+    Raises:
+        TooLargeForRedis: Redis refuses the operation for its size.
+    """
+    num_breaks = 0
+
+    async def attempt() -> T:
+        nonlocal num_breaks
+        try:
+            return await call()
+        except ResponseError as error:
+            if REFUSED_BULK in str(error):
+                raise TooLargeForRedis(num_bytes) from error
+            raise
+        except (ConnectionError, OSError) as error:
+            num_breaks += 1
+            try:
+                await is_answering()
+            except Exception:
+                num_breaks = 0  # an outage
+                raise
+            if num_breaks >= max_breaks:
+                raise TooLargeForRedis(num_bytes) from error
+            raise
+
+    return await (retrying(call) if num_bytes < MIN_REFUSED_BYTES else retrying(attempt))
 
 
 def _pause_s(num_retries: int) -> float:

@@ -16,8 +16,15 @@ from redis.exceptions import (
 from structlog.testing import capture_logs
 
 from gristmill.shared import redis_retry
-from gristmill.shared.errors import NotReplicated, QueueFull
-from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient, retrying
+from gristmill.shared.errors import NotReplicated, QueueFull, TooLargeForRedis
+from gristmill.shared.redis_retry import (
+    MIN_REFUSED_BYTES,
+    RedisNotice,
+    announce_redis_waits,
+    is_transient,
+    retrying,
+    retrying_sized,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,29 @@ async def test_refused_password_ends_at_once() -> None:
     with pytest.raises(AuthenticationError):
         await retrying(call)
     assert call.num_calls == 1
+
+
+@pytest.mark.parametrize("num_outages", [0, 2])
+async def test_large_call_on_which_redis_hangs_up_is_refused_but_an_outage_is_none(
+    monkeypatch: pytest.MonkeyPatch, num_outages: int
+) -> None:
+    monkeypatch.setattr(redis_retry, "WAIT_JITTER_S", 0)
+    call, is_answering = Flaky(ConnectionError(), 99), Flaky(ConnectionError(), num_outages)
+    with pytest.raises(TooLargeForRedis, match="524,288 bytes"):
+        await retrying_sized(call, MIN_REFUSED_BYTES, is_answering, 3)
+    assert call.num_calls == num_outages + 3
+
+
+async def test_value_that_redis_calls_too_long_is_refused_at_once() -> None:
+    call = Flaky(ResponseError("Protocol error: invalid bulk length"), 99)
+    with pytest.raises(TooLargeForRedis):
+        await retrying_sized(call, MIN_REFUSED_BYTES, Flaky(ValueError(), 0))
+    assert call.num_calls == 1
+
+
+async def test_small_call_is_never_refused_for_its_size() -> None:
+    call = Flaky(ConnectionError(), 3)
+    assert await retrying_sized(call, 1000, Flaky(ValueError(), 0), 1) == "answer"
 
 
 async def test_last_error_is_raised_when_time_is_up() -> None:

@@ -2,7 +2,8 @@
 
 `queue_source.py` runs one `AckWriter` for each queue. Each finished request puts its settlement
 into an asyncio queue. One call writes the settlements of 5 ms, at most 64. While Redis is away, the
-settlements wait here, so their requests need not run again.
+settlements wait here, so their requests need not run again. If Redis refuses a call for its size,
+each settlement goes alone, and one that is refused alone ends as too large.
 """
 
 import asyncio
@@ -10,9 +11,12 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from gristmill.shared.errors import TooLargeForRedis
 from gristmill.shared.operations import Settlement
 from gristmill.shared.queue import Queue
-from gristmill.shared.redis_retry import retrying
+from gristmill.shared.redis_retry import MAX_BREAKS, retrying_sized
+from gristmill.worker.in_flight import Finished
+from gristmill.worker.liveness import Liveness
 
 log = structlog.get_logger()
 
@@ -20,12 +24,10 @@ MAX_ITEMS = 64
 """Most settlements in one call."""
 
 MAX_BYTES = 8 * 2**20
-"""Most bytes of outcomes in one call; a larger outcome goes alone."""
+"""Most bytes in one call, of outcomes and of the records that it reads; a larger one goes alone."""
 
 INTERVAL_S = 0.005
 """Seconds to wait for more settlements after the first one."""
-
-Finished = tuple[str, Settlement]
 
 
 class AckWriter:
@@ -33,10 +35,11 @@ class AckWriter:
 
     Args:
         queue: The queue that gets the records.
-        finished: The settlements to write, each with the worker incarnation that claimed the request.
+        finished: The ended requests to write.
         written: Called with each batch once it is written.
         may_grow: Returns whether more requests may finish soon; if not, the writer does not wait
             for them.
+        liveness: Record of how long a write has taken so far; the probes read it.
     """
 
     def __init__(
@@ -45,40 +48,69 @@ class AckWriter:
         finished: "asyncio.Queue[Finished]",
         written: Callable[[Sequence[Settlement]], None],
         may_grow: Callable[[], bool],
+        liveness: Liveness,
     ) -> None:
         self._queue = queue
         self._finished = finished
         self._written = written
         self._may_grow = may_grow
+        self._liveness = liveness
 
     async def run(self) -> None:
         """Write batches until cancelled."""
-        structlog.contextvars.bind_contextvars(queue=self._queue.keys.queue)
+        name = self._queue.keys.queue
+        structlog.contextvars.bind_contextvars(queue=name)
         carried: Finished | None = None
         while True:
             first = carried or await self._finished.get()
             batch, carried = await self._gather(first)
-            worker = first[0]
-            codes = await retrying(lambda w=worker, b=batch: self._queue.ack(w, b))  # type: ignore[misc]  # bound now
-            _report(batch, codes)
-            self._written(batch)
-            for _ in batch:
-                self._finished.task_done()
+            self._liveness.write_began(name)
+            await self._write(batch)
+            self._liveness.write_ended(name)
 
-    async def _gather(self, first: Finished) -> tuple[list[Settlement], Finished | None]:
-        """Return the settlements for the next call, and the one left over for the call after it.
+    async def _write(self, batch: Sequence[Finished]) -> None:
+        """Write a batch in one call; if Redis refuses that for its size, each settlement alone."""
+        try:
+            await self._ack(batch)
+        except TooLargeForRedis as refusal:
+            if len(batch) > 1:
+                for each in batch:
+                    await self._write([each])
+                return
+            (refused,) = batch
+            num_bytes = len(refused.settlement.outcome)
+            log.error(  # noqa: TRY400  # its message says all
+                "result.refused", id=refused.request.id, num_bytes=num_bytes, error=str(refusal)
+            )
+            await self._ack([refused.request.refused_by_redis(refused)])
+
+    async def _ack(self, batch: Sequence[Finished]) -> None:
+        worker, settlements = batch[0].request.worker, [each.settlement for each in batch]
+        codes = await retrying_sized(
+            lambda: self._queue.ack(worker, settlements),
+            sum(len(each.outcome) for each in settlements),
+            self._queue.is_answering,
+            max_breaks=1 if len(batch) > 1 else MAX_BREAKS,  # alone, it is tried again
+        )
+        _report(settlements, codes)
+        self._written(settlements)
+        for _ in batch:
+            self._finished.task_done()
+
+    async def _gather(self, first: Finished) -> tuple[list[Finished], Finished | None]:
+        """Return the ended requests for the next call, and the one left over for the call after it.
 
         One is left over if it exceeds `MAX_BYTES` or belongs to another worker incarnation.
         """
-        worker, batch, num_bytes = first[0], [first[1]], len(first[1].outcome)
+        batch, num_bytes = [first], first.num_bytes
         if self._finished.empty() and self._may_grow():
             await asyncio.sleep(INTERVAL_S)
         while len(batch) < MAX_ITEMS and not self._finished.empty():
             item = self._finished.get_nowait()
-            num_bytes += len(item[1].outcome)
-            if num_bytes > MAX_BYTES or item[0] != worker:
+            num_bytes += item.num_bytes
+            if num_bytes > MAX_BYTES or item.request.worker != first.request.worker:
                 return batch, item
-            batch.append(item[1])
+            batch.append(item)
         return batch, None
 
 

@@ -19,6 +19,7 @@ from gristmill.shared.redis_retry import retrying
 from gristmill.shared.results import response_outcome
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
+from gristmill.worker.engine.refusals import refused_by_redis
 from gristmill.worker.engine_load import EngineLoad
 
 FLEET_FRESH_S = 1.0
@@ -85,20 +86,25 @@ class ClaimedRequest:
             response: The engine's answer.
             made_by: JSON object that says what made the answer; see `provenance.py`.
         """
+        settlement = self._settlement(status, response, made_by)
+        metrics.settling.inc()
+        self._in_flight.finished.put_nowait(Finished(self, settlement, made_by))
+
+    def refused_by_redis(self, finished: "Finished") -> "Finished":
+        """Return the end of the request as failed, because Redis does not store its answer."""
+        response = refused_by_redis(len(finished.settlement.outcome))
+        settlement = self._settlement("failed", response, finished.made_by)
+        return finished._replace(settlement=settlement)
+
+    def _settlement(
+        self, status: Literal["succeeded", "failed"], response: Response, made_by: bytes
+    ) -> Settlement:
         claimed = self.claimed
         outcome = response_outcome(
             claimed.attempt, self.worker, response.status, response.body, made_by
         )
-        settlement = Settlement(
-            claimed.id,
-            claimed.delivery,
-            status,
-            outcome,
-            response.prompt_tokens,
-            response.output_tokens,
-        )
-        metrics.settling.inc()
-        self._in_flight.finished.put_nowait((self.worker, settlement))
+        tokens = response.prompt_tokens, response.output_tokens
+        return Settlement(claimed.id, claimed.delivery, status, outcome, *tokens)
 
     async def nack(self, error: Mapping[str, Any], delay_ms: int) -> str:
         """Give the request back for a retry, or end it if its attempts are used up.
@@ -131,6 +137,25 @@ class ClaimedRequest:
         await self._in_flight.release([self], delay_ms)
 
 
+class Finished(NamedTuple):
+    """A request that ended, until Redis has its result.
+
+    Attributes:
+        request: The request.
+        settlement: Its end, as `ack` writes it.
+        made_by: JSON object that says what made the answer.
+    """
+
+    request: ClaimedRequest
+    settlement: Settlement
+    made_by: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that `ack` reads and writes for this request."""
+        return len(self.settlement.outcome) + len(self.request.record.body)
+
+
 class ClaimResult(NamedTuple):
     """The result of one claim.
 
@@ -159,7 +184,7 @@ class InFlight:
         queue: The queue.
         fleet: What the live workers of the queue serve.
         num_running: Requests of this queue in the engine.
-        finished: Settlements for the `AckWriter`, each with the worker incarnation that claimed it.
+        finished: Ended requests for the `AckWriter`.
     """
 
     def __init__(self, queue: Queue, load: EngineLoad) -> None:
@@ -168,7 +193,7 @@ class InFlight:
         self._load = load
         self._requests: dict[str, ClaimedRequest] = {}
         self.num_running = 0
-        self.finished: asyncio.Queue[tuple[str, Settlement]] = asyncio.Queue()
+        self.finished: asyncio.Queue[Finished] = asyncio.Queue()
 
     @property
     def requests(self) -> list[ClaimedRequest]:

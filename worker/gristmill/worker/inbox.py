@@ -2,9 +2,9 @@
 
 import structlog
 
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import InvalidRequest, TooLargeForRedis
 from gristmill.shared.queue import Queue
-from gristmill.shared.redis_retry import retrying
+from gristmill.shared.redis_retry import retrying, retrying_sized
 from gristmill.shared.request_json import request_from_json
 
 log = structlog.get_logger()
@@ -27,7 +27,10 @@ async def admit_element(
         request = request_from_json(
             element, default_id=default_id, max_request_bytes=max_request_bytes
         )
-    except InvalidRequest as error:
+        await retrying_sized(
+            lambda: queue.admit(worker, token, request), len(element), queue.is_answering
+        )
+    except (InvalidRequest, TooLargeForRedis) as error:
         evidence = {"error": str(error)}
         await retrying(lambda: queue.admit_garbage(worker, token, default_id, evidence))
         log.warning(
@@ -37,5 +40,3 @@ async def admit_element(
             reason="unreadable",
             error=str(error),
         )
-    else:
-        await retrying(lambda: queue.admit(worker, token, request))

@@ -30,6 +30,9 @@ class Liveness:
         self._engine_at = time.monotonic()
         self.waits_for: str | None = "the engine to start"
         self.wrong_types: dict[str, str] = {}  # queue -> its keys of a wrong type, in words
+        self._writes_since: dict[
+            str, float
+        ] = {}  # queue -> start of the write of results that runs
         self.brake: Brake | None = None  # why the worker only tries single requests
 
     def loop_ran(self) -> None:
@@ -43,6 +46,14 @@ class Liveness:
     def heard_engine(self) -> None:
         """Note a sign of life of the engine."""
         self._engine_at = time.monotonic()
+
+    def write_began(self, queue: str) -> None:
+        """Note that results of a queue are being written."""
+        self._writes_since[queue] = time.monotonic()
+
+    def write_ended(self, queue: str) -> None:
+        """Note that Redis has them."""
+        del self._writes_since[queue]
 
     def note_waiting(self, what: str | None) -> None:
         """Note what the worker waits for; None means that it claims."""
@@ -83,4 +94,13 @@ class Liveness:
     def _fault(self) -> str | None:
         """Return what an operator must mend, or None."""
         brake = f"braked: {self.brake.in_words()}" if self.brake else ""
-        return "; ".join(filter(None, (brake, *self.wrong_types.values()))) or None
+        faults = (brake, self._unwritten(), *self.wrong_types.values())
+        return "; ".join(filter(None, faults)) or None
+
+    def _unwritten(self) -> str:
+        """Return for how long Redis has not taken the results of finished requests, or ""."""
+        now_s = time.monotonic()
+        wait_s = max((now_s - began_s for began_s in tuple(self._writes_since.values())), default=0)
+        if wait_s <= self._redis_timeout_s:
+            return ""
+        return f"finished requests wait for {wait_s:.0f} s until Redis takes their results"

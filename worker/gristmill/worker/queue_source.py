@@ -68,6 +68,7 @@ class QueueSource:
             written=self._written,
             # The request that just ended still counts as running.
             may_grow=lambda: self._in_flight.num_running > 1,
+            liveness=context.liveness,
         )
         events = HeartbeatEvents(
             aborted=self._abort,

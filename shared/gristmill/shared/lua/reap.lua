@@ -24,25 +24,20 @@ local function evidence_of(worker)
   return cjson.encode(named)
 end
 
--- Give back what a worker took from the inbox and never admitted, oldest first. Any of these elements may have killed it,
--- so claims take them alone from now on. One that was taken alone is the cause, and becomes a dead letter.
-local function return_elements(worker)
-  local admitting_key = key_of("admitting:" .. worker, "HLEN")
-  local tokens = call("HKEYS", admitting_key)
-  if #tokens == 1 and tokens[1] == call("HGET", key_of("worker:" .. worker, "HLEN"), "suspect_element") then
-    local element = call("HGET", admitting_key, tokens[1])
-    dead_letter_element("inbox-" .. tokens[1], "engine_killed", evidence_of(worker), 2, element, time_ms)
-  else
-    table.sort(tokens, function(a, b) return tonumber(a) > tonumber(b) end)
-    for _, token in ipairs(tokens) do
-      call("LPUSH", prefix .. "inbox_suspects", call("HGET", admitting_key, token))
-    end
+-- Give back what a dead worker had not admitted. Any of these elements may have killed it, so claims take them alone from
+-- now on. One that was taken alone is the cause, and becomes a dead letter.
+local function suspect_elements(worker)
+  local token = suspect_token(worker)
+  if token then
+    local element = call("HGET", prefix .. "admitting:" .. worker, token)
+    dead_letter_element("inbox-" .. token, "engine_killed", evidence_of(worker), 2, element, time_ms)
+    call("HDEL", prefix .. "admitting:" .. worker, token)
   end
-  call("DEL", admitting_key)
+  return_elements(worker, "inbox_suspects")
 end
 
 for _, worker in ipairs(call("ZRANGE", prefix .. "workers", 0, time_ms, "BYSCORE", "LIMIT", 0, 10)) do
-  return_elements(worker)
+  suspect_elements(worker)
   local num_moved = give_back_as_suspects(worker, limit, evidence_of(worker), ARGV[2], time_ms)
   limit = limit - num_moved
   reply[#reply + 1], reply[#reply + 2] = worker, num_moved

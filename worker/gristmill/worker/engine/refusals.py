@@ -119,6 +119,19 @@ def too_large(num_bytes: str, max_bytes: int) -> Response:
     return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooLargeError")
 
 
+def refused_by_redis(num_bytes: int) -> Response:
+    """Return the error body for an answer that Redis does not store.
+
+    Args:
+        num_bytes: Bytes of the answer.
+    """
+    message = (
+        f"the answer has {num_bytes:,} bytes, more than Redis takes; lower max_tokens, n or logprobs, or"
+        " raise its proto-max-bulk-len and client-query-buffer-limit"
+    )
+    return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooLargeError")
+
+
 def _is_too_deep(body: bytes) -> bool:
     """Return whether the record of this answer is nested too deeply to be written.
 

@@ -10,6 +10,23 @@ local function note_beat(lease_ms, time_ms)
   call("HSET", prefix .. "times", "last_beat_ms", integer(time_ms))
 end
 
+-- Put what a worker took from the inbox and never admitted at the front of a LIST, oldest first.
+local function return_elements(worker, list)
+  local admitting_key = key_of("admitting:" .. worker, "HLEN")
+  local tokens = call("HKEYS", admitting_key)
+  table.sort(tokens, function(a, b) return tonumber(a) > tonumber(b) end)
+  for _, token in ipairs(tokens) do
+    call("LPUSH", prefix .. list, call("HGET", admitting_key, token))
+  end
+  call("DEL", admitting_key)
+end
+
+-- Return the token of the element that a worker took from inbox_suspects and has not admitted, or false.
+local function suspect_token(worker)
+  local token = call("HGET", key_of("worker:" .. worker, "HLEN"), "suspect_element")
+  return token and call("HEXISTS", key_of("admitting:" .. worker, "HLEN"), token) == 1 and token
+end
+
 local function close_lease(worker)
   call("ZREM", prefix .. "workers", worker)
   call("UNLINK", prefix .. "worker:" .. worker, prefix .. "last_claim:" .. worker, prefix .. "abort:" .. worker)
