@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from gristmill.local.processes import die_with_parent, free_port
 from gristmill.local.redis_server import running_server, server_binary
 from gristmill.shared.redis_url import parse
@@ -66,6 +68,17 @@ def port_of(url: str) -> int:
     """Return the port of a URL with one host."""
     ((_, port),) = parse(url).nodes
     return port
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not the loopback address; skip without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has only a loopback address")
+        address: str = probe.getsockname()[0]
+    return address
 
 
 def process_id(port: int) -> int:

@@ -13,7 +13,7 @@ from gristmill.shared.scripts import PROTOCOL, lua_text
 async def test_a_new_queue_gets_the_format_of_its_first_writer(queue: Queue) -> None:
     await queue.submit(some_requests(1))
     assert await queue.redis.get(queue.keys.format) == FORMAT.encode()
-    assert f'FORMAT_OF_KEYS = "{FORMAT}"' in lua_text("includes/format")
+    assert f'FORMAT_OF_KEYS = "{FORMAT}"' in lua_text("includes/types")
     assert PROTOCOL.partition(".")[0] == FORMAT
 
 

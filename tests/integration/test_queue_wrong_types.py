@@ -12,6 +12,7 @@ from workers import local_worker, settings_for
 from gristmill.producer import Client
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
+from gristmill.shared.errors import WrongFormat
 from gristmill.shared.key_types import TYPES, type_of
 from gristmill.shared.keys import LANES
 from gristmill.shared.operations import Limits, Scheduling, SchedulingPolicy
@@ -129,6 +130,14 @@ async def test_moved_key_is_kept_for_a_week_and_named_until_it_is_deleted(queue:
     await queue.redis.delete(kept)
     assert (await queue.stats()).wrong_types == {}
     assert await audit(queue) == []
+
+
+async def test_queue_of_another_format_keeps_its_keys(queue: Queue) -> None:
+    await queue.redis.set(queue.keys.format, "2")
+    await queue.redis.rpush(queue.keys.delayed, "of format 2")
+    with pytest.raises(WrongFormat):
+        await queue.stats()
+    assert await queue.redis.exists(queue.keys.delayed)
 
 
 async def test_many_moved_keys_are_bounded(queue: Queue) -> None:

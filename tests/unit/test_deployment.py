@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from servers import answers
+from servers import answers, own_address
 
 from gristmill.local.processes import free_port
 from gristmill.local.redis_server import running_server
@@ -218,17 +217,6 @@ def test_the_queue_is_full_before_redis_is() -> None:
         COMPOSE["services"]["worker"]["environment"]["GRISTMILL_MAX_BYTES"]
         == CONFIG["GRISTMILL_MAX_BYTES"]
     )
-
-
-def own_address() -> str:
-    """Return an address of this machine that is not the loopback address; skip without one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
-        except OSError:
-            pytest.skip("this machine has only a loopback address")
-        address: str = probe.getsockname()[0]
-    return address
 
 
 @pytest.mark.parametrize(("mode", "is_ready"), [("no", True), ("yes", False)])

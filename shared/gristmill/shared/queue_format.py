@@ -13,7 +13,7 @@ from gristmill.shared.errors import WrongFormat
 from gristmill.shared.keys import Keys
 
 FORMAT = "1"
-"""Version of keys and records; `lua/includes/format.lua` has the same."""
+"""Version of keys and records; `lua/includes/types.lua` has the same."""
 
 NO_FORMAT = "0"
 """Stands for the format of versions before 0.1.0, which wrote none."""

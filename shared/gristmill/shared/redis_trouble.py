@@ -1,11 +1,20 @@
 """Say in words why Redis did not do a call, and what to do. Notices and errors take their words from here."""
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
+    ClusterDownError,
     ConnectionError,
+    InvalidResponse,
+    MovedError,
+    NoPermissionError,
     OutOfMemoryError,
+    ReadOnlyError,
     ResponseError,
     TimeoutError,
 )
@@ -16,36 +25,125 @@ from gristmill.shared.errors import (
     RedisUnreachable,
     SettingsError,
 )
+from gristmill.shared.one_line import one_line
 from gristmill.shared.redis_full import AT_LIMIT, RedisFull
 from gristmill.shared.redis_url import redacted
+
+MAX_DETAIL_CHARS = 160
+"""Longest part of an error of Redis in a message; the error of protected mode has 900 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """One thing that may be wrong with Redis.
+
+    Attributes:
+        kinds: Classes of redis-py's errors.
+        pattern: Regular expression that the error's message contains; "" for every message.
+        words: What is wrong, as the rest of a sentence that begins with the name of Redis.
+        remedy: What an operator can do; `{setting}` stands for the place of the URL.
+        error: Class of the error for people. It decides a command's exit code.
+    """
+
+    kinds: tuple[type[Exception], ...]
+    pattern: str
+    words: str
+    remedy: str
+    error: type[GristmillError] = GristmillError
+
+
+_NO_RIGHT = (
+    "denies this user a right",
+    "give the user in {setting} the rights of docs/operations.md (Rights)",
+    RedisUnreachable,
+)
+"""Words, remedy and error of a missing right; Redis says it in another way inside a script."""
+
+_TROUBLES: Sequence[_Trouble] = (
+    _Trouble(
+        (OutOfMemoryError,), "", "is full",
+        "read results and let them expire sooner (GRISTMILL_RESULT_TTL_S), or raise maxmemory",
+    ),
+    _Trouble((BusyLoadingError,), "", "is not ready", "wait until it has read its file; its log shows the progress"),
+    _Trouble((NotReplicated,), "", "has too few replicas", "look at its replicas"),
+    _Trouble(
+        (AuthenticationError, AuthorizationError), "", "refused user or password",
+        "put them into {setting}: redis://user:password@host:port/0", RedisUnreachable,
+    ),
+    _Trouble((NoPermissionError,), "", *_NO_RIGHT),
+    _Trouble((ResponseError,), "user executing the script can't", *_NO_RIGHT),
+    _Trouble(
+        (ResponseError,), "^DENIED", "admits only its own machine",
+        "set a password in Redis, or protected-mode no if a firewall guards it", RedisUnreachable,
+    ),
+    _Trouble(
+        (ResponseError,), "DB index", "has no database of this number",
+        "name one of its databases in {setting}: 0 to 15 unless its setting `databases` says otherwise", SettingsError,
+    ),
+    _Trouble(
+        (MovedError,), "", "is a node of a cluster",
+        "begin {setting} with redis+cluster:// or rediss+cluster://", SettingsError,
+    ),
+    _Trouble(
+        (ResponseError,), "cluster support disabled", "is no cluster",
+        "begin {setting} with redis:// or rediss://", SettingsError,
+    ),
+    _Trouble((ClusterDownError,), "", "is a cluster without some of its nodes", "look at CLUSTER INFO and its nodes"),
+    _Trouble((ReadOnlyError,), "", "is a replica", "name the primary or its sentinels in {setting}"),
+    _Trouble((ResponseError,), "^MISCONF", "cannot write to its disk", "make room on its disk; its log has the cause"),
+    _Trouble((ResponseError,), "^NOREPLICAS", "has too few replicas", "look at its replicas"),
+    _Trouble(
+        (ResponseError,), "^WRONGTYPE", "has a key of a wrong type",
+        "`gristmill queue audit` names it; docs/operations.md (Rights) says what to do",
+    ),
+    _Trouble(
+        (ResponseError,), "(?i)unknown (redis )?command|error compiling script", "lacks a command", "use Redis 7.0 or newer, or Valkey", SettingsError,
+    ),
+    _Trouble(
+        (InvalidResponse,), "", "does not speak the protocol of Redis",
+        "check host and port in {setting}", SettingsError,
+    ),
+    _Trouble(
+        (ConnectionError,), "max number of clients", "has too many clients",
+        "raise its maxclients, or stop some of its clients", RedisUnreachable,
+    ),
+    _Trouble((ResponseError,), "", "refused a command", "look at its log"),
+    _Trouble(
+        (ConnectionError, TimeoutError, OSError), "", "does not answer",
+        "check that it runs, that this machine may reach it, and {setting} with its user and password", RedisUnreachable,
+    ),
+    _Trouble((Exception,), "", "does not answer", "look at its log"),
+)  # fmt: skip
+"""What may be wrong; the first that fits an error names it."""
+
+
+def _trouble_of(error: Exception) -> _Trouble:
+    text = str(error)
+    return next(
+        each
+        for each in _TROUBLES
+        if isinstance(error, each.kinds) and re.search(each.pattern, text)
+    )
 
 
 def trouble(error: Exception) -> str:
     """Return what is wrong with Redis, as the rest of a sentence that begins with its name."""
-    detail = str(error).rstrip(".") or type(error).__name__
-    if isinstance(error, OutOfMemoryError) and not isinstance(error, RedisFull):
-        detail = AT_LIMIT
-    return f"{trouble_in_short(error)} ({detail})"
+    return f"{trouble_in_short(error)} ({_detail(error)})"
 
 
 def trouble_in_short(error: Exception) -> str:
     """Return the same without the error's own text, which may name machines of the operator."""
-    if isinstance(error, OutOfMemoryError):
-        return "is full"
-    if isinstance(error, BusyLoadingError):
-        return "is not ready"
-    if isinstance(error, NotReplicated):
-        return "has too few replicas"
-    if isinstance(error, ResponseError):
-        return "refused a command"
-    if isinstance(error, AuthenticationError | AuthorizationError):
-        return "refused user or password"
-    return "does not answer"
+    return _trouble_of(error).words
 
 
-def is_missing_database(error: Exception) -> bool:
-    """Return whether the server has no database of the number that the URL names."""
-    return isinstance(error, ResponseError) and "DB index" in str(error)
+def remedy(error: Exception, setting: str = "REDIS_URL") -> str:
+    """Return what an operator can do about it.
+
+    Args:
+        error: What redis-py raised.
+        setting: Where the URL was set.
+    """
+    return _trouble_of(error).remedy.format(setting=setting)
 
 
 def error_in_words(error: Exception, url: str, setting: str = "REDIS_URL") -> GristmillError:
@@ -57,33 +155,19 @@ def error_in_words(error: Exception, url: str, setting: str = "REDIS_URL") -> Gr
         setting: Where the URL was set, for the remedy.
 
     Returns:
-        RedisUnreachable for no connection, no answer or a refused login; SettingsError for a database that
-        Redis does not have; else GristmillError.
+        RedisUnreachable for no connection, no answer, a refused login or a missing right; SettingsError for a
+        URL that fits no Redis of this kind; else GristmillError.
     """
     where = f"Redis at {redacted(url)}" if url else "Redis"
-    if isinstance(error, AuthenticationError | AuthorizationError):
-        return RedisUnreachable(
-            f"{where} {trouble(error)}; put them into {setting}: redis://user:password@host:port/0"
-        )
-    if isinstance(error, ConnectionError | TimeoutError | OSError):
-        return RedisUnreachable(
-            f"{where} {trouble(error)}; check that it runs, that this machine may reach it, and {setting}"
-            " with its user and password"
-        )
-    if is_missing_database(error):
-        return SettingsError(
-            f"{where} has no database of this number ({error}); a server has databases 0 to 15 unless its"
-            f" setting `databases` says otherwise; name one of them in {setting}"
-        )
-    return GristmillError(f"{where} {trouble(error)}; {remedy(error)}")
+    message = f"{where} {trouble(error)}; {remedy(error, setting)}"
+    return _trouble_of(error).error(message)
 
 
-def remedy(error: Exception) -> str:
-    """Return what an operator can do about it."""
-    if isinstance(error, OutOfMemoryError):
-        return (
-            "read results and let them expire sooner (GRISTMILL_RESULT_TTL_S), or raise maxmemory"
-        )
-    if isinstance(error, BusyLoadingError | NotReplicated | ResponseError):
-        return "look at the log of Redis and at its replicas"
-    return "check that it runs, that this machine may reach it, and REDIS_URL"
+def _detail(error: Exception) -> str:
+    """Return the error's own text without what follows its first sentence."""
+    text = one_line(str(error))
+    if isinstance(error, OutOfMemoryError) and not isinstance(error, RedisFull):
+        return AT_LIMIT
+    if isinstance(error, AuthenticationError) and text.startswith("HELLO"):
+        return "the URL has no password"  # redis-py says how HELLO is used
+    return one_line(text.partition(". ")[0].rstrip("."), MAX_DETAIL_CHARS) or type(error).__name__

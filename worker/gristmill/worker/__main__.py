@@ -10,11 +10,12 @@ from importlib.metadata import version
 
 import structlog
 import uvloop
-from redis.exceptions import AuthenticationError
+from redis.exceptions import RedisError
 
 from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.redis_retry import announce_redis_waits
+from gristmill.shared.redis_trouble import remedy, trouble
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
@@ -49,13 +50,21 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
         engine_argv: vLLM's own flags: the words after `--`.
 
     Returns:
-        0 after a drain. 1 if the engine could not start or kept dying. 2 if a setting is wrong or
-        Redis refuses the login.
+        The exit code; see `run_with_engine`.
 
     Raises:
         SettingsError: The settings name no engine or two engines.
     """
-    engine = engine_from(settings, engine_argv)
+    return run_with_engine(settings, engine_from(settings, engine_argv))
+
+
+def run_with_engine(settings: WorkerSettings, engine: Engine) -> int:
+    """Run a worker with an engine that has not started, until a signal stops it.
+
+    Returns:
+        0 after a drain. 1 if the engine could not start or kept dying. 2 if a setting is wrong or
+        Redis refuses the login or a command.
+    """
     configure_logging(settings.log_level)
     announce_redis_waits(settings.redis_url.get_secret_value())
     try:
@@ -64,9 +73,10 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
     except SettingsError as error:
         log.error("settings.rejected", error=str(error))  # noqa: TRY400  # a message for people
         return EXIT_SETTINGS
-    except AuthenticationError as error:
-        remedy = "put user and password into REDIS_URL: redis://user:password@host:port/0"
-        log.error("redis.refused", error=str(error), remedy=remedy)  # noqa: TRY400  # for people
+    except RedisError as error:  # what ends by itself, the worker has waited for
+        url = redacted(settings.redis_url.get_secret_value())
+        message = f"Redis {trouble(error)}"
+        log.error("redis.refused", url=url, error=message, remedy=remedy(error))  # noqa: TRY400  # for people
         return EXIT_SETTINGS
 
 
@@ -75,7 +85,7 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
 
     Raises:
         SettingsError: A setting is wrong, or another process uses the probes' port.
-        AuthenticationError: Redis refuses the login.
+        redis.exceptions.RedisError: Redis refuses the login or a command.
     """
     drain = Drain(settings.drain_timeout_s)
     drain.install()

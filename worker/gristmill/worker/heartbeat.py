@@ -21,6 +21,7 @@ from gristmill.shared.keys import Keys
 from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_brakes import write_brake
+from gristmill.shared.redis_trouble import remedy
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.other_models import OtherModels
 
@@ -122,7 +123,11 @@ class Heartbeat:
             self._tell(self._events.lost, worker)
         except (RedisError, OSError, WrongFormat) as error:
             log.warning(
-                "beat.failed", worker=worker, error=str(error), error_type=type(error).__name__
+                "beat.failed",
+                worker=worker,
+                error=str(error),
+                error_type=type(error).__name__,
+                remedy=remedy(error),
             )
         else:
             self._liveness.heard_redis()

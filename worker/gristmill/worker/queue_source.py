@@ -242,10 +242,11 @@ class QueueSource:
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._release_all()
-        except (TimeoutError, RedisError):
-            log.exception(
+        except (TimeoutError, RedisError) as error:
+            log.error(  # noqa: TRY400  # a message for people
                 "worker.left_requests",
                 queue=self._name,
+                error=str(error) or type(error).__name__,
                 num_left=len(self._in_flight.requests),
                 remedy="wait for the lease's end",
             )

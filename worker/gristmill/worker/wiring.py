@@ -14,9 +14,7 @@ from redis.exceptions import RedisError
 from gristmill.shared.connection import AnyRedis, connect
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.fleet import Served
-from gristmill.shared.keys import Keys
 from gristmill.shared.queue import Queue
-from gristmill.shared.queue_format import check_format
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.scripts import PROTOCOL
@@ -107,14 +105,16 @@ async def greet_redis(settings: WorkerSettings) -> bool:
 
     Raises:
         WrongFormat: Another version wrote one of the queues.
+        redis.exceptions.RedisError: Redis refuses the login or a right.
     """
     url = redacted(settings.redis_url.get_secret_value())
     log.info("redis.connecting", url=url)
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     try:
-        await retrying(redis.ping)
-        for name in settings.queues:
-            await retrying(partial(check_format, redis, Keys(name)))
+        for name in (
+            settings.queues
+        ):  # the view of a queue needs rights that PING does not; it checks the format
+            await retrying(Queue(redis, name, settings.limits).stats)
         if await _eviction_policy(redis) not in (None, "noeviction"):
             log.warning(
                 "redis.evicts",

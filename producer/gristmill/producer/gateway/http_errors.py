@@ -29,7 +29,7 @@ from gristmill.shared.errors import (
     StorageQuotaReached,
     WrongFormat,
 )
-from gristmill.shared.redis_trouble import trouble_in_short
+from gristmill.shared.redis_trouble import remedy, trouble_in_short
 
 log = structlog.get_logger()
 
@@ -179,7 +179,9 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         found = api_error(error)
         if isinstance(error, RedisError | OSError | WrongFormat):
-            log.warning("call.not_served", error=repr(error)[:500], path=request.url.path[:200])
+            what_to_do = {"remedy": remedy(error)} if isinstance(error, RedisError) else {}
+            path = request.url.path[:200]
+            log.warning("call.not_served", error=repr(error)[:500], **what_to_do, path=path)
         return found.response()
 
     for kind in (ApiError, GristmillError, RedisError, OSError, HTTPException, RequestValidationError):  # fmt: skip

@@ -31,7 +31,8 @@ from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.shared.errors import SettingsError, WrongFormat
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue_format import check_format
-from gristmill.shared.redis_retry import announce_redis_waits
+from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
+from gristmill.shared.redis_trouble import error_in_words, remedy, trouble_in_short
 
 log = structlog.get_logger()
 
@@ -82,8 +83,8 @@ async def readyz(gateway: CurrentGateway) -> Response:
             await check_format(gateway.queue.redis, gateway.queue.keys)
     except WrongFormat as error:
         return PlainTextResponse(f"{error}\n", 503)
-    except (RedisError, OSError, TimeoutError):
-        return PlainTextResponse("Redis does not answer\n", 503)
+    except (RedisError, OSError) as error:
+        return PlainTextResponse(f"Redis {trouble_in_short(error)}; {remedy(error)}\n", 503)
     return PlainTextResponse("ok\n")
 
 
@@ -98,6 +99,7 @@ def run_gateway(settings: GatewaySettings) -> int:
 
     Raises:
         SettingsError: The address is taken, or the storage cannot be used.
+        GristmillError: Redis refuses the login, a command or the URL's database.
     """
     configure_logging(settings.log_level)
     Storage(settings.storage_url).check()
@@ -120,6 +122,7 @@ async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
     """
     host, port = listener.getsockname()[:2]
     async with open_gateway(settings) as gateway:
+        await greet_redis(gateway)
         app = create_app(gateway)
         server = GatewayServer(server_config(app, settings), on_exit=gateway.stopping.set)
         log.info(
@@ -128,6 +131,24 @@ async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
         )  # fmt: skip
         await server.serve(sockets=[listener])
     log.info("gateway.stopped")
+
+
+async def greet_redis(gateway: Gateway) -> None:
+    """Ask Redis once. A gateway may start before Redis, but not with a login or a right that Redis refuses.
+
+    Raises:
+        GristmillError: Redis refuses the call, and waiting does not help.
+    """
+    url = gateway.settings.redis_url.get_secret_value()
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await gateway.queue.stats()
+    except WrongFormat as error:
+        log.error("queue.unreadable", error=str(error))  # noqa: TRY400  # readiness tells it too
+    except (RedisError, OSError) as error:
+        if not is_transient(error):
+            raise error_in_words(error, url, "REDIS_URL (or --redis-url)") from None
+        RedisNotice(url)(error)
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:

@@ -8,13 +8,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
 
 import structlog
-from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+from redis.exceptions import RedisError
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.storage import Storage
@@ -30,9 +30,8 @@ from gristmill.producer.steward.time_slice import STOP_GRACE_S, Stopped
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.probes import ProbeServer
-from gristmill.shared.queue_format import check_format
-from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits
-from gristmill.shared.redis_trouble import is_missing_database
+from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
+from gristmill.shared.redis_trouble import error_in_words
 
 log = structlog.get_logger()
 
@@ -77,7 +76,7 @@ class Steward:
 
         Raises:
             SettingsError: Redis does not allow RQ's commands, or the port of the probes is taken.
-            redis.exceptions.RedisError: Redis refuses the user or the password, or lacks the URL's database.
+            RedisUnreachable: Redis refuses the login or a command.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -109,23 +108,29 @@ class Steward:
         os._exit(0)
 
     def _until_redis_answers(self) -> None:
+        settings = self._settings
+        self._until_answered(settings.redis_url.get_secret_value(), "REDIS_URL", self._ask_queue)
+        rq_setting = "RQ_REDIS_URL" if settings.rq_redis_url else "REDIS_URL"
+        self._until_answered(settings.rq_url, rq_setting, lambda: check_access(self._redis))
+
+    def _until_answered(self, url: str, setting: str, ask: Callable[[], object]) -> None:
+        """Repeat a question until the Redis of a URL answers; raise in words what waiting cannot end."""
         while True:
             try:
-                asyncio.run(self._ping_queue())
-                check_access(self._redis)
-            except (AuthenticationError, AuthorizationError):
-                raise
+                ask()
             except (RedisError, OSError) as error:
-                if is_missing_database(error):
-                    raise
+                if not is_transient(error):
+                    raise error_in_words(error, url, setting) from None
                 self._wait(error)
             else:
                 return
 
-    async def _ping_queue(self) -> None:
+    def _ask_queue(self) -> None:
+        asyncio.run(self._read_stats())
+
+    async def _read_stats(self) -> None:
         async with BatchStore.from_settings(self._settings) as store:
-            await store.queue.redis.ping()
-            await check_format(store.queue.redis, store.queue.keys)
+            await store.queue.stats()  # it needs rights that PING does not, and checks the format
 
     def _work(self) -> None:
         """Run RQ's worker until a signal stops it or Redis does not answer."""

@@ -1,8 +1,10 @@
 -- types: move keys of a wrong type away before a script changes anything, since Redis undoes nothing when a command fails.
 --
 -- A key whose type is not the schema's is no data of the queue: somebody else wrote it. It is renamed to
--- wrong_type:<name>, and the SET wrong_types names it; both live for 7 days.
+-- wrong_type:<name>, and the SET wrong_types names it; both live for 7 days. A queue of another format may have other
+-- types, so none of its keys is moved.
 
+local FORMAT_OF_KEYS = "1"
 local MAX_WRONG_TYPES = 1000 -- keys kept; what is wrong beyond them is deleted
 local FIXED_NAMES = { -- command that counts the elements of a type -> names of the keys that every queue may have
   LLEN = { "inbox", "inbox_suspects", "batches_done", "doorbell" },
@@ -13,6 +15,8 @@ local FIXED_NAMES = { -- command that counts the elements of a type -> names of 
     "owner", "dead_letter_info", "times", "stats", "pace", "tenant_load" },
 }
 
+local format_of_queue = call("MGET", prefix .. "format")[1] -- false too if it has a wrong type
+local has_our_types = not format_of_queue or format_of_queue == FORMAT_OF_KEYS
 local checked_names = {} -- name -> true
 
 local function move_away(name)
@@ -30,7 +34,7 @@ end
 -- Return the key of a name; a value of a wrong type is moved away. `counting` is the command that counts the elements
 -- of the right type. STRINGs need no check: MGET reads another type as nothing, and SET replaces it.
 local function key_of(name, counting)
-  if not checked_names[name] then
+  if has_our_types and not checked_names[name] then
     checked_names[name] = true
     local reply = redis.pcall(counting, prefix .. name)
     if type(reply) == "table" and string.find(reply.err, "WRONGTYPE", 1, true) then
