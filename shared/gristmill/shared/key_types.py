@@ -15,7 +15,7 @@ _KINDS_OF_TYPE = {
     "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers delayed deadlines dead_letters"
     " files files_expiring batches batches_due steward_time",
     "hash": "scheduling pauses virtual_time tenant_weights tenant_output_shares prefix_groups admitting attempts owner"
-    " worker in_flight dead_letter_info batch times stats pace tenant_load api_keys batch_record",
+    " worker in_flight dead_letter_info batch times stats pace tenant_load api_keys batch_record storage",
 }
 
 TYPES: Mapping[str, str] = {
