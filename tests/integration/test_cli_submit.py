@@ -180,6 +180,17 @@ async def test_one_bad_line_of_twenty_refuses_the_file_and_names_the_line(
     assert list(shell.folder.iterdir()) == [shell.folder / "in.jsonl"]
 
 
+async def test_fields_without_effect_are_reported_or_refused(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [{"prompt": "a"}, {"prompt": "a", "max_token": 3}])
+    warned = shell.run("submit", "in.jsonl")
+    assert warned.code == 0
+    assert "1 lines have fields without effect:\n  line 2: the engine ignores these fields" in warned.err  # fmt: skip
+    assert "'max_token' (did you mean 'max_tokens'?)" in warned.err
+    refused = shell.run("submit", "in.jsonl", "--unknown-fields", "refuse")
+    assert refused.code == 2
+    assert "1 of 2 lines of in.jsonl cannot be submitted, so nothing was submitted:\n  line 2: the engine" in refused.err  # fmt: skip
+
+
 async def test_lenient_makes_one_error_row_of_one_bad_line(
     shell: CommandLine, queue: Queue
 ) -> None:

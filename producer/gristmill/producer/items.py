@@ -1,11 +1,13 @@
 """Read the items of a call: requests to submit, or ids of requests that were submitted."""
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from gristmill.producer.arguments import kind_of, numbered, one_id
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.known_fields import unknown_in_words
+from gristmill.shared.log import warn
 from gristmill.shared.names import shown
 from gristmill.shared.request import EXAMPLE, Request
 
@@ -15,6 +17,9 @@ Body = Mapping[str, Any]
 """An OpenAI request, as JSON has it."""
 
 Requests = Iterable[Request | Body] | AsyncIterable[Request | Body]
+MAX_WARNINGS = 1_000
+"""Warnings of a process that are remembered, so that each is given once."""
+
 Ids = Iterable[str] | AsyncIterable[str]
 
 
@@ -43,7 +48,18 @@ def one_request(item: object, fields: Mapping[str, Any]) -> Request:
             f"the body has an id ({shown(item['id'])}), which no engine reads; pass it as the request's:"
             " submit(body, id=...) or Request.from_body(body, id=...)"
         )
-    return Request.from_body(item, **fields)
+    request = Request.from_body(item, **fields)
+    if request.unknown_fields:
+        _warn_of_unknown_fields(request.endpoint, request.unknown_fields)
+    return request
+
+
+@lru_cache(maxsize=MAX_WARNINGS)
+def _warn_of_unknown_fields(endpoint: str, names: tuple[str, ...]) -> None:
+    """Warn of fields that the engine ignores, once for each set of them."""
+    words = unknown_in_words(names, endpoint)
+    message = f"a request for {endpoint}: {words}"
+    warn("request.has_unknown_fields", message, endpoint=endpoint, fields=names)
 
 
 class ItemReader:

@@ -18,6 +18,7 @@ from ulid import ULID
 from gristmill.shared.body_fields import check_body, output_limit
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.facts import encode_facts
+from gristmill.shared.known_fields import unknown_fields
 from gristmill.shared.names import NAME, NAME_RULE, is_match, shown
 from gristmill.shared.prefix import prefix_of
 
@@ -124,6 +125,7 @@ class Request:
         metadata: Names and values that are returned with the result.
         facts: Names and values for workers; a name that begins with `!` is for those alone that
             understand it. `facts.py` has the rules.
+        unknown_fields: Fields of the body that the engine ignores; `from_body` finds them.
 
     Raises:
         InvalidRequest: A field breaks its rule; the message names it, the limit and the remedy.
@@ -145,6 +147,7 @@ class Request:
     reply: str = ""
     metadata: Mapping[str, Any] | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    unknown_fields: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], **fields: Any) -> Self:
@@ -169,8 +172,10 @@ class Request:
         check_body(body, fields.get("endpoint"))
         encoded = encode_body(body)
         model = body.get("model")
+        told = next((PLAIN[name] for name in PLAIN if body.get(name) is not None), CHAT)
         read: dict[str, Any] = {
-            "endpoint": next((PLAIN[name] for name in PLAIN if body.get(name) is not None), CHAT),
+            "endpoint": told,
+            "unknown_fields": unknown_fields(body, str(fields.get("endpoint", told))),
             "model": model if isinstance(model, str) else "",
             "prompt_tokens": len(encoded) // 4,
             "max_tokens": min(output_limit(body), MAX_ESTIMATE),
@@ -255,9 +260,11 @@ class Request:
 
 
 FIELDS = tuple(
-    known.name for known in fields(Request) if known.name not in {"body", "reply", "facts"}
+    known.name
+    for known in fields(Request)
+    if known.name not in {"body", "reply", "facts", "unknown_fields"}
 )
-"""Fields that go with a body; `reply` and `facts` belong to Gristmill."""
+"""Fields that go with a body; the left out ones belong to Gristmill."""
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:

@@ -587,6 +587,50 @@ async def test_a_retry_names_lines_without_an_id_by_their_number(batches: Batche
     assert sorted(ids(await rows_of(batches, again.error_file_id))) == ["2", "4"]
 
 
+IGNORED: list[Any] = [
+    chat("a"),
+    {"custom_id": "b", "url": CHAT, "body": {"messages": [], "max_token": 3, "model": "stub"}},
+    chat("c"),
+]
+
+
+@pytest.mark.usefixtures("worker")
+async def test_fields_that_the_engine_ignores_are_warnings_on_the_batch(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_validator, "STEP_S", 0)  # a line in each slice
+    batch = await create(batches, IGNORED)
+    while (now := await batches.batch(TENANT, batch.id)).status == "validating":
+        await advance(batches.store, batch.id, Steps(0))
+    assert now.warnings
+    (warning,) = now.warnings.data
+    assert (warning.code, warning.line) == ("unknown_field", 2)
+    assert "line 2: " in warning.message
+    assert "'max_token' (did you mean 'max_tokens'?)" in warning.message
+    ended = await run(batches, batch)
+    assert (ended.status, ended.request_counts.completed, ended.warnings) == ("completed", 3, now.warnings)  # fmt: skip
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_batch_may_refuse_fields_that_the_engine_ignores(batches: Batches) -> None:
+    strict = await run(batches, await create(batches, IGNORED, unknown_fields="refuse"))
+    assert (strict.status, strict.warnings) == ("failed", None)
+    assert strict.errors
+    assert [(error.code, error.line) for error in strict.errors.data] == [("unknown_field", 2)]
+    lenient = await create(batches, IGNORED, unknown_fields="refuse", mode="lenient")
+    ended = await run(batches, lenient)
+    assert ids(await rows_of(batches, ended.error_file_id)) == ["b"]
+    assert (ended.request_counts.completed, ended.warnings) == (2, None)
+
+
+async def test_a_removed_field_is_an_error_in_any_batch(batches: Batches) -> None:
+    line = {"custom_id": "a", "url": CHAT, "body": {"messages": [], "guided_json": {}}}
+    ended = await run(batches, await create(batches, [line]))
+    assert ended.errors
+    assert ended.errors.data[0].code == "unknown_field"
+    assert 'use "structured_outputs": {"json": ...}' in ended.errors.data[0].message
+
+
 async def test_a_file_of_blank_lines_is_no_trap(batches: Batches) -> None:
     file = await upload(batches, b"\n" * 100_000)
     ended = await run(

@@ -48,6 +48,16 @@ async def test_prefer_wait_answers_with_the_result(api: httpx.AsyncClient) -> No
     assert answer.json()["response"]["body"]["choices"][0]["text"] == "one two one"
 
 
+async def test_fields_without_effect_are_warnings_of_the_answer(api: httpx.AsyncClient) -> None:
+    body = {"prompt": "one", "max_token": 3}
+    for headers in ({}, {"Prefer": "wait=0"}):
+        answer = await api.post("/v1/requests", json=body, headers=headers)
+        assert answer.status_code == 202
+        (warning,) = answer.json()["warnings"]
+        assert "'max_token' (did you mean 'max_tokens'?)" in warning
+    assert (await api.post("/v1/requests", json=PLAIN)).json()["warnings"] is None
+
+
 async def test_prefer_wait_without_a_worker_answers_202(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/requests", json=PLAIN, headers={"Prefer": "wait=0"})
     assert (answer.status_code, answer.json()["status"]) == (202, "queued")

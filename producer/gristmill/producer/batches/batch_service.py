@@ -159,7 +159,7 @@ class Batches:
         spec = BatchSpec(
             input_file_id=file.id, endpoint=record.endpoint, completion_window=completion_window or record.completion_window,
             metadata=record.metadata, output_expires_after_s=record.output_expires_after_s, mode=record.mode,
-            order=record.order, priority=lower_of(record.priority, highest), max_priority=highest, retry_of=record.id,
+            order=record.order, unknown_fields=record.unknown_fields, priority=lower_of(record.priority, highest), max_priority=highest, retry_of=record.id,
         )  # fmt: skip
         try:
             return await self.create(tenant, spec, max_open=max_open)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gristmill.producer.batches.objects import BatchRecord, Mode, Order
+from gristmill.producer.batches.objects import BatchRecord, Mode, Order, UnknownFields
 from gristmill.producer.highest_lane import check_priority
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import ENDPOINTS, Priority
@@ -27,6 +27,7 @@ class BatchSpec:
         output_expires_after_s: Seconds from the batch's end after which its files are deleted.
         mode: strict: a bad line fails the file; lenient: a bad line gets an error row, the rest runs.
         order: Order of the rows in the output file.
+        unknown_fields: report: a body's field that the engine ignores is a warning; refuse: its line is bad.
         priority: Lane of requests that set no priority.
         max_priority: Highest lane that its lines may ask for.
         retry_of: Id of the batch whose failed lines this one repeats.
@@ -39,6 +40,7 @@ class BatchSpec:
     output_expires_after_s: int | None = None
     mode: Mode = "strict"
     order: Order = "completion"
+    unknown_fields: UnknownFields = "report"
     priority: Priority = "normal"
     max_priority: Priority = "high"
     retry_of: str | None = None
@@ -61,6 +63,7 @@ class BatchSpec:
             input_file_id=self.input_file_id, endpoint=self.endpoint, completion_window=self.completion_window,
             metadata=dict(self.metadata) if self.metadata is not None else None,
             output_expires_after_s=self.output_expires_after_s, mode=self.mode, order=self.order,
+            unknown_fields=self.unknown_fields,
             priority=self.priority, max_priority=self.max_priority, retry_of=self.retry_of,
         )  # fmt: skip
 

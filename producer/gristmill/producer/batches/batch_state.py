@@ -47,6 +47,8 @@ class Validated:
         model: Model of the first good line; None before it.
         errors: The first errors, as the fields of `BatchError`.
         custom_ids: Paths of the objects with the digests of the custom_ids, in the order of the lines.
+        warnings: The first warnings, as the fields of `BatchError`.
+        num_warned: Lines with a warning so far.
     """
 
     line: int = 0
@@ -55,11 +57,13 @@ class Validated:
     model: str | None = None
     errors: Sequence[Mapping[str, Any]] = ()
     custom_ids: Sequence[str] = ()
+    warnings: Sequence[Mapping[str, Any]] = ()
+    num_warned: int = 0
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Validated":
         """Read the fields of its JSON."""
-        lists = {name: tuple(fields.get(name, ())) for name in ("errors", "custom_ids")}
+        lists = {name: tuple(fields.get(name, ())) for name in ("errors", "warnings", "custom_ids")}
         return cls(**{**fields, **lists})
 
 

@@ -22,6 +22,7 @@ Closing = Literal["completed", "expired", "cancelled", "failed"]
 
 Mode = Literal["strict", "lenient"]
 Order = Literal["completion", "input"]
+UnknownFields = Literal["report", "refuse"]
 Purpose = Literal["batch", "batch_output"]
 
 
@@ -55,7 +56,7 @@ class FileRecord(FileObject):
 
 
 class BatchError(_ApiObject):
-    """Why a batch failed its validation."""
+    """What validation found wrong with a file or a line."""
 
     code: str
     message: str
@@ -64,7 +65,7 @@ class BatchError(_ApiObject):
 
 
 class BatchErrors(_ApiObject):
-    """The errors of an input file."""
+    """The errors, or the warnings, of an input file."""
 
     object: Literal["list"] = "list"
     data: tuple[BatchError, ...] = ()
@@ -118,11 +119,13 @@ class BatchUsage(_ApiObject):
 class BatchObject(_ApiObject):
     """A batch, as clients see it.
 
-    `mode`, `order` and `retry_of` are Gristmill's; the other fields are OpenAI's.
+    `mode`, `order`, `unknown_fields`, `warnings` and `retry_of` are Gristmill's; the other fields are OpenAI's.
 
     Attributes:
         mode: strict: a bad line fails the file; lenient: it gets an error row and the rest runs.
         order: Order of the rows in the output file.
+        unknown_fields: report: a body's field that the engine ignores is a warning; refuse: its line is bad.
+        warnings: The first lines with such fields; None for none.
         retry_of: Id of the batch whose failed lines this one repeats.
     """
 
@@ -150,6 +153,8 @@ class BatchObject(_ApiObject):
     metadata: dict[str, str] | None = None
     mode: Mode = "strict"
     order: Order = "completion"
+    unknown_fields: UnknownFields = "report"
+    warnings: BatchErrors | None = None
     retry_of: str | None = None
 
 

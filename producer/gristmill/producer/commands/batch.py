@@ -95,6 +95,13 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Turn bad lines into error rows and run the others, instead of refusing the file.",
 )
 @click.option(
+    "--unknown-fields",
+    type=click.Choice(["report", "refuse"]),
+    default="report",
+    show_default=True,
+    help="Report lines with body fields that the engine ignores, or treat them as bad lines.",
+)
+@click.option(
     "--order",
     type=click.Choice(["completion", "input"]),
     default="completion",

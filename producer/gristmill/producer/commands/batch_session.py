@@ -322,6 +322,7 @@ def _lines(record: BatchRecord) -> list[str]:
         f"tokens   {record.usage.input_tokens:,} in, {record.usage.output_tokens:,} out",
     ]
     lines += [f"error    {error.code}: {error.message}" for error in record.errors.data] if record.errors else []  # fmt: skip
+    lines += [f"warning  {each.code}: {each.message}" for each in record.warnings.data] if record.warnings else []  # fmt: skip
     lines += [f"output   {record.output_file_id}"] if record.output_file_id else []
     lines += [f"errors   {record.error_file_id}"] if record.error_file_id else []
     return lines

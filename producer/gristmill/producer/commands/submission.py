@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import click
 from ulid import ULID
 
-from gristmill.producer.batches.rows import LineReader
+from gristmill.producer.batches.rows import BadLine, LineReader
 from gristmill.producer.batches.submit_run import (
     InputFile,
     InputReport,
@@ -47,6 +47,7 @@ class SubmitOptions:
         wait: True to wait for the results and write their rows.
         output: File that gets the rows; None for stdout.
         lenient: True to run the good lines of a file that has bad ones.
+        refuses_unknown: True makes lines with body fields that the engine ignores bad lines.
         window: Most unfinished requests at a time.
         run: Name of the run; None for that of the output, or a new one.
         force: True to begin a new run although the output has rows.
@@ -59,6 +60,7 @@ class SubmitOptions:
     wait: bool
     output: Path | None
     lenient: bool
+    refuses_unknown: bool
     window: int
     run: str | None
     force: bool
@@ -164,6 +166,7 @@ class Submission:
             max_request_bytes=self._settings.max_request_bytes,
             default_endpoint=self._options.endpoint,
             defaults=self._options.fields,
+            refuses_unknown=self._options.refuses_unknown,
             fleet=self._fleet if is_new and self._settings.check_models else None,
         )
         return InputFile(self._path, reader)
@@ -266,18 +269,25 @@ def _write_to(stream: BinaryIO, row: bytes) -> None:
     stream.flush()
 
 
+def _listed(lines: Sequence[BadLine], total: int) -> str:
+    """Return lines as a list, each below the one before, and how many more there are."""
+    shown = "".join(f"\n  {line}" for line in lines)
+    return shown + (f"\n  and {more:,} more" if (more := total - len(lines)) else "")
+
+
 def _refuse_bad_lines(report: InputReport, options: SubmitOptions) -> None:
     if report.num_lines == 0:
         raise InvalidRequest(f"{options.source} has no requests; write one JSON object a line")
+    if report.num_warned:
+        listed = _listed(report.warned, report.num_warned)
+        say(f"{report.num_warned:,} lines have fields without effect:{listed}")
     if report.num_bad == 0:
         return
-    shown = "\n".join(f"  {line}" for line in report.bad)
-    if more := report.num_bad - len(report.bad):
-        shown += f"\n  and {more:,} more"
+    shown = _listed(report.bad, report.num_bad)
     if options.lenient:
-        say(f"{report.num_bad:,} of {report.num_lines:,} lines cannot be submitted:\n{shown}")
+        say(f"{report.num_bad:,} of {report.num_lines:,} lines cannot be submitted:{shown}")
         return
     raise InvalidRequest(
         f"{report.num_bad:,} of {report.num_lines:,} lines of {options.source} cannot be submitted, so"
-        f" nothing was submitted:\n{shown}\nCorrect them, or run the other lines with --lenient."
+        f" nothing was submitted:{shown}\nCorrect them, or run the other lines with --lenient."
     )

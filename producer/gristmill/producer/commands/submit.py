@@ -37,6 +37,13 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
     help="Turn bad lines into error rows and run the others, instead of refusing the file.",
 )
 @click.option(
+    "--unknown-fields",
+    type=click.Choice(["report", "refuse"]),
+    default="report",
+    show_default=True,
+    help="Report lines with body fields that the engine ignores, or treat them as bad lines.",
+)
+@click.option(
     "--priority",
     type=click.Choice(["high", "normal", "low"]),
     help="Lane of requests that set no priority.  [default: normal]",
@@ -76,7 +83,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @queue_options
 def submit(
-    *, file: str, wait: bool, output: Path | None, lenient: bool, window: int, run: str | None,
+    *, file: str, wait: bool, output: Path | None, lenient: bool, unknown_fields: str, window: int, run: str | None,
     force: bool, as_json: bool, endpoint: str | None, settings: "QueueSettings", **fields: Any,
 ) -> int:  # fmt: skip
     """Run a JSONL file with one request per line.
@@ -95,7 +102,7 @@ def submit(
     from gristmill.producer.commands.submission import Submission, SubmitOptions
 
     options = SubmitOptions(
-        source=file, wait=wait, output=output, lenient=lenient, window=window, run=run, force=force,
+        source=file, wait=wait, output=output, lenient=lenient, refuses_unknown=unknown_fields == "refuse", window=window, run=run, force=force,
         as_json=as_json, endpoint=endpoint,
         fields={name: value for name, value in fields.items() if value is not None},
     )  # fmt: skip

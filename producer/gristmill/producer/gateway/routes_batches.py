@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from gristmill.producer.batches.batch_spec import BatchSpec
-from gristmill.producer.batches.objects import BatchObject, Mode, Order
+from gristmill.producer.batches.objects import BatchObject, Mode, Order, UnknownFields
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, caller_of
 from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.gateway.request_body import read_body
@@ -39,7 +39,7 @@ class ExpiresAfter(BaseModel):
 
 
 class NewBatch(BaseModel):
-    """The fields of a new batch. OpenAI's API does not have `mode`, `order` and `priority`."""
+    """The fields of a new batch. OpenAI's API does not have the last four."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,6 +54,10 @@ class NewBatch(BaseModel):
     ) = None
     mode: Mode = "strict"
     order: Order = "completion"
+    unknown_fields: Annotated[
+        UnknownFields,
+        Field(description="body fields that the engine ignores: warnings, or a bad line"),
+    ] = "report"
     priority: Annotated[
         Priority | None,
         Field(description="lane of lines that set none; normal unless the tenant's highest is low"),

@@ -24,6 +24,7 @@ from gristmill.producer.gateway.request_body import (
 )
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import LimitReached, NotFound, QueueFull
+from gristmill.shared.known_fields import unknown_in_words
 from gristmill.shared.media import names_media
 from gristmill.shared.redis_full import RedisFull
 from gristmill.shared.request import Request as QueuedRequest
@@ -62,6 +63,7 @@ class RequestObject(BaseModel):
     Attributes:
         response: The engine's answer, even if that is an error; None if there is no answer yet.
         error: The reason why the request ended without an answer: cancelled, expired or failed.
+        warnings: What the engine ignores in the body; only the answer to the submit has it.
         metadata: The request's metadata, and `request_id`: the X-Request-Id of the call.
     """
 
@@ -72,6 +74,7 @@ class RequestObject(BaseModel):
     finished_at: float | None = None
     response: EngineAnswer | None = None
     error: RequestError | None = None
+    warnings: list[str] | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -102,7 +105,7 @@ async def submit(
         response.headers["Preference-Applied"] = f"wait={wait_s}"
     if found.finished_at is not None:
         response.status_code = 200
-    return found
+    return found.model_copy(update={"warnings": queued.warnings})
 
 
 @router.get("/v1/requests/{request_id:path}", response_model=RequestObject)
@@ -143,7 +146,16 @@ async def _queue(
         if not declared:
             await _check_load(gateway, tenant, key, len(body))
         await _submit(gateway, queued)
-    return RequestObject(id=queued.id, status="delayed" if queued.delay_s else "queued")
+    return RequestObject(
+        id=queued.id,
+        status="delayed" if queued.delay_s else "queued",
+        warnings=_warnings(queued),
+    )
+
+
+def _warnings(queued: QueuedRequest) -> list[str] | None:
+    names = queued.unknown_fields
+    return [unknown_in_words(names, queued.endpoint)] if names else None
 
 
 async def _check_load(gateway: Gateway, tenant: Tenant, key: str | None, num_bytes: int) -> None:

@@ -7,10 +7,17 @@ from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.objects import BatchErrors
 
 
-async def end_without_rows(leased: LeasedBatch, errors: BatchErrors | None = None) -> None:
+async def end_without_rows(
+    leased: LeasedBatch, errors: BatchErrors | None = None, warnings: BatchErrors | None = None
+) -> None:
     """End a batch before its execution: failed if there are errors, else cancelled."""
     status = "failed" if errors else "cancelled"
-    update = {"status": status, f"{status}_at": int(time.time()), "errors": errors}
+    update = {
+        "status": status,
+        f"{status}_at": int(time.time()),
+        "errors": errors,
+        "warnings": warnings,
+    }
     # Validation may have written parts that no commit knows; `delete_parts` removes them.
     checkpoint = replace(leased.state.checkpoint, has_parts=True)
     await leased.commit(leased.record.model_copy(update=update), checkpoint)

@@ -82,7 +82,7 @@ class LeasedBatch:
         }  # fmt: skip
         return LineReader(
             record.id, max_request_bytes=settings.max_request_bytes,
-            default_endpoint=record.endpoint, defaults=defaults, max_priority=record.max_priority,
+            refuses_unknown=record.unknown_fields == "refuse", default_endpoint=record.endpoint, defaults=defaults, max_priority=record.max_priority,
         )  # fmt: skip
 
     async def reload(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from gristmill.producer.batches.batch_state import Validated
 from gristmill.producer.batches.lifecycle.body_check import BodyCheck
-from gristmill.producer.batches.objects import BatchRecord
+from gristmill.producer.batches.objects import BatchError, BatchRecord
 from gristmill.producer.batches.rows import (
     BadLine,
     CustomIds,
@@ -14,6 +14,7 @@ from gristmill.producer.batches.rows import (
     bad_request,
     custom_id_of,
     duplicate_line,
+    unknown_fields_of,
 )
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet
@@ -22,6 +23,11 @@ from gristmill.shared.request import Request
 
 MAX_DESCRIBED = 100
 """Bad lines of a file after which errors of bodies have no details."""
+
+MAX_KEPT = 100
+"""Errors of a file that its batch keeps, and warnings; the others are counted."""
+
+MAX_MESSAGE_CHARS = 1_000
 
 STEP_S = 0.25
 """Seconds of one step; after each, the steward renews its lease, and others may have their turn."""
@@ -45,6 +51,8 @@ class LineValidator:
         num_bad: Bad lines among them.
         offset: Byte at which the next line begins.
         custom_ids: Custom_ids of these lines.
+        warnings: What the first `MAX_KEPT` of the good lines have that the engine ignores.
+        num_warned: Good lines with such fields.
     """
 
     def __init__(
@@ -68,6 +76,8 @@ class LineValidator:
         self.num_bad = before.num_bad
         self.offset = before.offset
         self.custom_ids = custom_ids
+        self.warnings = [BatchError(**fields) for fields in before.warnings]
+        self.num_warned = before.num_warned
 
     def check_next(self, lines: Iterator[Line]) -> list[BadLine] | None:
         """Check lines for `STEP_S` and return the bad ones; None at the end. Blocks on the storage."""
@@ -88,8 +98,15 @@ class LineValidator:
             bad: BadLine | None = entry
         else:
             bad = self._misfit(line.number, entry) or self._unlike_others(line.number, entry)
+            if bad is None and entry.unknown_fields:
+                self._warn(line.number, entry)
         self.num_bad += bad is not None
         return bad
+
+    def _warn(self, number: int, request: Request) -> None:
+        self.num_warned += 1
+        if len(self.warnings) < MAX_KEPT:
+            self.warnings.append(described(unknown_fields_of(number, request)))
 
     def _misfit(self, number: int, request: Request) -> BadLine | None:
         """Return the error of a request that may not run in this batch, else None."""
@@ -131,3 +148,8 @@ class LineValidator:
             )
             return bad_request(number, request, reason, "model_mismatch")
         return None
+
+
+def described(line: BadLine) -> BatchError:
+    """Return what is wrong with a line, as the batch keeps it."""
+    return BatchError(code=line.code, message=str(line)[:MAX_MESSAGE_CHARS], line=line.number)

@@ -12,7 +12,7 @@ from gristmill.producer.batches.lifecycle.body_check import BodyCheck, body_chec
 from gristmill.producer.batches.lifecycle.early_end import end_without_rows
 from gristmill.producer.batches.lifecycle.execution import MayGoOn
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
-from gristmill.producer.batches.lifecycle.line_validator import LineValidator
+from gristmill.producer.batches.lifecycle.line_validator import MAX_KEPT, LineValidator, described
 from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, RowBuffer
 from gristmill.producer.batches.objects import BatchError, BatchErrors
 from gristmill.producer.batches.parts import parts_folder
@@ -21,12 +21,6 @@ from gristmill.shared.body_schemas import read_body_schemas
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.file_format import check_stream
 from gristmill.shared.fleet import read_fleet
-
-MAX_ERRORS = 100
-"""Errors of a file that its batch keeps; the others are counted."""
-
-MAX_MESSAGE_CHARS = 1_000
-
 
 Outcome = Literal["ended", "cancelled", "paused"]
 
@@ -68,7 +62,7 @@ class Validation:
         elif outcome == "paused":
             await self._pause(validator)
         elif failure := self._failure(validator):
-            await end_without_rows(self._leased, failure)
+            await end_without_rows(self._leased, failure, _warnings(validator))
         else:
             await self._begin_execution(validator)
 
@@ -129,9 +123,8 @@ class Validation:
         return "ended"
 
     def _note(self, bad: BadLine) -> None:
-        if len(self._errors) < MAX_ERRORS:
-            message = str(bad)[:MAX_MESSAGE_CHARS]
-            self._errors.append(BatchError(code=bad.code, message=message, line=bad.number))
+        if len(self._errors) < MAX_KEPT:
+            self._errors.append(described(bad))
         if self._leased.record.mode == "lenient":
             self._rows.add("error", bad_line_row(self._leased.id, bad))
 
@@ -164,7 +157,9 @@ class Validation:
         await self._leased.run_blocking(self._rows.flush)
         validated = Validated(
             line=validator.num_lines, offset=validator.offset, num_bad=validator.num_bad, model=validator.model,
-            errors=[error.model_dump() for error in self._errors], custom_ids=[*self._before.custom_ids, path],
+            errors=[error.model_dump() for error in self._errors],
+            warnings=[warning.model_dump() for warning in validator.warnings], num_warned=validator.num_warned,
+            custom_ids=[*self._before.custom_ids, path],
         )  # fmt: skip
         checkpoint = replace(state.checkpoint, validated=validated, has_parts=True)
         await self._leased.commit(state.record, checkpoint, parts=self._rows.take_parts())
@@ -182,6 +177,7 @@ class Validation:
                 "status": "in_progress",
                 "in_progress_at": int(time.time()),
                 "model": validator.model or None,
+                "warnings": _warnings(validator),
                 "request_counts": before.record.request_counts.model_copy(update=counts),
             }
         )
@@ -202,3 +198,11 @@ class Validation:
         path = storage.new_path(parts_folder(self._leased.id), "skipped")
         await self._leased.run_blocking(partial(storage.write, path, skipped.tobytes()))
         return path
+
+
+def _warnings(validator: LineValidator) -> BatchErrors | None:
+    """Return the warnings about the good lines, or None."""
+    kept = list(validator.warnings)
+    if more := validator.num_warned - len(kept):
+        kept.append(BatchError(code="more_warnings", message=f"and {more:,} more lines"))
+    return BatchErrors(data=tuple(kept)) if kept else None

@@ -7,6 +7,7 @@ from gristmill.producer.batches.rows.custom_ids import (
     custom_id_of,
     duplicate_line,
     names_of,
+    unknown_fields_of,
 )
 from gristmill.producer.batches.rows.line_reader import LineReader
 from gristmill.producer.batches.rows.lines import BadLine, Line, lines_of, take_lines
@@ -41,4 +42,5 @@ __all__ = [
     "result_row",
     "take_lines",
     "unanswered_row",
+    "unknown_fields_of",
 ]

@@ -10,6 +10,7 @@ import orjson
 from gristmill.producer.batches.rows.lines import BadLine, Line
 from gristmill.shared.answers import mapping
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.known_fields import UNKNOWN_FIELD, unknown_in_words
 from gristmill.shared.names import shown
 from gristmill.shared.request import Request
 from gristmill.shared.request_json import MAX_CUSTOM_ID
@@ -55,6 +56,12 @@ def bad_request(
     """Return the error of a line whose request may not run."""
     custom_id, metadata = names_of(request)
     return BadLine(number, reason, custom_id, code, metadata)
+
+
+def unknown_fields_of(number: int, request: Request) -> BadLine:
+    """Return the warning, or the error, about a line whose body has `unknown_fields`."""
+    words = unknown_in_words(request.unknown_fields, request.endpoint)
+    return bad_request(number, request, words, UNKNOWN_FIELD)
 
 
 class CustomIds:

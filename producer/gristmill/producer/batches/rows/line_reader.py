@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.producer.batches.rows.custom_ids import bad_line, bad_request
+from gristmill.producer.batches.rows.custom_ids import bad_line, bad_request, unknown_fields_of
 from gristmill.producer.batches.rows.lines import BadLine, Line
 from gristmill.producer.highest_lane import check_priority
 from gristmill.shared.errors import InvalidRequest
@@ -21,6 +21,7 @@ class LineReader:
         default_endpoint: Endpoint of lines that name none.
         defaults: Fields of `Request` for lines that do not set them.
         max_priority: Highest lane that a line may ask for; a line that asks for a higher one is bad.
+        refuses_unknown: True makes a line with a field that the engine ignores a bad line.
         fleet: Models and endpoints of the workers; a line that asks for another is bad. None to skip this check.
     """
 
@@ -32,6 +33,7 @@ class LineReader:
         default_endpoint: str | None = None,
         defaults: Mapping[str, Any] | None = None,
         max_priority: Priority = "high",
+        refuses_unknown: bool = False,
         fleet: Fleet | None = None,
     ) -> None:
         self._run = run
@@ -39,6 +41,7 @@ class LineReader:
         self._default_endpoint = default_endpoint
         self._defaults = defaults or {}
         self._max_priority = max_priority
+        self._refuses_unknown = refuses_unknown
         self._fleet = fleet
 
     @property
@@ -59,6 +62,8 @@ class LineReader:
             check_priority(request.priority, self._max_priority, request.tenant)
         except InvalidRequest as error:
             return bad_line(line, error.reason, error.code)
+        if self._refuses_unknown and request.unknown_fields:
+            return unknown_fields_of(line.number, request)
         if self._fleet and (refusal := self._fleet.refusal(request)):
             return bad_request(line.number, request, refusal.reason, refusal.code)
         return request

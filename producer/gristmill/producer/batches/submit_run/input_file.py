@@ -12,6 +12,7 @@ from gristmill.producer.batches.rows import (
     custom_id_of,
     duplicate_line,
     lines_of,
+    unknown_fields_of,
 )
 from gristmill.shared.file_format import check_stream
 from gristmill.shared.request import Request
@@ -28,12 +29,16 @@ class InputReport:
         num_lines: Lines, good and bad.
         num_bad: Bad lines.
         bad: The first `MAX_SHOWN` bad lines.
+        num_warned: Good lines with body fields that the engine ignores.
+        warned: The first `MAX_SHOWN` of them.
         duplicates: Lines whose custom_id an earlier line has, each with that line.
     """
 
     num_lines: int = 0
     num_bad: int = 0
     bad: list[BadLine] = field(default_factory=list)
+    num_warned: int = 0
+    warned: list[BadLine] = field(default_factory=list)
     duplicates: dict[int, int] = field(default_factory=dict)
 
     def count(self, entry: Request | BadLine) -> None:
@@ -43,6 +48,10 @@ class InputReport:
             self.num_bad += 1
             if len(self.bad) < MAX_SHOWN:
                 self.bad.append(entry)
+        elif entry.unknown_fields:
+            self.num_warned += 1
+            if len(self.warned) < MAX_SHOWN:
+                self.warned.append(unknown_fields_of(self.num_lines, entry))
 
 
 class InputFile:
