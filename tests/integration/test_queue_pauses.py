@@ -41,11 +41,11 @@ async def test_a_claim_sent_again_after_a_pause_returns_the_same(queue: Queue) -
 
 async def test_a_pause_tells_who_when_and_why(queue: Queue) -> None:
     before_ms = (await queue.stats()).now_ms
-    await queue.pauses.pause(WHOLE_QUEUE, "ann@desk", 'a "quoted" reason\n')
+    await queue.pauses.pause(WHOLE_QUEUE, "ann@desk", 'a "quoted" reason')
     assert not await queue.pauses.pause(WHOLE_QUEUE, "bob", "another")
     stats = await queue.stats()
     pause = stats.pauses[WHOLE_QUEUE]
-    assert (pause.by, pause.reason) == ("ann@desk", 'a "quoted" reason\n')
+    assert (pause.by, pause.reason) == ("ann@desk", 'a "quoted" reason')
     assert before_ms <= pause.at_ms <= stats.now_ms
     assert await queue.pauses.resume(WHOLE_QUEUE)
     assert not await queue.pauses.resume(WHOLE_QUEUE)

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from gristmill.shared.errors import InvalidRequest, SettingsError
-from gristmill.shared.names import shown
+from gristmill.shared.names import NAME_RULE, shown
 from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import FIELDS, Request, check_names, is_id
@@ -134,10 +134,18 @@ def one_id(value: object) -> str:
 def scope_of(batch: object) -> str:
     """Return the scope of a pause: that of a batch, or of the whole queue for "".
 
+    A program whose batch is None by mistake must not stop the queue.
+
     Raises:
         InvalidRequest: The value can be no name of a batch.
     """
-    return batch_scope(one_id(batch)) if batch else WHOLE_QUEUE
+    if isinstance(batch, str) and batch == "":
+        return WHOLE_QUEUE
+    if isinstance(batch, str) and is_id(batch):
+        return batch_scope(batch)
+    raise InvalidRequest(
+        f"batch {shown(batch)} is not allowed; use {NAME_RULE}, or leave it out for the whole queue"
+    )
 
 
 def many_ids(ids: object) -> Sequence[str]:

@@ -269,10 +269,14 @@ class Client:
 
         Args:
             batch: Name of the group, or id of the batch; "" pauses the whole queue.
-            reason: Why; `gristmill queue stats` shows it with your user name and the time.
+            reason: Why, in up to 200 characters without line breaks; `gristmill queue stats` shows it with your
+                user name and the time.
 
         Returns:
-            True; False if it was paused already, which changes nothing.
+            True; False if it was paused already, which changes nothing: the first reason stays.
+
+        Raises:
+            InvalidRequest: The name or the reason is not allowed.
         """
         scope = scope_of(batch)
         async with self._call():

@@ -1,17 +1,7 @@
-"""Check before a purge that nobody works on the queue, and find the name that a person meant.
-
-`gristmill tenant purge` and `gristmill queue purge` call it.
-"""
-
-from collections.abc import Collection
-from difflib import get_close_matches
-from typing import Any
+"""Check before a purge that nobody works on the queue. `gristmill queue purge` calls it."""
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.shared.errors import GristmillError
-from gristmill.shared.key_scan import SCANNED_A_CALL, scan_names
-from gristmill.shared.keys import ALL_QUEUES, queue_of
-from gristmill.shared.queue import Queue
 from gristmill.shared.queue_purge import Holders, holders
 
 MAX_EXAMPLES = 3
@@ -38,34 +28,3 @@ def _how_to_stop(queue: str, held: Holders) -> str:
         names = ", ".join(held.batches[:MAX_EXAMPLES])
         reasons.append(f"stewards hold {len(held.batches):,} batches ({names}); stop the stewards")
     return f"queue {queue} is in use: {'; '.join(reasons)}, or repeat with --force"
-
-
-async def unknown_tenant(queue: Queue, name: str) -> str:
-    """Return the message for a tenant of which the queue has nothing."""
-    nearest = _nearest(name, await _known_tenants(queue))
-    return (
-        f"queue {queue.keys.queue} knows no tenant {name!r}{nearest}; nothing was deleted;"
-        " check the name and --queue"
-    )
-
-
-async def unknown_queue(queue: Queue) -> str:
-    """Return the message for a queue that has no key."""
-    name, redis = queue.keys.queue, queue.redis
-    keys = redis.scan_iter(match=ALL_QUEUES, count=SCANNED_A_CALL)
-    known = {found async for key in keys if (found := queue_of(key))}
-    return f"this Redis has no queue {name!r}{_nearest(name, known)}; check --queue and --redis-url"
-
-
-async def _known_tenants(queue: Queue) -> set[str]:
-    redis: Any = queue.redis
-    names = {name.decode() for name in await redis.smembers(queue.keys.tenants)}
-    names |= {
-        field.decode().rpartition("|")[0] for field in await redis.hkeys(queue.keys.tenant_load)
-    }
-    return names.union(*[owners async for owners in scan_names(queue, "files")])
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    nearest = get_close_matches(name, known, n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""

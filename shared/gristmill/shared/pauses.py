@@ -8,16 +8,41 @@ import getpass
 import os
 import socket
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
 
 import orjson
 
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.names import shown
+
 WHOLE_QUEUE = "queue"
+
+MAX_REASON = 200
+"""Most characters of a reason, which is shown within one line."""
 
 
 def batch_scope(batch: str) -> str:
     """Return the scope of a batch, as the key `pauses` names it."""
     return f"batch:{batch}"
+
+
+def check_reason(reason: object) -> None:
+    """Check the reason of a pause.
+
+    Raises:
+        InvalidRequest: It is no text, too long, or has line breaks or other control characters.
+    """
+    if not isinstance(reason, str):
+        raise InvalidRequest(f"reason is a {type(reason).__name__}; use a text, or leave it out")
+    if len(reason) > MAX_REASON:
+        raise InvalidRequest(
+            f"the reason has {len(reason):,} characters; the limit is {MAX_REASON}; shorten it"
+        )
+    if not reason.isprintable():
+        raise InvalidRequest(
+            f"the reason {shown(reason)} has a line break or another control character; use one line of text"
+        )
 
 
 def this_user() -> str:
@@ -42,6 +67,11 @@ class Pause:
     at_ms: int
     by: str
     reason: str
+
+    def in_words(self) -> str:
+        """Return since when, by whom and why, for a sentence about what is paused."""
+        since = datetime.fromtimestamp(self.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"since {since} by {self.by}" + (f": {self.reason}" if self.reason else "")
 
     @classmethod
     def parse(cls, note: bytes) -> Self:

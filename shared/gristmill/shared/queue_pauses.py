@@ -6,7 +6,7 @@ import orjson
 from redis.asyncio import Redis, RedisCluster
 
 from gristmill.shared.keys import Keys
-from gristmill.shared.pauses import Pause
+from gristmill.shared.pauses import Pause, check_reason
 from gristmill.shared.scripts import Scripts
 
 
@@ -35,11 +35,15 @@ class Pauses:
         Args:
             scope: `WHOLE_QUEUE`, or a `batch_scope`.
             by: Who pauses.
-            reason: Why.
+            reason: Why, as one line of up to `MAX_REASON` characters.
 
         Returns:
             True; False if it was paused already, which changes nothing.
+
+        Raises:
+            InvalidRequest: The reason is not allowed.
         """
+        check_reason(reason)
         note = orjson.dumps({"by": by, "reason": reason})
         return bool(await self._scripts.run("pause", scope, note))
 

@@ -205,10 +205,10 @@ async def test_a_paused_batch_waits_and_a_resumed_one_ends(shell: CommandLine) -
         while (await queue.stats()).num_parked.get(f"batch:{batch}", 0) < 20:
             await asyncio.sleep(0.02)
         shown = shell.run("batch", "show", batch).out
-        assert "paused   by " in shown
+        assert "paused   since " in shown
         assert "the GPU is needed" in shown
         stats = shell.run("queue", "stats").out
-        assert f"paused     batch:{batch}, " in stats
+        assert f"paused     batch:{batch} since " in stats
         assert f"set aside  20, because batch {batch} is paused" in stats
         assert "is resumed" in shell.run("batch", "resume", batch).err
         done = await shell.finish("batch", "show", batch, "--wait", "--json")

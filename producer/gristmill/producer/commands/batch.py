@@ -221,25 +221,29 @@ def show(
     record = session.watch(batch_id) if wait else session.batch(batch_id)
     session.show(record, as_json=as_json)
     if not as_json and (pause := session.paused(batch_id)):
-        click.echo(f"paused   by {pause.by}{pause.reason and f': {pause.reason}'}")
+        click.echo(f"paused   {pause.in_words()}")
     session.tell_untaken(record)
     return session.exit_code(record) if wait else 0
 
 
 @batch_group.command()
 @id_argument
-@click.option("--reason", default="", metavar="TEXT", help="Reason that `batch show` shows.")
+@click.option(
+    "--reason",
+    default="",
+    metavar="TEXT",
+    help="Reason that `batch show` shows, up to 200 characters.",
+)
 @tenant_option
 @batch_options
 def pause(*, batch_id: str, reason: str, tenant: str | None, settings: "BatchSettings") -> None:
-    """Let no worker claim lines of a batch.
+    """Let no worker claim lines of a batch, or requests of a batch that a client named.
 
     Lines that run end. The completion window goes on. A pause survives restarts.
     """
     from gristmill.producer.commands.batch_session import BatchSession
 
-    is_new = BatchSession(settings, tenant).pause(batch_id, reason)
-    say(f"batch {batch_id} {'is paused' if is_new else 'was paused already'}")
+    say(BatchSession(settings, tenant).pause(batch_id, reason))
 
 
 @batch_group.command()
@@ -247,7 +251,7 @@ def pause(*, batch_id: str, reason: str, tenant: str | None, settings: "BatchSet
 @tenant_option
 @batch_options
 def resume(*, batch_id: str, tenant: str | None, settings: "BatchSettings") -> None:
-    """Let workers claim lines of a paused batch again."""
+    """Let workers claim lines of a paused batch again, or requests of a batch that a client named."""
     from gristmill.producer.commands.batch_session import BatchSession
 
     was_paused = BatchSession(settings, tenant).resume(batch_id)

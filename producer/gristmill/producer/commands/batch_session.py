@@ -1,14 +1,13 @@
 """Do the work of the `gristmill batch` commands; each call opens a connection and closes it."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import fsspec
 
+from gristmill.producer.arguments import scope_of
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec, check_endpoint, window_s
 from gristmill.producer.batches.batch_store import BatchStore
@@ -18,14 +17,14 @@ from gristmill.producer.batches.objects import (
     with_cancelling_status,
 )
 from gristmill.producer.batches.settings import BatchSettings
-from gristmill.producer.batches.storage import COPY_BYTES, Storage, unusable
+from gristmill.producer.batches.storage import Storage, unusable
 from gristmill.producer.batches.upload import Upload
+from gristmill.producer.commands.batch_files import copy_input, write_rows
 from gristmill.producer.commands.batch_watch import BatchWatch, untaken
-from gristmill.producer.commands.session import on_queue, print_json, stdin_bytes, stdout_bytes
+from gristmill.producer.commands.pause_words import is_named_by_client, told_of_pause
+from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.shared.cli import say
-from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
-from gristmill.shared.file_format import check_start
 from gristmill.shared.one_line import one_line
 from gristmill.shared.pauses import Pause, batch_scope, this_user
 from gristmill.shared.queue import Queue
@@ -108,16 +107,27 @@ class BatchSession:
         """Cancel a batch."""
         return self._on_batch(batch_id, lambda batches, owner: batches.cancel(owner, batch_id))
 
-    def pause(self, batch_id: str, reason: str) -> bool:
-        """Pause a batch; return False if it was paused already."""
-        return self._on_batch(
-            batch_id,
-            lambda batches, owner: batches.pause(owner, batch_id, this_user(), reason),
-        )
+    def pause(self, batch: str, reason: str) -> str:
+        """Pause a batch, also one that a client named; return what to tell."""
+        return self._run(lambda batches: self._pause(batches, batch, reason))
 
-    def resume(self, batch_id: str) -> bool:
-        """Resume a batch; return False if it was not paused."""
-        return self._on_batch(batch_id, lambda batches, owner: batches.resume(owner, batch_id))
+    async def _pause(self, batches: Batches, batch: str, reason: str) -> str:
+        queue, scope = batches.store.queue, scope_of(batch or None)  # "" would be the whole queue
+        if self._tenant is None and await is_named_by_client(queue, batch):
+            is_new = await queue.pauses.pause(scope, this_user(), reason)
+        else:
+            owner = await self._owner(batches, batch)
+            is_new = await batches.pause(owner, batch, this_user(), reason)
+        return await told_of_pause(queue, scope, reason, is_new=is_new)
+
+    def resume(self, batch: str) -> bool:
+        """Resume a batch, also one that a client named; return False if it was not paused."""
+        return self._run(lambda batches: self._resume(batches, batch))
+
+    async def _resume(self, batches: Batches, batch: str) -> bool:
+        if self._tenant is None and await is_named_by_client(batches.store.queue, batch):
+            return await batches.store.queue.pauses.resume(scope_of(batch or None))
+        return await batches.resume(await self._owner(batches, batch), batch)
 
     def paused(self, batch_id: str) -> Pause | None:
         """Return the pause of a batch, or None."""
@@ -171,7 +181,7 @@ class BatchSession:
         """Write the rows of a batch to a file, or to stdout if `output` is None."""
         self._on_batch(
             batch_id,
-            lambda batches, owner: _write(
+            lambda batches, owner: write_rows(
                 batches.results(owner, batch_id, follow=follow), f"{batch_id} {self._on}", output
             ),
         )
@@ -231,7 +241,7 @@ class BatchSession:
             check_endpoint(options["endpoint"])
         owner = self._tenant or DEFAULT_TENANT
         async with Upload(batches.files, owner) as upload:
-            first = _copy(source, upload)
+            first = copy_input(source, upload)
             file = await upload.finish(os.fsencode(Path(source).name).decode(errors="replace"))
         try:
             options["endpoint"] = options["endpoint"] or self._endpoint_of(first)
@@ -252,48 +262,6 @@ class BatchSession:
             return request_from_json(first, max_request_bytes=limit).endpoint
         except InvalidRequest as error:
             raise InvalidRequest(f"line 1: {error}; or name the endpoint with --endpoint") from None
-
-
-async def _write(
-    coming: Coroutine[Any, Any, AsyncIterator[bytes]], batch: str, output: Path | None
-) -> None:
-    """Write rows; `batch` is what commands in messages need: the id of the batch, and its queue."""
-    rows = await coming
-    first = await anext(rows, b"")
-    if not first:
-        say(
-            f"{batch.split(maxsplit=1)[0]} has no rows; see its status: gristmill batch show {batch}"
-        )
-        return
-    remedy = f"correct this, then write the rows again: gristmill batch results {batch}"
-    with (
-        disk_errors(output or "stdout", remedy),
-        output.open("wb") if output else nullcontext(stdout_bytes()) as target,
-    ):
-        target.write(first)
-        target.flush()
-        async for chunk in rows:
-            target.write(chunk)
-            target.flush()
-
-
-def _copy(source: str, upload: Upload) -> bytes:
-    """Copy a file, a URL or stdin into the upload, and return its first line."""
-    try:
-        opened = stdin_bytes() if source == "-" else fsspec.open(source, "rb").open()
-    except (OSError, ValueError, ImportError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidRequest(
-            f"cannot read {source!r} ({reason}); name a JSONL file or its URL"
-        ) from None
-    with opened as stream:
-        first = b""
-        while chunk := stream.read(COPY_BYTES):
-            if not first:
-                first = chunk
-                check_start(first, repr(source))
-            upload.write(chunk)
-    return first.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf").rstrip(b"\r")
 
 
 def _counts(record: BatchRecord) -> str:

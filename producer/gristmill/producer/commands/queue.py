@@ -24,12 +24,24 @@ json_option = click.option(
 )
 
 
+class OneQueueCommand(click.Command):
+    """A command on the queue of `--queue`; a name among the arguments is an error that says so."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if rest:
+            raise click.UsageError(f"name the queue as an option: --queue {rest[0]}", ctx)
+        return rest
+
+
 @click.group("queue")
 def queue_group() -> None:
     """Show the state of a queue, set the weights of its tenants, audit or purge it."""
 
 
-@queue_group.command()
+@queue_group.command(cls=OneQueueCommand)
 @json_option
 @queue_options
 def stats(as_json: bool, settings: "QueueSettings") -> None:
@@ -97,9 +109,7 @@ def _pauses(view: "Stats") -> list[str]:
     """Return a line for each pause, and one for each reason for which requests are set aside."""
     lines = []
     for scope, pause in sorted(view.pauses.items()):
-        since_s = (view.now_ms - pause.at_ms) / 1000
-        why = f": {pause.reason}" if pause.reason else ""
-        lines.append(f"paused     {scope}, {since_s:,.0f} s ago by {pause.by}{why}")
+        lines.append(f"paused     {scope} {pause.in_words()}")
     for reason, number in sorted(view.num_parked.items()):
         kind, _, names = reason.partition(":")
         why = (
@@ -137,22 +147,31 @@ def _lease(remaining_ms: int) -> str:
     return f"lease ends in {remaining_ms / 1000:.1f} s" if remaining_ms > 0 else "lease has ended"
 
 
-@queue_group.command()
-@click.option("--reason", default="", metavar="TEXT", help="Reason that `queue stats` shows.")
+@queue_group.command(cls=OneQueueCommand)
+@click.option(
+    "--reason",
+    default="",
+    metavar="TEXT",
+    help="Reason that `queue stats` shows, up to 200 characters.",
+)
 @queue_options
 def pause(reason: str, settings: "QueueSettings") -> None:
     """Let no worker claim from the queue.
 
     Requests that run end, and submits are accepted. A pause survives restarts.
     """
+    from gristmill.producer.commands.pause_words import told_of_pause
     from gristmill.producer.commands.session import on_queue
     from gristmill.shared.pauses import WHOLE_QUEUE, this_user
 
-    is_new = on_queue(settings, lambda queue: queue.pauses.pause(WHOLE_QUEUE, this_user(), reason))
-    say(f"queue {settings.queue} {'is paused' if is_new else 'was paused already'}")
+    async def paused(queue: "Queue") -> str:
+        is_new = await queue.pauses.pause(WHOLE_QUEUE, this_user(), reason)
+        return await told_of_pause(queue, WHOLE_QUEUE, reason, is_new=is_new)
+
+    say(on_queue(settings, paused))
 
 
-@queue_group.command()
+@queue_group.command(cls=OneQueueCommand)
 @queue_options
 def resume(settings: "QueueSettings") -> None:
     """Let workers claim from a paused queue again."""
@@ -200,7 +219,7 @@ def _weight(text: str) -> tuple[str, float]:
         raise click.UsageError(f"{text!r} is not TENANT=WEIGHT, such as team-a=3") from None
 
 
-@queue_group.command()
+@queue_group.command(cls=OneQueueCommand)
 @json_option
 @queue_options
 def audit(as_json: bool, settings: "QueueSettings") -> int:
@@ -224,7 +243,7 @@ def audit(as_json: bool, settings: "QueueSettings") -> int:
     return 1 if num_harmful else 0
 
 
-@queue_group.command()
+@queue_group.command(cls=OneQueueCommand)
 @click.option(
     "--yes", is_flag=True, help="Delete without asking; needed where there is no terminal."
 )
@@ -246,8 +265,9 @@ def purge(
     from gristmill.producer.commands.batch_session import on_store
     from gristmill.producer.commands.purge_session import confirm, in_counts, run_purge
     from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.known_names import unknown_queue
     from gristmill.producer.purge import count_of_queue, purge_queue
-    from gristmill.producer.purge_checks import check_unheld, unknown_queue
+    from gristmill.producer.purge_checks import check_unheld
 
     if not (found := on_queue(settings, count_of_queue, any_format=True)):
         say(on_queue(settings, unknown_queue) + "; nothing was deleted")

@@ -191,8 +191,8 @@ def purge(
     from gristmill.producer.commands.batch_session import on_store
     from gristmill.producer.commands.purge_session import confirm, in_counts, run_purge
     from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.known_names import unknown_tenant
     from gristmill.producer.purge import count_of_tenant, purge_tenant
-    from gristmill.producer.purge_checks import unknown_tenant
     from gristmill.shared.names import check_tenant
 
     check_tenant(name)
