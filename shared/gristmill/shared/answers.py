@@ -13,6 +13,12 @@ def message_in(body: Any) -> Any:
     return detail.get("message", detail) if isinstance(detail, dict) else detail
 
 
+def code_in(body: Any) -> str:
+    """Return the code of an error answer; empty if it is no text."""
+    code = mapping(mapping(body).get("error")).get("code")
+    return code if isinstance(code, str) else ""
+
+
 def answer_text(body: Any) -> str | None:
     """Return the text in an engine's answer, or None if it has none.
 

@@ -71,7 +71,9 @@ async def test_the_way_of_a_batch_with_failures(shell: CommandLine) -> None:
             told = shell.run("result", unknown)
             assert told.code == 4
             assert f"read the rows: gristmill batch results {batch}" in told.err
-        again = await shell.finish("batch", "retry-failed", batch, "--json")
+        hopeless = await shell.finish("batch", "retry-failed", batch)
+        assert (hopeless.code, "--all" in hopeless.err) == (2, True)
+        again = await shell.finish("batch", "retry-failed", batch, "--all", "--json")
         assert again.rows[0]["retry_of"] == batch
         assert (await shell.finish("batch", "show", again.rows[0]["id"], "--wait")).code == 1
     listed = shell.run("batch", "list").out.splitlines()

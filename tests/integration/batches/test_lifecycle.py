@@ -453,15 +453,37 @@ async def test_only_what_failed_is_run_again(batches: Batches) -> None:
     lines[3] = b"broken"
     options: dict[str, Any] = {"mode": "lenient", "metadata": {"a": "b"}, "priority": "high"}
     first = await run(batches, await create(batches, lines, **options))
-    again = await batches.retry_failed(TENANT, first.id)
+    again = await batches.retry_failed(TENANT, first.id, is_all=True)
     assert again.retry_of == first.id
     assert {name: getattr(again, name) for name in options} == options
-    lowered = await batches.retry_failed(TENANT, first.id, max_priority="normal")
+    lowered = await batches.retry_failed(TENANT, first.id, max_priority="normal", is_all=True)
     assert (lowered.priority, lowered.max_priority) == ("normal", "normal")
     source = await batches.files.get(TENANT, again.input_file_id)
     assert b"".join(batches.files.content(source)) == b"broken\n"
     ended = await run(batches, again)
     assert (ended.request_counts.total, ended.request_counts.failed) == (1, 1)
+
+
+async def test_lines_that_can_never_succeed_are_not_run_again(batches: Batches, queue: Queue) -> None:  # fmt: skip
+    lines: list[Any] = [chat(f"c{i}") for i in range(2)]
+    lines += [b"broken", chat("c0"), chat("bad", stream=True)]
+    batch = await create(batches, lines, mode="lenient")
+    await run(batches, batch, until=lambda record: record.status == "in_progress")
+    await batches.cancel(TENANT, batch.id)
+    ended = await run(batches, batch)
+    left_out: list[int] = []
+    again = await batches.retry_failed(TENANT, ended.id, on_left_out=left_out.append)
+    source = await batches.files.get(TENANT, again.input_file_id)
+    names = [json.loads(line)["custom_id"] for line in b"".join(batches.files.content(source)).splitlines()]  # fmt: skip
+    assert (names, left_out) == (["c0", "c1", "c0"], [2])
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_batch_of_hopeless_lines_has_nothing_to_retry(batches: Batches) -> None:
+    batch = await create(batches, [chat("a"), b"broken", b"[]"], mode="lenient")
+    ended = await run(batches, batch)
+    with pytest.raises(InvalidRequest, match="its 2 failed lines were refused"):
+        await batches.retry_failed(TENANT, ended.id)
 
 
 @pytest.mark.usefixtures("worker")
@@ -583,7 +605,7 @@ async def test_a_retry_names_lines_without_an_id_by_their_number(batches: Batche
     lines: list[Any] = [chat("a"), {"body": 5}, {"prompt": "x", "messages": 1}, {"metadata": 5, "body": {}}]  # fmt: skip
     first = await run(batches, await create(batches, lines, mode="lenient"))
     assert ids(await rows_of(batches, first.error_file_id)) == [None, None]
-    again = await run(batches, await batches.retry_failed(TENANT, first.id))
+    again = await run(batches, await batches.retry_failed(TENANT, first.id, is_all=True))
     assert sorted(ids(await rows_of(batches, again.error_file_id))) == ["2", "4"]
 
 

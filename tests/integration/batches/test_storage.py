@@ -44,7 +44,7 @@ async def test_a_batch_whose_files_lie_in_s3(queue: Queue, s3_url: str) -> None:
     assert (ended.status, ended.request_counts.completed) == ("completed", 299)
     rows = await all_rows(batches, ended)
     assert [row["custom_id"] for row in rows] == [f"c{i}" for i in range(300) if i != 5] + ["c5"]
-    again = await batches.retry_failed(TENANT, ended.id)
+    again = await batches.retry_failed(TENANT, ended.id, is_all=True)
     source = await batches.files.get(TENANT, again.input_file_id)
     assert b'"custom_id":"c5"' in b"".join(batches.files.content(source))
 

@@ -202,7 +202,9 @@ async def test_what_failed_is_run_again_alone(
     assert (await api.post(f"/v1/batches/{made['id']}/retry")).status_code == 400
     ended = await ended_of(client, gateway, made["id"])
     assert (ended.request_counts and ended.request_counts.failed) == 1
-    again = await api.post(f"/v1/batches/{made['id']}/retry")
+    hopeless = await api.post(f"/v1/batches/{made['id']}/retry")
+    assert (hopeless.status_code, "?all=true" in hopeless.text) == (400, True)
+    again = await api.post(f"/v1/batches/{made['id']}/retry", params={"all": True})
     assert again.status_code == 200, again.text
     assert again.json()["retry_of"] == made["id"]
 

@@ -1,4 +1,5 @@
 from io import BytesIO
+from typing import Any
 
 import orjson
 import pytest
@@ -9,6 +10,7 @@ from gristmill.producer.batches.rows import (
     Line,
     LineReader,
     bad_line_row,
+    is_hopeless,
     lines_of,
     result_row,
     unanswered_row,
@@ -171,3 +173,20 @@ def test_a_custom_id_leads_to_the_line_that_had_it_first() -> None:
         None,
         4,
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (400, "invalid_json_line", True), (400, None, True), (400, 400, True), (413, None, True), (422, ["odd"], True),
+        (400, "model_not_found", False), (400, "duplicate_custom_id", False),
+        (401, None, False), (404, 404, False), (408, None, False), (429, None, False), (500, None, False),
+    ],
+)  # fmt: skip
+def test_only_what_is_refused_for_what_it_says_is_hopeless(
+    status: int, code: Any, expected: bool
+) -> None:
+    body = {"error": {"message": "m", "code": code}}
+    row = {"response": {"status_code": status, "body": body}, "error": None}
+    assert is_hopeless(row) is expected
+    assert not is_hopeless({"response": None, "error": {"code": "engine_killed"}})

@@ -6,13 +6,14 @@ steward, which does the work (`lifecycle/`).
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 from ulid import ULID
 
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.failed_lines import failed_lines
+from gristmill.producer.batches.failed_lines import FailedLines, find_failed, read_failed
 from gristmill.producer.batches.objects import (
     BatchRecord,
     FileObject,
@@ -138,8 +139,12 @@ class Batches:
         completion_window: str | None = None,
         max_open: int | None = None,
         max_priority: Priority | None = None,
+        is_all: bool = False,
+        on_left_out: Callable[[int], None] = lambda _: None,
     ) -> BatchRecord:
         """Create a batch of those lines of an ended batch that have a row in its error file.
+
+        Lines that can never succeed as they are, such as those with a 400, are left out.
 
         Args:
             tenant: Owner of both batches.
@@ -147,33 +152,50 @@ class Batches:
             completion_window: Window of the new batch; None for that of the old one.
             max_open: Most batches of this tenant that may not have ended; None for no limit.
             max_priority: Highest lane of the new batch, which may lower its priority; None for that of the old one.
+            is_all: True to run also the lines that can never succeed.
+            on_left_out: Called with the number of lines that were left out, if there are any.
 
         Raises:
             NotFound: The tenant has no such batch, or its files are gone.
-            InvalidRequest: The batch has not ended, or nothing failed.
+            InvalidRequest: The batch has not ended, nothing failed, or no failed line can succeed.
             LimitReached: The tenant has `max_open` batches that have not ended.
         """
         record = await self.batch(tenant, batch_id)
         highest = max_priority or record.max_priority
-        file = await self._upload_failed_lines(record)
+        failed = await self._failed_lines(record, is_all=is_all)
+        file = await self._upload_lines(record, failed)
         spec = BatchSpec(
             input_file_id=file.id, endpoint=record.endpoint, completion_window=completion_window or record.completion_window,
             metadata=record.metadata, output_expires_after_s=record.output_expires_after_s, mode=record.mode,
             order=record.order, unknown_fields=record.unknown_fields, priority=lower_of(record.priority, highest), max_priority=highest, retry_of=record.id,
         )  # fmt: skip
         try:
-            return await self.create(tenant, spec, max_open=max_open)
+            made = await self.create(tenant, spec, max_open=max_open)
         except LimitReached:
             await self.files.delete(tenant, file.id)
             raise
+        if failed.num_hopeless:
+            on_left_out(failed.num_hopeless)
+        return made
 
-    async def _upload_failed_lines(self, record: BatchRecord) -> FileObject:
+    async def _failed_lines(self, record: BatchRecord, *, is_all: bool) -> FailedLines:
         if not record.is_final or record.error_file_id is None:
             state = "nothing in it failed" if record.is_final else "it has not ended"
             raise InvalidRequest(f"batch {record.id} cannot be retried: {state} ({record.status})")
-        source = await self.files.get(record.tenant, record.input_file_id)
         errors = await self.files.get(record.tenant, record.error_file_id)
-        lines = failed_lines(self.store.storage, source, errors, record.id)
+        find = partial(find_failed, self.store.storage, errors, record.id, is_all=is_all)
+        failed = await asyncio.to_thread(find)
+        if not failed.num_lines:
+            raise InvalidRequest(
+                f"batch {record.id} cannot be retried: its {failed.num_hopeless:,} failed lines were refused for what"
+                " they say, and can never succeed; correct them in a new file, or run them again all the same"
+                " (--all, over HTTP ?all=true)"
+            )
+        return failed
+
+    async def _upload_lines(self, record: BatchRecord, failed: FailedLines) -> FileObject:
+        source = await self.files.get(record.tenant, record.input_file_id)
+        lines = read_failed(self.store.storage, source, failed)
         async with Upload(self.files, record.tenant) as upload:
             await asyncio.to_thread(_copy, lines, upload)
             return await upload.finish(f"retry of {source.filename}")

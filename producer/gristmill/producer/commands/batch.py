@@ -306,6 +306,12 @@ def results(
     metavar="WINDOW",
     help="Time after which unfinished lines expire: 30m, 24h, 7d, ...  [default: as before]",
 )
+@click.option(
+    "--all",
+    "is_all",
+    is_flag=True,
+    help="Run also the lines that can never succeed, such as those with a 400.",
+)
 @json_option
 @tenant_option
 @batch_options
@@ -313,6 +319,7 @@ def retry_failed(
     *,
     batch_id: str,
     window: str | None,
+    is_all: bool,
     as_json: bool,
     tenant: str | None,
     settings: "BatchSettings",
@@ -321,4 +328,4 @@ def retry_failed(
     from gristmill.producer.commands.batch_session import BatchSession
 
     session = BatchSession(settings, tenant)
-    session.show(session.retry_failed(batch_id, window), as_json=as_json, brief=True)
+    session.show(session.retry_failed(batch_id, window, is_all=is_all), as_json=as_json, brief=True)

@@ -135,11 +135,16 @@ class BatchSession:
             batch_id, lambda batches, _: batches.store.queue.pauses.of(batch_scope(batch_id))
         )
 
-    def retry_failed(self, batch_id: str, window: str | None) -> BatchRecord:
-        """Create a batch from the failed lines of an ended one; None keeps its `window`."""
+    def retry_failed(self, batch_id: str, window: str | None, *, is_all: bool) -> BatchRecord:
+        """Create a batch from the failed lines of an ended one; None keeps its `window`.
+
+        Lines that can never succeed are left out, unless `is_all`; the command says how many.
+        """
         return self._on_batch(
             batch_id,
-            lambda batches, owner: batches.retry_failed(owner, batch_id, completion_window=window),
+            lambda batches, owner: batches.retry_failed(
+                owner, batch_id, completion_window=window, is_all=is_all, on_left_out=_say_left_out
+            ),
         )
 
     def watch(self, batch_id: str) -> BatchRecord:
@@ -294,3 +299,7 @@ def _lines(record: BatchRecord) -> list[str]:
     lines += [f"output   {record.output_file_id}"] if record.output_file_id else []
     lines += [f"errors   {record.error_file_id}"] if record.error_file_id else []
     return lines
+
+
+def _say_left_out(number: int) -> None:
+    say(f"left out {number:,} lines that can never succeed as they are; --all runs them again too")

@@ -146,12 +146,19 @@ async def cancel(batch_id: str, gateway: CurrentGateway, tenant: CallingTenant) 
 
 @router.post("/v1/batches/{batch_id}/retry", response_model=BatchObject)
 async def retry(
-    batch_id: str, request: Request, gateway: CurrentGateway, tenant: CallingTenant
+    batch_id: str,
+    request: Request,
+    gateway: CurrentGateway,
+    tenant: CallingTenant,
+    is_all: Annotated[
+        bool, Query(alias="all", description="run also the lines that can never succeed")
+    ] = False,
 ) -> object:
     """Run the failed lines of a batch that has ended, as a new batch."""
     made = await gateway.batches.retry_failed(
-        tenant.name, batch_id, max_open=tenant.max_batches, max_priority=tenant.max_priority
-    )
+        tenant.name, batch_id,
+        max_open=tenant.max_batches, max_priority=tenant.max_priority, is_all=is_all,
+    )  # fmt: skip
     request.state.call.facts["batch"] = made.id
     return made
 

@@ -8,7 +8,7 @@ import orjson
 
 from gristmill.producer.batches.rows.custom_ids import names_of
 from gristmill.producer.batches.rows.lines import BadLine
-from gristmill.shared.answers import message_in
+from gristmill.shared.answers import code_in, message_in
 from gristmill.shared.one_line import json_line, one_line
 from gristmill.shared.results import Result
 
@@ -16,6 +16,13 @@ ID_PREFIX = "batch_req_"
 
 MAX_CAUSE = 200
 """Most characters of the cause of a failure in a line for people."""
+
+
+PASSING_REFUSALS = frozenset({401, 403, 404, 408, 409, 425, 429})
+"""4xx statuses that another time, another worker or another login may not give."""
+
+PASSING_CODES = frozenset({"model_not_found", "endpoint_not_served", "duplicate_custom_id"})
+"""Codes of bad lines that are right once a worker serves them, or in a file of their own."""
 
 
 def result_row(result: Result) -> bytes:
@@ -90,6 +97,15 @@ def is_success(row: dict[str, Any]) -> bool:
     """Return True if a parsed row has an answer of the engine and no error."""
     response = row["response"]
     return row["error"] is None and response is not None and response["status_code"] < 400
+
+
+def is_hopeless(row: dict[str, Any]) -> bool:
+    """Return True if the line of a parsed row can never succeed as it is: it was refused for what it says."""
+    response = row["response"]
+    if response is None or not 400 <= response["status_code"] < 500:
+        return False
+    code = code_in(response["body"])
+    return response["status_code"] not in PASSING_REFUSALS and code not in PASSING_CODES
 
 
 def failure_in_words(row: dict[str, Any]) -> str:
