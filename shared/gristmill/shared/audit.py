@@ -121,8 +121,8 @@ def _wrong_types(snapshot: Snapshot) -> list[Finding]:
         Finding(
             "wrong_type",
             key,
-            f"it is a {actual} and must be a {right}; the next script that uses it moves it away."
-            " The rest of the queue was not checked",
+            f"it is a {actual} and must be a {right}: find out who writes to this queue's keys (docs/operations.md,"
+            " Rights), then delete it. The rest of the queue was not checked",
         )
         for key, (actual, right) in sorted(snapshot.wrong_types.items())
     ]

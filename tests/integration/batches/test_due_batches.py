@@ -13,6 +13,7 @@ from gristmill.producer.batches.due_batches import MAX_CHARGED_S, DueBatch
 from gristmill.producer.batches.lifecycle import LeasedBatch
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.upload import Upload
+from gristmill.shared.audit import audit
 from gristmill.shared.queue import Queue
 
 
@@ -93,6 +94,18 @@ async def test_a_batch_that_a_steward_holds_is_not_due(batches: Batches) -> None
     (held, free) = await made(batches, "a", 2)
     assert await LeasedBatch.take(batches.store, held.id)
     assert [found.batch for found in await batches.store.due.batches("steps")] == [free.id]
+
+
+async def test_a_due_key_of_a_wrong_type_stops_only_its_tenant(
+    batches: Batches, queue: Queue
+) -> None:
+    await made(batches, "a")
+    (other,) = await made(batches, "b")
+    due_key = queue.keys.batches_due("steps", "a")
+    await queue.redis.delete(due_key)
+    await queue.redis.rpush(due_key, "x")
+    assert [found.batch for found in await batches.store.due.batches("steps")] == [other.id]
+    assert [finding.subject for finding in await audit(queue)] == [due_key]
 
 
 async def test_a_crowd_of_batches_hides_nobody(batches: Batches) -> None:

@@ -28,7 +28,7 @@ for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
 end
 local parked = {}
 for _, reason in ipairs(call("SMEMBERS", prefix .. "parked")) do
-  parked[#parked + 1], parked[#parked + 2] = reason, call("ZCARD", prefix .. "parked:" .. reason)
+  parked[#parked + 1], parked[#parked + 2] = reason, call("ZCARD", key_of("parked:" .. reason, "ZCARD"))
 end
 local wrong_types = {}
 for _, name in ipairs(call("SMEMBERS", prefix .. "wrong_types")) do

@@ -33,7 +33,7 @@ for i = 1, #tenants, 2 do
   local due_key = prefix .. "batches_due:" .. work .. ":" .. tenant
   if #found >= 2 * max_batches then
     break
-  elseif tenant ~= "*" and call("EXISTS", due_key) == 1 then
+  elseif tenant ~= "*" and call("TYPE", due_key).ok == "zset" then -- another type must not stop the other tenants
     add_free_batches(tenant, due_key)
   elseif tenant ~= "*" and used_ms <= served_ms then
     call("ZREM", time_key, tenant)

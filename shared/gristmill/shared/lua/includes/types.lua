@@ -7,12 +7,13 @@
 local FORMAT_OF_KEYS = "1"
 local MAX_WRONG_TYPES = 1000 -- keys kept; what is wrong beyond them is deleted
 local FIXED_NAMES = { -- command that counts the elements of a type -> names of the keys that every queue may have
-  LLEN = { "inbox", "inbox_suspects", "batches_done", "doorbell" },
-  SCARD = { "wrong_types", "parked" },
+  LLEN = { "inbox", "inbox_suspects", "batches_done", "doorbell", "steward_doorbell" },
+  SCARD = { "wrong_types", "parked", "tenants" },
   ZCARD = { "flows:suspect", "flows:high", "flows:normal", "flows:low", "debt:suspect", "debt:high", "debt:normal",
-    "debt:low", "workers", "delayed", "deadlines", "dead_letters" },
+    "debt:low", "workers", "delayed", "deadlines", "dead_letters", "files_expiring",
+    "steward_time:steps", "steward_time:files", "steward_time:webhooks" },
   HLEN = { "scheduling", "pauses", "virtual_time", "tenant_weights", "tenant_output_shares", "prefix_groups", "attempts",
-    "owner", "dead_letter_info", "times", "stats", "pace", "tenant_load" },
+    "owner", "dead_letter_info", "times", "stats", "pace", "tenant_load", "api_keys" },
 }
 
 local format_of_queue = call("MGET", prefix .. "format")[1] -- false too if it has a wrong type
