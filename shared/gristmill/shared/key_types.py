@@ -35,7 +35,7 @@ def type_of(kind: str, name: str) -> str | None:
 
 
 def moved_in_words(keys: Keys, wrong_types: Mapping[str, str]) -> str:
-    """Return what happened to keys of a wrong type and what to do; empty if there are none.
+    """Return what happened to keys of a wrong type and what to do; an empty text without such keys.
 
     Args:
         keys: The keys of the queue.

@@ -41,7 +41,7 @@ class _Trouble:
         kinds: Classes of redis-py's errors.
         pattern: Regular expression that the error's message contains; "" for every message.
         words: What is wrong, as the rest of a sentence that begins with the name of Redis.
-        remedy: What an operator can do; `{setting}` stands for the place of the URL.
+        remedy: Advice to an operator; `{setting}` stands for the place of the URL.
         error: Class of the error for people. It decides a command's exit code.
     """
 
@@ -114,7 +114,7 @@ _TROUBLES: Sequence[_Trouble] = (
     ),
     _Trouble((Exception,), "", "does not answer", "look at its log"),
 )  # fmt: skip
-"""What may be wrong; the first that fits an error names it."""
+"""Known troubles; the first row that fits an error names it."""
 
 
 def _trouble_of(error: Exception) -> _Trouble:
@@ -140,8 +140,8 @@ def remedy(error: Exception, setting: str = "REDIS_URL") -> str:
     """Return what an operator can do about it.
 
     Args:
-        error: What redis-py raised.
-        setting: Where the URL was set.
+        error: Error of redis-py.
+        setting: Setting with the URL.
     """
     return _trouble_of(error).remedy.format(setting=setting)
 
@@ -150,9 +150,9 @@ def error_in_words(error: Exception, url: str, setting: str = "REDIS_URL") -> Gr
     """Return the error of Gristmill for one of redis-py.
 
     Args:
-        error: What redis-py raised.
+        error: Error of redis-py.
         url: URL of this Redis; the message has it without user and password. "" if it is not known.
-        setting: Where the URL was set, for the remedy.
+        setting: Setting with the URL, for the remedy.
 
     Returns:
         RedisUnreachable for no connection, no answer, a refused login or a missing right; SettingsError for a
