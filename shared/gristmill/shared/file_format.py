@@ -4,6 +4,7 @@
 a file: every line of a Parquet file would be an error about JSON.
 """
 
+import re
 from typing import BinaryIO
 
 import orjson
@@ -29,6 +30,11 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "compressed with zstd; decompress it first: unzstd FILE"),
     (b"BZh", "compressed with bzip2; decompress it first: bunzip2 FILE"),
     (b"\xfd7zXZ\x00", "compressed with xz; decompress it first: unxz FILE"),
+    (b"\x04\x22\x4d\x18", "compressed with lz4; decompress it first: unlz4 FILE"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive; unpack it first: 7z x FILE"),
+    (b"version https://git-lfs", "a pointer of Git LFS; fetch the file itself: git lfs pull"),
+    (b"%PDF", 'a PDF; write its texts as JSON lines: one {"prompt": ...} a line'),
+    (b"<", "HTML or XML, perhaps the page of an error; check where it came from"),
     (b"PK\x03\x04", "a ZIP or Excel file; unpack it, or save the sheet as CSV and convert that"),
     (b"\xff\xfe\x00\x00", "UTF-32; save it as UTF-8"),
     (b"\x00\x00\xfe\xff", "UTF-32; save it as UTF-8"),
@@ -36,6 +42,9 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\xfe\xff", "UTF-16; save it as UTF-8"),
 )
 """First bytes of a format -> its name, and how to make JSONL of it."""
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+"""Bytes that no text has."""
 
 _ZEROS = {
     b"\0\1\0\1\0\1\0\1": "UTF-16",
@@ -87,6 +96,8 @@ def _foreign_format(start: bytes) -> str | None:
         return "one JSON array; write each element on a line of its own: jq -c '.[]' FILE"
     if first == b"{":
         return "a JSON object on several lines; write it on one line: jq -c . FILE"
+    if not any(line.startswith(b"{") for line in lines) and _CONTROL.search(start):
+        return "a binary file; write one JSON object a line, in UTF-8"
     return _CSV if _is_like_csv(first, others) else None
 
 
