@@ -80,6 +80,23 @@ async def test_a_submit_that_does_not_wait_calls_a_full_redis_full(
     assert (caught.value.depth, caught.value.queued_bytes > 0) == (1, True)
 
 
+async def test_producers_are_told_of_a_redis_that_evicts(
+    queue: Queue, own_redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, plain_logging: None
+) -> None:  # fmt: skip
+    await queue.redis.config_set("maxmemory-policy", "allkeys-lru")
+    words = r"Redis at \S+ may evict requests and results .*\(maxmemory-policy allkeys-lru\); set it: CONFIG SET"
+    async with Client(settings_for(own_redis_url, queue)) as client:
+        await client.submit({"prompt": "p"})
+        await client.submit({"prompt": "p"})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert re.match(words, told)
+    gristmill = CommandLine(own_redis_url, queue.keys.queue, tmp_path)
+    gristmill.write("in.jsonl", [{"prompt": "p"}])
+    assert re.search(words, gristmill.run("submit", "in.jsonl").err)
+    await queue.redis.config_set("maxmemory-policy", "noeviction")
+    assert "evict" not in gristmill.run("submit", "in.jsonl").err
+
+
 async def test_claims_pause_before_redis_is_full_and_resume(
     queue: Queue, client: Client, own_redis_url: str
 ) -> None:

@@ -8,6 +8,7 @@ from redis.exceptions import RedisError
 from gristmill.shared.connection import AnyRedis
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue_format import check_format
+from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_trouble import error_in_words
 from gristmill.shared.tasks import end
@@ -56,4 +57,5 @@ class FirstContact:
             await retrying(partial(check_format, self._redis, self._keys), FIRST_ANSWER_S)
         except (RedisError, OSError) as error:
             raise error_in_words(error, self._url) from None
+        await warn_of_eviction(self._redis, self._url)
         self._has_answered = True

@@ -9,12 +9,12 @@ from functools import partial
 from importlib.metadata import version
 
 import structlog
-from redis.exceptions import RedisError
 
-from gristmill.shared.connection import AnyRedis, connect
+from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied
 from gristmill.shared.fleet import Served
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.scripts import PROTOCOL
@@ -115,24 +115,10 @@ async def greet_redis(settings: WorkerSettings) -> bool:
             settings.queues
         ):  # the view of a queue needs rights that PING does not; it checks the format
             await retrying(Queue(redis, name, settings.limits).stats)
-        if await _eviction_policy(redis) not in (None, "noeviction"):
-            log.warning(
-                "redis.evicts",
-                url=url,
-                remedy="CONFIG SET maxmemory-policy noeviction, or requests are lost",
-            )
+        await warn_of_eviction(redis, url)
     finally:
         await redis.aclose()
     return True
-
-
-async def _eviction_policy(redis: AnyRedis) -> str | None:
-    try:
-        settings = await redis.config_get("maxmemory-policy")
-    except RedisError:
-        return None  # CONFIG is often forbidden; docs/operations.md says what to set
-    policy: str | None = settings.get("maxmemory-policy")
-    return policy
 
 
 def open_queue(settings: WorkerSettings, name: str) -> Queue:

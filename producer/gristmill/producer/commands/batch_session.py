@@ -28,6 +28,7 @@ from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.one_line import one_line
 from gristmill.shared.pauses import Pause, batch_scope, this_user
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.request_json import request_from_json
 
 T = TypeVar("T")
@@ -244,7 +245,8 @@ class BatchSession:
         window_s(options["completion_window"])  # before the file is copied
         if options["endpoint"]:
             check_endpoint(options["endpoint"])
-        owner = self._tenant or DEFAULT_TENANT
+        owner, url = self._tenant or DEFAULT_TENANT, self._settings.redis_url.get_secret_value()
+        await warn_of_eviction(batches.store.queue.redis, url)
         async with Upload(batches.files, owner) as upload:
             first = copy_input(source, upload)
             file = await upload.finish(os.fsencode(Path(source).name).decode(errors="replace"))

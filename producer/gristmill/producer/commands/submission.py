@@ -35,6 +35,7 @@ from gristmill.shared.cli import say
 from gristmill.shared.errors import IdConflict, InvalidRequest
 from gristmill.shared.fleet import Fleet, read_fleet
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.settings import QueueSettings
 
 
@@ -103,6 +104,7 @@ class Submission:
             problem := absence(queue.keys.queue, (await queue.stats()).workers)
         ):
             say(problem)
+        await warn_of_eviction(queue.redis, self._settings.redis_url.get_secret_value())
         return await read_fleet(queue)
 
     def _execute(self, output: OutputFile | None) -> int:

@@ -31,6 +31,7 @@ from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.shared.errors import SettingsError, WrongFormat
 from gristmill.shared.log import configure_logging
 from gristmill.shared.queue_format import check_format
+from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
 from gristmill.shared.redis_trouble import error_in_words, remedy, trouble_in_short
 
@@ -143,6 +144,7 @@ async def greet_redis(gateway: Gateway) -> None:
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             await gateway.queue.stats()
+            await warn_of_eviction(gateway.queue.redis, url)
     except WrongFormat as error:
         log.error("queue.unreadable", error=str(error))  # noqa: TRY400  # readiness tells it too
     except (RedisError, OSError) as error:

@@ -30,6 +30,7 @@ from gristmill.producer.steward.time_slice import STOP_GRACE_S, Stopped
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.probes import ProbeServer
+from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
 from gristmill.shared.redis_trouble import error_in_words
 
@@ -130,6 +131,7 @@ class Steward:
 
     async def _read_stats(self) -> None:
         async with BatchStore.from_settings(self._settings) as store:
+            await warn_of_eviction(store.queue.redis, self._settings.redis_url.get_secret_value())
             await store.queue.stats()  # it needs rights that PING does not, and checks the format
 
     def _work(self) -> None:
