@@ -17,6 +17,8 @@ from gristmill.worker.engine.stub_batch import Sequence as Running
 from gristmill.worker.engine.stub_batch import StubBatch
 
 POLICY = BatchPolicy("continuous", size=64, timeout_s=0)
+STEP_S = 0.03
+"""Seconds of a tick."""
 
 
 @dataclass
@@ -32,6 +34,7 @@ class SimulatedWorker:
         running: Requests that ran, a sample a step, while there was something to claim.
         usage: Used share of the cache, likewise.
         last_end: Tick of its last end.
+        num_prefills: Steps in which requests began.
     """
 
     queue: Queue
@@ -42,6 +45,7 @@ class SimulatedWorker:
     running: list[int] = field(default_factory=list)
     usage: list[float] = field(default_factory=list)
     last_end: int = 0
+    num_prefills: int = 0
 
     def __post_init__(self) -> None:
         self._admission = Admission(self.capacity, self._stats, 2**30)
@@ -55,10 +59,10 @@ class SimulatedWorker:
         """Whether it holds nothing."""
         return not self._claimed
 
-    async def feed(self) -> None:
+    async def feed(self, tick: int) -> None:
         """Claim until the engine has no room, or the queue nothing."""
         while True:
-            room = self._admission.room([], self._demand)
+            room = self._admission.room([], self._demand, tick * STEP_S)
             size = claim_size(
                 POLICY, running=len(self._claimed), gathered=0, room=room, demand=self._demand
             )
@@ -81,6 +85,7 @@ class SimulatedWorker:
             self.running.append(self.batch.num_running)
             self.usage.append(self.batch.usage)
         ended = self.batch.step()
+        self.num_prefills += any(each.num_output_tokens == 1 for each in self._claimed)
         items = [self._end(sequence) for sequence in ended]
         if items:
             self.last_end = tick
@@ -116,11 +121,11 @@ async def simulate(workers: Sequence[SimulatedWorker]) -> int:
     """Run until the queue is empty and all are idle; returns the ticks that it took."""
     tick = 0
     for worker in workers:
-        await worker.feed()
+        await worker.feed(tick)
     while not all(worker.is_idle for worker in workers):
         tick += 1
         for worker in workers:
             if tick % worker.period == 0:
                 await worker.step(tick)
-                await worker.feed()
+                await worker.feed(tick)
     return tick

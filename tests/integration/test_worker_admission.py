@@ -57,9 +57,10 @@ async def a_worker(
     kv_cache_tokens: int = 10**6,
     believes: bool = True,
     period: int = 1,
+    gulp: int | None = 1,
 ) -> SimulatedWorker:
     """Return a worker; one that does not believe in the cache counts requests alone."""
-    capacity = Capacity(max_in_flight, num_seqs, kv_cache_tokens if believes else 0)
+    capacity = Capacity(max_in_flight, num_seqs, kv_cache_tokens if believes else 0, gulp)
     name = await open_worker(queue)
     return SimulatedWorker(queue, name, capacity, StubBatch(num_seqs, kv_cache_tokens), period)
 
@@ -115,3 +116,28 @@ async def test_limits_far_above_what_is_written_leave_the_engine_full(queue: Que
     await simulate([worker])
     samples = worker.running[len(worker.running) // 4 :]
     assert fmean(samples) >= 0.9 * 32
+
+
+@pytest.mark.parametrize("gulp", [None, 8])
+async def test_gulps_leave_most_steps_to_decode_alone(queue: Queue, gulp: int | None) -> None:
+    """A place is free for a few steps, so there are a few more of them; most have no prefill."""
+    ticks, workers = [], []
+    for size in (1, gulp):
+        await submit(queue, lengths(1500, 4.0, 0.8, 300))
+        workers.append(await a_worker(queue, max_in_flight=70, num_seqs=64, gulp=size))
+        ticks.append(await simulate(workers[-1:]))
+    plain, gulping = (
+        worker.num_prefills / number for worker, number in zip(workers, ticks, strict=True)
+    )
+    assert plain > 0.4
+    assert gulping < 0.2
+    assert ticks[1] < 1.1 * ticks[0]
+    assert workers[1].batch.num_waiting == 0
+
+
+async def test_gulps_of_two_workers_leave_nobody_idle_at_the_end(queue: Queue) -> None:
+    await submit(queue, lengths(2000, 3.0, 0.6, 100))
+    fast = await a_worker(queue, num_seqs=64, max_in_flight=70, gulp=16)
+    slow = await a_worker(queue, num_seqs=64, max_in_flight=70, gulp=16, period=2)
+    ticks = await simulate([fast, slow])
+    assert abs(fast.last_end - slow.last_end) <= 0.1 * ticks

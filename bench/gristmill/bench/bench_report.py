@@ -84,7 +84,7 @@ class SetupRun:
     samples: list[EngineSample]
     num_claimed: int = 0
     closed_by: Mapping[str, int] = field(default_factory=dict)
-    engine: Mapping[str, int] = field(default_factory=dict)
+    engine: Mapping[str, float] = field(default_factory=dict)
     first_error: str = ""
 
 

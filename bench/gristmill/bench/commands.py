@@ -96,6 +96,13 @@ def _parts(text: str | None) -> list[str]:
     help=f"Requests in the engine at a time; several sizes, {CSV}, give a curve.  [default: the engine's max_num_seqs]",
 )
 @click.option(
+    "--refill",
+    "refills",
+    metavar="NUMBERS",
+    callback=_sizes,
+    help=f"Free places that a full engine waits for, {CSV}; 1 refills each at once. Compares continuous only, unless --policies names others.  [default: the worker's]",
+)
+@click.option(
     "--batch-timeout-ms",
     type=FiniteRange(0, 600_000),
     default=50.0,

@@ -17,6 +17,7 @@ TOTALS = (
     "output_tokens",
     "preemptions",
     "steps",
+    "step_s",
     "prefix_cache_hits",
     "prefix_cache_queries",
 )
@@ -41,7 +42,7 @@ class EngineSampler:
         self._engine, self._started_at, self._gpu = engine, started_at, gpu
         self._before = asdict(engine.stats())
         self.samples: list[EngineSample] = []
-        self.grown: dict[str, int] = {}
+        self.grown: dict[str, float] = {}
 
     async def __aenter__(self) -> "EngineSampler":
         self._task = asyncio.create_task(self._run())

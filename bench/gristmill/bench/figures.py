@@ -49,6 +49,7 @@ class SetupFigures:
         closed_by: Number of batches for each reason that closed them, most frequent first.
         running: Mean number of running requests until the last one reached the engine.
         steps: Engine steps of one run; other load on the machine does not change them.
+        step_s: Mean seconds of a step; None if the engine does not measure it.
         kv_cache_peak: Highest share of the KV cache in use.
         hit_rate: Share of the looked-up prompt tokens that were in the prefix cache.
         preemptions: Times that the engine pushed a running request back because the KV cache was
@@ -76,6 +77,7 @@ class SetupFigures:
     closed_by: Mapping[str, int]
     running: float | None
     steps: float | None
+    step_s: float | None
     kv_cache_peak: float | None
     hit_rate: float | None
     preemptions: int | None
@@ -117,9 +119,10 @@ def _row(setup: Setup, runs: Sequence[SetupRun], alone: Mapping[int, float]) -> 
         closed_by=dict(closed_by.most_common()),
         running=_running(runs),
         steps=_total(runs, "steps") / len(runs) if samples else None,
+        step_s=_ratio(_total(runs, "step_s"), _total(runs, "steps")) or None,
         kv_cache_peak=max((sample.kv_cache_usage for sample in samples), default=None),
         hit_rate=_ratio(_total(runs, "prefix_cache_hits"), _total(runs, "prefix_cache_queries")),
-        preemptions=_total(runs, "preemptions") if samples else None,
+        preemptions=int(_total(runs, "preemptions")) if samples else None,
         gpu=mean(busy) if busy else None,
         wait_s=Distribution.of(wait_s(request) for request in good),
         ttft_s=Distribution.of(request.ttft_s for request in good if request.ttft_s is not None),
@@ -217,9 +220,9 @@ def _running(runs: Sequence[SetupRun]) -> float | None:
     return mean(seen) if seen else None
 
 
-def _total(runs: Sequence[SetupRun], counter: str) -> int:
+def _total(runs: Sequence[SetupRun], counter: str) -> float:
     return sum(run.engine.get(counter, 0) for run in runs)
 
 
-def _ratio(part: int, whole: int) -> float | None:
+def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None

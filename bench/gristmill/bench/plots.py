@@ -151,7 +151,7 @@ def _latency(axis: Any, found: Sequence[SetupFigures]) -> None:
     axis.set_yticks(places, [row.setup.label for row in found])
     axis.invert_yaxis()
     axis.set_title("end to end, s")
-    axis.legend()
+    _legend(axis)
 
 
 def _over_time(
@@ -170,7 +170,7 @@ def _over_time(
     )
     axis.set_ylim(bottom=0)
     axis.set_title(f"{title}, over time (s)")
-    axis.legend(loc="upper right")
+    _legend(axis)
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -192,4 +192,9 @@ def _curve(axis: Any, found: Iterable[SetupFigures]) -> None:
             axis.annotate(str(row.setup.size or ""), place, (3, 3), textcoords="offset points")
     axis.set_xlabel("time in the engine, p50, s")
     axis.set_title("output tokens / s, by batch size")
-    axis.legend()
+    _legend(axis)
+
+
+def _legend(axis: Any) -> None:
+    """Draw the legend beside the axes, where it hides nothing."""
+    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, frameon=False)

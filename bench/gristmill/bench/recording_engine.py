@@ -70,6 +70,10 @@ class RecordingEngine:
         """See `Engine.evidence`."""
         return self._engine.evidence()
 
+    def expect_group(self, number: int) -> None:
+        """Announce a group to the engine."""
+        self._engine.expect_group(number)
+
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
         return self._engine.stats()

@@ -44,6 +44,7 @@ class BenchOptions:
     policies: list[str]
     schedulings: list[str]
     sizes: list[int]
+    refills: list[int]
     batch_timeout_ms: float
     num_rounds: int
     num_warm_up: int
@@ -62,12 +63,16 @@ class BenchOptions:
         """
         return Plan(
             load=self._loader(),
-            setups=setups(self.policies or [*POLICIES], self.schedulings, self.sizes),
+            setups=setups(self._policies(), self.schedulings, self.sizes, self.refills),
             num_rounds=self.num_rounds,
             rate=self.rate,
             seed=self.seed,
             num_warm_up=self.num_warm_up,
         )
+
+    def _policies(self) -> list[str]:
+        """Return the policies to compare; with refills, only the one that refills."""
+        return self.policies or (["continuous"] if self.refills else [*POLICIES])
 
     def _loader(self) -> Any:
         if path := loads.file_of(self.load):

@@ -18,16 +18,19 @@ class Setup:
         policy: A `batch_policy` of the worker, or `ALONE`.
         scheduling: A `scheduling` of the worker; "" for its default.
         size: Requests in the engine at a time; 0 for the engine's `max_num_seqs`.
+        refill: A `refill` of the worker, for `continuous`; 0 for its default.
     """
 
     policy: str
     scheduling: str = ""
     size: int = 0
+    refill: int = 0
 
     @property
     def label(self) -> str:
         """Name of the setup in tables and plots."""
         name = f"{self.policy}, {self.scheduling}" if self.scheduling else self.policy
+        name = f"{name}, refill {self.refill}" if self.refill else name
         return f"{name} x{self.size}" if self.size else name
 
 
@@ -35,13 +38,16 @@ POLICIES: tuple[str, ...] = get_args(WorkerSettings.model_fields["batch_policy"]
 SCHEDULINGS: tuple[str, ...] = get_args(Scheduling)
 
 
-def setups(policies: list[str], schedulings: list[str], sizes: list[int]) -> list[Setup]:
-    """Return every combination; `sequential` has one size only."""
+def setups(
+    policies: list[str], schedulings: list[str], sizes: list[int], refills: list[int]
+) -> list[Setup]:
+    """Return every combination; `sequential` has one size only, and only `continuous` refills."""
     found = [
-        Setup(policy, scheduling, 0 if policy == "sequential" else size)
+        Setup(policy, scheduling, size if policy != "sequential" else 0, refill)
         for policy in policies
         for scheduling in schedulings or [""]
         for size in sizes or [0]
+        for refill in (refills if policy == "continuous" and refills else [0])
     ]
     return list(dict.fromkeys(found))
 
@@ -59,5 +65,8 @@ def worker_fields(setup: Setup, max_num_seqs: int, batch_timeout_ms: float) -> d
         "scheduling": setup.scheduling or None,
     }
     if setup.policy == "continuous":
-        return fields | {"max_in_flight": size if size < max_num_seqs else None}
+        return fields | {
+            "max_in_flight": size if size < max_num_seqs else None,
+            "refill": setup.refill or None,
+        }
     return fields | {"batch_size": size, "batch_timeout_ms": batch_timeout_ms}

@@ -41,6 +41,7 @@ THROUGHPUT: Mapping[str, Column] = {
     "closed by": lambda row: ", ".join(f"{k} {v}" for k, v in row.closed_by.items()) or NOTHING,
     "running": lambda row: _number(row.running, 1),
     "steps": lambda row: _number(row.steps, 0),
+    "ms a step": lambda row: _number(row.step_s, 1, 1000),
     "KV peak": lambda row: _percent(row.kv_cache_peak),
     "prefix hits": lambda row: _percent(row.hit_rate),
     "preempted": lambda row: NOTHING if row.preemptions is None else f"{row.preemptions:,}",
@@ -51,7 +52,7 @@ THROUGHPUT: Mapping[str, Column] = {
 LATENCY: Mapping[str, Column] = {
     "setup": lambda row: row.setup.label,
     "wait p50 / p95, s": lambda row: _seconds(row.wait_s, "p50", "p95"),
-    "TTFT p50 / p95, s": lambda row: _seconds(row.ttft_s, "p50", "p95"),
+    "TTFT p50 / p95 / p99, s": lambda row: _seconds(row.ttft_s, "p50", "p95", "p99"),
     "TPOT p50 / p95, ms": lambda row: (
         " / ".join(
             _number(value, 1, 1000)
@@ -60,7 +61,7 @@ LATENCY: Mapping[str, Column] = {
         )
         or NOTHING
     ),
-    "in engine p50 / p95, s": lambda row: _seconds(row.engine_s, "p50", "p95"),
+    "in engine p50 / p95 / p99, s": lambda row: _seconds(row.engine_s, "p50", "p95", "p99"),
     "e2e mean, s": lambda row: _seconds(row.e2e_s, "mean"),
     "e2e p50 / p95 / p99, s": lambda row: _seconds(row.e2e_s, "p50", "p95", "p99"),
 }

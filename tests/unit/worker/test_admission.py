@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable
 
 import pytest
+from admissions import answered, record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.shared.records import Record
 from gristmill.shared.request import Request
 from gristmill.worker.admission.room import (
     UNBOUNDED,
@@ -18,7 +18,7 @@ from gristmill.worker.admission.room import (
     free_places,
     refill,
 )
-from gristmill.worker.engine.interface import EngineStats, Response
+from gristmill.worker.engine.interface import EngineStats
 
 CAPACITY = Capacity(max_in_flight=110, max_num_seqs=100, kv_cache_tokens=10_000)
 MAX_BYTES = 1000
@@ -26,11 +26,6 @@ DEEP = Demand(num_queued=100_000, num_workers=1)
 
 CAPACITIES = st.builds(Capacity, st.integers(1, 5000), st.integers(1, 4096), st.integers(0, 10**6))
 DEMANDS = st.builds(Demand, st.integers(0, 10**7), st.integers(0, 1000))
-
-
-def record(prompt_tokens: int, max_tokens: int, body: bytes = b"{}") -> Record:
-    header = f"1|0|0|default|normal|d||{prompt_tokens}|{max_tokens}|3||/v1/completions|||"
-    return Record.parse(header.encode() + b"\n\n" + body)
 
 
 @pytest.mark.parametrize(
@@ -94,25 +89,15 @@ def admission(capacity: Capacity = CAPACITY) -> tuple[Admission, Engine]:
     return Admission(capacity, lambda: engine.stats, MAX_BYTES), engine
 
 
-def answered(prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Response:
-    return Response(
-        200,
-        b"{}",
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=cached_tokens,
-    )
-
-
 def test_what_goes_in_and_what_is_gathered_is_promised() -> None:
     account, _ = admission()
-    assert account.room([], DEEP).num_tokens == 10_000
+    assert account.room([], DEEP, 0).num_tokens == 10_000
     leaves = [account.enter(record(100, 400)) for _ in range(10)]
-    assert account.room([], DEEP).num_tokens == 5000
-    assert account.room([record(100, 400)] * 2, DEEP).num_tokens == 4000
+    assert account.room([], DEEP, 0).num_tokens == 5000
+    assert account.room([record(100, 400)] * 2, DEEP, 0).num_tokens == 4000
     for leave in leaves[:2]:
         leave()
-    assert account.room([], DEEP).num_tokens == 6000
+    assert account.room([], DEEP, 0).num_tokens == 6000
 
 
 def test_nothing_is_claimed_that_does_not_fit() -> None:
@@ -120,21 +105,20 @@ def test_nothing_is_claimed_that_does_not_fit() -> None:
     account, _ = admission()
     for _ in range(19):
         account.enter(record(100, 400))
-    assert account.room([], DEEP).num_tokens == 500
+    assert account.room([], DEEP, 0).num_tokens == 500
     account.enter(record(100, 400))
-    assert account.room([], DEEP)[:2] == (0, 0)
+    assert account.room([], DEEP, 0)[:2] == (0, 0)
 
 
 def test_bodies_in_the_engine_and_gathered_take_the_workers_memory() -> None:
     account, _ = admission()
     large = record(1, 1, b"x" * 400)
     leave = account.enter(large)
-    assert account.room([large], DEEP).num_bytes == MAX_BYTES - 800
-    assert (
-        account.room([large] * 2, DEEP).num_bytes == 0
-    )  # one more always fits, so the sum may exceed the limit
+    assert account.room([large], DEEP, 0).num_bytes == MAX_BYTES - 800
+    # One more always fits, so the sum may exceed the limit.
+    assert account.room([large] * 2, DEEP, 0).num_bytes == 0
     leave()
-    assert account.room([], DEEP).num_bytes == MAX_BYTES
+    assert account.room([], DEEP, 0).num_bytes == MAX_BYTES
 
 
 def test_what_will_have_ended_makes_room_for_what_is_still_short() -> None:
@@ -142,9 +126,9 @@ def test_what_will_have_ended_makes_room_for_what_is_still_short() -> None:
     account, engine = admission()
     for _ in range(18):
         account.enter(record(100, 400))
-    assert account.room([], DEEP).num_tokens == 1000
+    assert account.room([], DEEP, 0).num_tokens == 1000
     engine.stats = EngineStats(running=18, output_tokens=18 * 390)
-    assert 1000 * 490 / 110 <= account.room([], DEEP).num_tokens <= 5000
+    assert 1000 * 490 / 110 <= account.room([], DEEP, 0).num_tokens <= 5000
 
 
 def test_requests_that_end_early_make_room_for_more() -> None:
@@ -152,7 +136,7 @@ def test_requests_that_end_early_make_room_for_more() -> None:
     for _ in range(400):
         account.learn(record(100, 4000), answered(100, 50))
     account.enter(record(100, 4000))
-    room = account.room([], DEEP)
+    room = account.room([], DEEP, 0)
     assert room.num_requests == 109
     assert 60 < room.num_tokens / 4100 < 80  # of the headers' tokens: 66 requests of 150 fill it
 
@@ -161,7 +145,7 @@ def test_prompts_found_in_the_prefix_cache_take_no_room_of_their_own() -> None:
     account, _ = admission()
     for _ in range(400):
         account.learn(record(1000, 10), answered(1000, 10, cached_tokens=990))
-    assert account.room([], DEEP).num_tokens > 10_000 * 1010 / 20 * 0.8
+    assert account.room([], DEEP, 0).num_tokens > 10_000 * 1010 / 20 * 0.8
 
 
 def test_storm_shrinks_the_budget_and_a_new_engine_counts_from_zero() -> None:
@@ -169,28 +153,28 @@ def test_storm_shrinks_the_budget_and_a_new_engine_counts_from_zero() -> None:
     for _ in range(4):
         account.enter(record(100, 100))
     engine.stats = EngineStats(running=4, preemptions=4)
-    assert account.room([], DEEP).num_tokens == 8500 - 800
+    assert account.room([], DEEP, 0).num_tokens == 8500 - 800
     engine.stats = EngineStats(running=4, preemptions=0)
-    assert account.room([], DEEP).num_tokens == 8500 - 800
+    assert account.room([], DEEP, 0).num_tokens == 8500 - 800
 
 
 def test_engine_that_tells_no_cache_is_fed_by_counts_alone() -> None:
     """Such an engine is a server behind a URL."""
     account, _ = admission(Capacity(max_in_flight=10, max_num_seqs=256))
     leaves = [account.enter(record(10**6, 10**6)) for _ in range(9)]
-    assert account.room([], Demand(1, 1))[:2] == (1, UNBOUNDED)
+    assert account.room([], Demand(1, 1), 0)[:2] == (1, UNBOUNDED)
     account.learn(record(1, 1), answered(1, 1))
     leaves[0]()
-    assert account.room([], Demand(1, 1))[:2] == (2, UNBOUNDED)
+    assert account.room([], Demand(1, 1), 0)[:2] == (2, UNBOUNDED)
 
 
 def test_header_out_of_all_proportion_counts_as_a_full_cache() -> None:
     account, _ = admission()
     account.learn(record(1, 10**15), answered(1, 1))
     leave = account.enter(record(1, 10**15))
-    assert account.room([], DEEP)[:2] == (0, 0)
+    assert account.room([], DEEP, 0)[:2] == (0, 0)
     leave()
-    assert account.room([], DEEP).num_requests == 110
+    assert account.room([], DEEP, 0).num_requests == 110
 
 
 @given(
@@ -215,15 +199,15 @@ def test_no_history_keeps_an_idle_engine_from_a_request(
     leaves: list[Callable[[], None]] = []
     for shape, stats in zip(shapes, looks, strict=False):
         engine.stats = stats
-        room = account.room([], DEEP)
+        room = account.room([], DEEP, 0)
         assert (room.num_requests > 0) == (room.num_tokens > 0)
         assert len(leaves) + room.num_requests <= max(len(leaves), capacity.max_in_flight)
         leaves.append(account.enter(record(*shape)))
         account.learn(record(*shape), answered(shape[1], shape[0]))
     for leave in leaves:
         leave()
-    assert account.room([], Demand()).num_requests > 0
-    assert account.room([], Demand()).num_tokens > 0
+    assert account.room([], Demand(), 0).num_requests > 0
+    assert account.room([], Demand(), 0).num_tokens > 0
 
 
 def test_each_of_several_outputs_counts() -> None:

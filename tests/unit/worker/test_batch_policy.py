@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from gristmill.shared.operations import MAX_CLAIM
 from gristmill.shared.records import Claimed, Record
-from gristmill.worker.admission.room import Demand, Room
+from gristmill.worker.admission.room import Demand, Room, RoomKind
 from gristmill.worker.batch_policy import (
+    GULP_SIZE,
     BatchPolicy,
     PolicyKind,
     claim_size,
@@ -62,7 +63,13 @@ def test_claim_follows_queue_and_engine(
     size=st.integers(1, 4096),
     running=st.integers(0, 5000),
     gathered=st.integers(0, 5000),
-    room=st.builds(Room, st.integers(0, 5000), st.integers(0, 2**40), st.integers(0, 1)),
+    room=st.builds(
+        Room,
+        st.integers(0, 5000),
+        st.integers(0, 2**40),
+        st.integers(0, 1),
+        st.sampled_from(get_args(RoomKind)),
+    ),
     demand=st.builds(Demand, st.integers(0, 10**6), st.integers(0, 1000)),
 )
 def test_claim_is_never_above_any_bound(
@@ -71,11 +78,12 @@ def test_claim_is_never_above_any_bound(
     policy = BatchPolicy(kind, size, 0)
     got = claim_size(policy, running=running, gathered=gathered, room=room, demand=demand)
     assert 0 <= got <= MAX_CLAIM
-    assert gathered + got <= max(gathered, policy.gather_size)
+    largest = GULP_SIZE if room.kind == "gulp" else policy.gather_size
+    assert gathered + got <= max(gathered, largest)
     if kind == "continuous":
         assert got <= room.num_requests
         has_room = room.num_requests and room.num_bytes
-        assert got > 0 or not has_room or gathered >= size  # room is always used
+        assert got > 0 or not has_room or gathered >= largest  # room is always used
     assert got == 0 or room.num_bytes
 
 
@@ -157,3 +165,26 @@ def test_bucketed_batches_run_like_lengths_together() -> None:
 def test_other_policies_keep_the_order_of_the_claims() -> None:
     batch = [claimed("b", 9), claimed("a", 1)]
     assert groups(CONTINUOUS, batch) == [batch]
+
+
+@pytest.mark.parametrize(
+    ("gathered", "got", "has_room", "expected"),
+    [
+        (64, 64, True, None),  # more of the gulp is to come
+        (65, 1, False, "gulp"),
+        (64, 0, True, "joined"),  # the queue has no more
+        (GULP_SIZE, 64, True, "full"),
+    ],
+)
+def test_a_gulp_starts_whole(gathered: int, got: int, has_room: bool, expected: str | None) -> None:
+    policy = BatchPolicy("continuous", 64, 0)
+    reason = close_reason(
+        policy,
+        running=400,
+        gathered=gathered,
+        got=got,
+        waited_s=0,
+        has_room=has_room,
+        kind="gulp",
+    )
+    assert reason == expected

@@ -12,7 +12,10 @@ from typing import Literal, Protocol, TypeVar
 
 from gristmill.shared.operations import MAX_CLAIM
 from gristmill.shared.records import Record
-from gristmill.worker.admission.room import Demand, Room
+from gristmill.worker.admission.room import Demand, Room, RoomKind
+
+GULP_SIZE = 2 * MAX_CLAIM
+"""Most requests of a gulp that start together."""
 
 BUCKETS = 4
 """Batches that the bucketed policy gathers before it sorts their requests by length."""
@@ -30,11 +33,15 @@ T = TypeVar("T", bound=Recorded)
 
 PolicyKind = Literal["continuous", "sequential", "static", "dynamic", "bucketed"]
 
-CloseReason = Literal["full", "no_room", "joined", "timeout", "drained", "stopping"]
+CloseReason = Literal[
+    "full", "no_room", "gulp", "urgent", "joined", "timeout", "drained", "stopping"
+]
 """Why a batch closes.
 
 - full: it is as large as it may be.
 - no_room: the engine or the worker's memory has no room for more requests.
+- gulp: it fills the last of the places that a gulp waited for.
+- urgent: it has requests of the lane `high`, claimed while places wait for a gulp.
 - joined: the engine has room, so the batch need not wait.
 - timeout: `timeout_s` has passed since its first request.
 - drained: `timeout_s` has passed, and the last claims found no more requests.
@@ -88,11 +95,12 @@ def claim_size(
             the bytes, and claims only for an idle engine.
         demand: Demand of the queue to claim from.
     """
-    size = min(policy.gather_size - gathered, MAX_CLAIM)
+    size = min(_batch_size(policy, room.kind) - gathered, MAX_CLAIM)
     if room.num_bytes == 0:
         return 0
     if policy.has_barrier:
         return 0 if running else max(0, size)
+    size = min(size, policy.size)
     part = demand.fair_part if demand.is_shared else size
     return max(0, min(size, room.num_requests, part))
 
@@ -117,6 +125,7 @@ def close_reason(
     waited_s: float,
     has_room: bool,
     has_bytes: bool = True,
+    kind: RoomKind = "plain",
 ) -> CloseReason | None:
     """Return why a gathered batch starts now, or None to go on gathering.
 
@@ -128,16 +137,29 @@ def close_reason(
         waited_s: Seconds since the worker claimed the first gathered request.
         has_room: True if the engine has room for more than the running and gathered requests.
         has_bytes: True if the worker's memory has room for more.
+        kind: What the room of the last claim was for.
     """
     if gathered == 0:
         return None
-    if gathered >= policy.gather_size:
+    if gathered >= _batch_size(policy, kind):
         return "full"
-    if not has_bytes or not (policy.has_barrier or has_room):
+    if not has_bytes:
         return "no_room"
-    if not policy.has_barrier and (running or policy.timeout_s == 0):
-        return "joined"
-    return _end_of_window(policy, got) if waited_s >= policy.timeout_s else None
+    if policy.has_barrier or (has_room and not running and policy.timeout_s > 0):
+        return _end_of_window(policy, got) if waited_s >= policy.timeout_s else None
+    return _end_of_claims(kind, got, has_room)
+
+
+def _end_of_claims(kind: RoomKind, got: int, has_room: bool) -> CloseReason | None:
+    """Return why a batch joins the running requests now; None if more of its gulp is to come."""
+    if has_room:
+        return None if kind == "gulp" and got else "joined"
+    return "no_room" if kind == "plain" else kind
+
+
+def _batch_size(policy: BatchPolicy, kind: RoomKind) -> int:
+    """Return how many requests start together; a gulp starts whole, whatever the size of a claim."""
+    return GULP_SIZE if kind == "gulp" else policy.gather_size
 
 
 def _end_of_window(policy: BatchPolicy, got: int) -> CloseReason | None:

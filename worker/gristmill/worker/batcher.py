@@ -14,7 +14,8 @@ from typing import Protocol
 from gristmill.shared.operations import MAX_CLAIM_BYTES
 from gristmill.shared.tasks import end
 from gristmill.worker import batch_policy, metrics
-from gristmill.worker.admission.room import Demand, Room
+from gristmill.worker.admission.gulps import URGENT_S
+from gristmill.worker.admission.room import NO_ROOM, Demand, Room, RoomKind
 from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.in_flight import ClaimedRequest, ClaimResult
@@ -76,6 +77,8 @@ class Batcher:
         self._brake = context.brake
         self._is_stopping = is_stopping
         self._shares = QueueShares([source.weight for source in sources])
+        self._urgent_looks: dict[Source, float] = {}  # moment of each queue's last claim
+        self._room_kind: RoomKind = "plain"  # of the last claim that found requests
 
     @property
     def _policy(self) -> BatchPolicy:
@@ -93,7 +96,7 @@ class Batcher:
                 continue
             if not num_before:
                 opened_at = time.monotonic()
-            rooms = [self._room(source, batch) for source in self._sources]
+            rooms = [self._room(source, batch, time.monotonic()) for source in self._sources]
             reason = batch_policy.close_reason(
                 self._policy,
                 running=self._load.num_running,
@@ -102,6 +105,7 @@ class Batcher:
                 waited_s=time.monotonic() - opened_at,
                 has_room=any(room.num_requests for room in rooms),
                 has_bytes=any(room.num_bytes for room in rooms),
+                kind=self._room_kind,
             )
             if reason:
                 metrics.claims.labels(reason).inc()
@@ -155,7 +159,10 @@ class Batcher:
     async def _claim_from(
         self, source: Source, batch: Sequence[ClaimedRequest]
     ) -> ClaimResult | None:
-        room = self._room(source, batch)
+        now_s = time.monotonic()
+        room = self._room(source, batch, now_s)
+        if not room.num_requests:
+            room = self._urgent_room(source, batch, now_s)
         size = batch_policy.claim_size(
             self._policy,
             running=self._load.num_running,
@@ -169,15 +176,25 @@ class Batcher:
             return None
         is_try = self._brake.is_closed
         max_tokens = batch_policy.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
-        granted = Room(size, max_tokens, min(room.num_bytes, MAX_CLAIM_BYTES))
+        granted = Room(size, max_tokens, min(room.num_bytes, MAX_CLAIM_BYTES), room.kind)
         width, tried = self._suspect_width_of(source), self._brake.tried_tenants
+        self._urgent_looks[source] = now_s
         claim = await source.claim(granted, width, tried)
         if is_try and claim and claim.requests:
             self._brake.begin_try(claim.requests[0])
+        if not (claim and claim.requests):
+            return None if room.kind == "urgent" else claim
+        self._room_kind = room.kind
         return claim
 
-    def _room(self, source: Source, batch: Sequence[ClaimedRequest]) -> Room:
-        return self._admission.room([request.record for request in batch], source.demand)
+    def _room(self, source: Source, batch: Sequence[ClaimedRequest], now_s: float) -> Room:
+        return self._admission.room([request.record for request in batch], source.demand, now_s)
+
+    def _urgent_room(self, source: Source, batch: Sequence[ClaimedRequest], now_s: float) -> Room:
+        """Return the room for urgent requests of a queue, once in `URGENT_S`."""
+        if now_s - self._urgent_looks.get(source, 0) < URGENT_S:
+            return NO_ROOM
+        return self._admission.urgent_room([request.record for request in batch])
 
     def _suspect_width_of(self, source: Source) -> int:
         """Return how many suspects of a queue may run.

@@ -17,6 +17,7 @@ from gristmill.worker import batch_policy
 from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.batcher import Batcher
 from gristmill.worker.context import WorkerContext
+from gristmill.worker.in_flight import ClaimedRequest
 from gristmill.worker.queue_source import QueueSource
 from gristmill.worker.runner import Runner
 from gristmill.worker.supervisor import Supervisor
@@ -79,10 +80,15 @@ class Worker:
         while not self._is_stopping():
             batch = await self._batcher.next_batch()
             for group in batch_policy.groups(self._policy, batch):
-                for request in group:
-                    if not self._is_stopping():
-                        self._runner.start(request)
+                self._start(group)
                 await self._wait_at_barrier()
+
+    def _start(self, group: Sequence[ClaimedRequest]) -> None:
+        if len(group) > 1 and self._context.admission.has_gulps:
+            self._context.engine.expect_group(len(group))
+        for request in group:
+            if not self._is_stopping():
+                self._runner.start(request)
 
     async def _wait_at_barrier(self) -> None:
         """Wait until nothing runs, if the policy has a barrier between two batches."""

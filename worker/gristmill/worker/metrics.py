@@ -38,6 +38,15 @@ settling = Gauge(
     "gristmill_settling_requests", "Finished requests whose results are not written yet"
 )
 max_in_flight = Gauge("gristmill_max_in_flight", "Most requests that the engine may hold")
+gulp = Gauge(
+    "gristmill_gulp_places",
+    "Free places that a full engine waits for before a claim; 1 refills each place at once",
+)
+step = Histogram(
+    "gristmill_step_seconds",
+    "Seconds of one step of the engine in this process",
+    buckets=(0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5),
+)
 admission_budget_tokens = Gauge(
     "gristmill_admission_budget_tokens",
     "KV cache tokens that may be promised to requests; 0 if unknown",

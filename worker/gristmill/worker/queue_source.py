@@ -15,7 +15,13 @@ from ulid import ULID
 
 from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement, Stats, SuspectRoom
+from gristmill.shared.operations import (
+    MAX_CLAIM,
+    Claim,
+    Settlement,
+    Stats,
+    SuspectRoom,
+)
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.tasks import end
@@ -178,6 +184,7 @@ class QueueSource:
                 suspects=SuspectRoom(max_suspects, bool(suspects)),
                 ms_per_token=self._context.load.token_time.ms_per_token,
                 avoid=avoid,
+                lanes=room.lanes,
             )
         )
 

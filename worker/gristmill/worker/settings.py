@@ -81,6 +81,14 @@ class WorkerSettings(QueueSettings):
             description="most bytes of the bodies that a worker holds; one request more always fits. The worker's process needs about three times as much memory",
         ),
     ] = 256 * 2**20
+    refill: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=65_536,
+            description="free places that a full engine waits for before it claims, with `continuous`; 1 refills each place at once. Unset computes the number for a CUDA engine with graphs and is 1 for other engines",
+        ),
+    ] = None
     scheduling: Annotated[
         Scheduling | None,
         Field(
@@ -214,6 +222,16 @@ class WorkerSettings(QueueSettings):
     def scheduling_policy(self) -> SchedulingPolicy | None:
         """Order in which claims take waiting requests; None keeps the queue's order."""
         return SchedulingPolicy(self.scheduling, self.ageing_s) if self.scheduling else None
+
+    def gulp(self, *, has_decode_graphs: bool) -> int | None:
+        """Return the free places of a gulp; 1 for none, None to compute them.
+
+        Args:
+            has_decode_graphs: True if a step that only decodes is faster than others.
+        """
+        if self.batch_policy != "continuous":
+            return 1
+        return self.refill or (None if has_decode_graphs else 1)
 
     def in_flight_limit(self, max_num_seqs: int) -> int:
         """Return the most requests that the engine may hold; see `SPARE`."""

@@ -64,7 +64,10 @@ async def work(
         settings.batch_timeout_ms / 1000,
     )
     capacity = Capacity(
-        settings.in_flight_limit(info.max_num_seqs), info.max_num_seqs, info.kv_cache_tokens
+        settings.in_flight_limit(info.max_num_seqs),
+        info.max_num_seqs,
+        info.kv_cache_tokens,
+        settings.gulp(has_decode_graphs=info.has_decode_graphs),
     )
     _report_engine(info, capacity)
     engine, provenance = supervisor.engine, Provenance(info)
@@ -130,7 +133,7 @@ def open_queue(settings: WorkerSettings, name: str) -> Queue:
 def _report_engine(info: EngineInfo, capacity: Capacity) -> None:
     model = info.models[0] if info.models else ""
     metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
-    metrics.max_in_flight.set(capacity.max_in_flight)
+    metrics.max_in_flight.set(capacity.limit)
 
 
 def _engine_args(engine: Engine) -> str:
@@ -154,7 +157,7 @@ def _worker_facts(info: EngineInfo, capacity: Capacity, engine_args: str) -> dic
         "dtype": info.dtype,
         "max_num_seqs": info.max_num_seqs,
         "max_model_len": info.max_model_len,
-        "max_in_flight": capacity.max_in_flight,
+        "max_in_flight": capacity.limit,
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }

@@ -12,6 +12,7 @@ from operator import add
 
 from gristmill.shared.records import Record
 from gristmill.worker import metrics
+from gristmill.worker.admission.gulps import MAX_WAIT_S
 from gristmill.worker.admission.overcommit import Look, Overcommit
 from gristmill.worker.admission.projection import Course, num_fitting
 from gristmill.worker.admission.token_estimates import SeenTokens, Tokens
@@ -21,9 +22,9 @@ OVERDUE_SHARE = 0.5
 """Expected remaining output of a request past its estimate, as a share of its output so far. It is
 large because lengths have long tails."""
 
-REFILL_SHARE = 20
-"""Divisor. Once the cache is full, the next claim waits until a twentieth of the held requests has
-ended."""
+REFILL_SHARE = 1 / 20
+"""Share of the held tokens. Once the cache is full, the next claim waits until requests with so many
+tokens have ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,9 +45,13 @@ class CacheAccount:
 
     Args:
         size: Tokens that the cache holds.
+
+    Attributes:
+        refill_share: Share of the held tokens that must end before a full cache takes more.
     """
 
     def __init__(self, size: int) -> None:
+        self.refill_share = REFILL_SHARE
         self._size = size
         self._promises: set[Promise] = set()
         self._held = Tokens()
@@ -55,8 +60,8 @@ class CacheAccount:
         self._last = EngineStats()
         self._num_ended = 0
         self._num_steps = 0.0
-        self._is_full = False
-        self._num_ended_since_full = 0
+        self._full_since_s: float | None = None
+        self._ended_since_full = Tokens()
 
     def promise(self, record: Record) -> Callable[[], None]:
         """Note that a request enters the engine; return the function to call when it leaves."""
@@ -68,7 +73,7 @@ class CacheAccount:
             self._promises.remove(promise)
             self._held -= promise.estimated
             self._num_ended += 1
-            self._num_ended_since_full += 1
+            self._ended_since_full += promise.estimated
 
         return release
 
@@ -88,37 +93,51 @@ class CacheAccount:
                 num_ended=self._num_ended,
                 num_preempted=max(0, stats.preemptions - self._last.preemptions),
                 usage=stats.kv_cache_usage,
-                is_full=self._is_full,
+                is_full=self._full_since_s is not None,
             )
         )
         self._last, self._num_ended = stats, 0
         metrics.admission_budget_tokens.set(self._budget)
         metrics.committed_tokens.set(self._seen.corrected(self._held).total)
 
-    def free_tokens(self, gathered: Sequence[Record], num_free: int) -> int:
+    @property
+    def mean_output_tokens(self) -> float:
+        """Mean output tokens of the ended requests; 0 if none has ended."""
+        return self._seen.counted.output
+
+    def free_tokens(self, gathered: Sequence[Record], num_free: int, now_s: float) -> int:
         """Return how many tokens a claim may take, by the headers' estimates; 0 forbids a claim.
 
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
             num_free: Requests for which the engine has places.
+            now_s: Monotonic time in seconds.
         """
+        if not (self._promises or gathered):
+            self._full_since_s = None
+            return ceil(self._seen.uncorrected(self._budget))
+        if self._full_since_s is not None and not self._may_look_again(now_s - self._full_since_s):
+            return 0
+        num_tokens = self.urgent_tokens(gathered, num_free)
+        self._full_since_s = None if num_tokens else now_s
+        self._ended_since_full = Tokens()
+        return num_tokens
+
+    def urgent_tokens(self, gathered: Sequence[Record], num_free: int) -> int:
+        """Return what `free_tokens` would return if the cache were not full before."""
         estimates = [self._estimated(record) for record in gathered]
         num_held = len(self._promises) + len(estimates)
-        estimated = reduce(add, estimates, self._held)
-        if num_held == 0:
-            self._is_full = False
-            return ceil(self._seen.uncorrected(self._budget))
-        if self._is_full and self._num_ended_since_full < num_held // REFILL_SHARE:
-            return 0
-        taken = self._seen.corrected(estimated)
-        free = self._budget - taken.total
-        each = taken.total / num_held
+        taken = self._seen.corrected(reduce(add, estimates, self._held))
+        free, each = self._budget - taken.total, taken.total / max(1, num_held)
         if free < num_free * each:
             # The sum of all final lengths exceeds the budget, so project the actual overlap.
             newcomer = Course(taken.output / num_held, taken.prompt / num_held)
             free = each * num_fitting(self._courses(estimates), newcomer, self._budget)
-        self._is_full, self._num_ended_since_full = free < each, 0
-        return 0 if self._is_full else ceil(self._seen.uncorrected(free))
+        return 0 if free < each else ceil(self._seen.uncorrected(free))
+
+    def _may_look_again(self, waited_s: float) -> bool:
+        is_enough = self._ended_since_full.total >= self.refill_share * self._held.total
+        return is_enough or waited_s >= MAX_WAIT_S
 
     @property
     def _budget(self) -> float:

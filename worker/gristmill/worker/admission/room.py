@@ -7,9 +7,12 @@ docs/tuning.md and docs/decisions/0013-admission.md say why each rule is there.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from gristmill.shared.operations import ANY_LANE, LaneRoom
 from gristmill.shared.records import Record
+from gristmill.worker import metrics
+from gristmill.worker.admission.gulps import Gulps, gulp_share
 from gristmill.worker.admission.kv_cache import CacheAccount
 from gristmill.worker.engine.interface import EngineStats, Response
 
@@ -26,6 +29,11 @@ end of a request causes a claim. A twentieth is half of the requests that wait i
 engine never runs out of work."""
 
 
+RoomKind = Literal["plain", "gulp", "urgent"]
+"""What the room is for: any request; those that fill a gulp; those of the lane `high` while free
+places wait for a gulp."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """The capacity of an engine; it does not change while the engine lives.
@@ -35,16 +43,34 @@ class Capacity:
         max_num_seqs: Sequences that run at the same time.
         kv_cache_tokens: Tokens that its KV cache holds; 0 for an engine that does not report it,
             such as a server behind a URL. Then only `max_in_flight` limits the requests.
+        gulp: Free places that a full engine waits for; 1 refills each place at once; None computes
+            the number from the lengths of the outputs (`gulps.py`).
     """
 
     max_in_flight: int
     max_num_seqs: int
     kv_cache_tokens: int = 0
+    gulp: int | None = 1
 
     @property
     def max_waiting(self) -> int:
         """Requests that may wait in the engine."""
         return -(-self.max_num_seqs // WAITING_SHARE)
+
+    @property
+    def num_running(self) -> int:
+        """Most requests that run at the same time."""
+        return min(self.max_in_flight, self.max_num_seqs)
+
+    @property
+    def limit(self) -> int:
+        """Most requests in the engine; with gulps, none waits in it."""
+        return self.num_running if self.has_gulps else self.max_in_flight
+
+    @property
+    def has_gulps(self) -> bool:
+        """True if a full engine is refilled in gulps."""
+        return self.gulp != 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +105,21 @@ class Room(NamedTuple):
             may exceed it.
         num_bytes: Bytes of the claimed records that the worker's memory has room for. The claim's
             first request may exceed it; 0 means that the worker must not claim.
+        kind: What the room is for.
     """
 
     num_requests: int
     num_tokens: int
     num_bytes: int
+    kind: RoomKind = "plain"
+
+    @property
+    def lanes(self) -> LaneRoom:
+        """Lanes that the claim may take from."""
+        return LaneRoom(normal=0, low=0) if self.kind == "urgent" else ANY_LANE
+
+
+NO_ROOM = Room(0, 0, 0)
 
 
 def ceiling(capacity: Capacity, demand: Demand) -> int:
@@ -94,9 +130,29 @@ def ceiling(capacity: Capacity, demand: Demand) -> int:
     """
     if not capacity.kv_cache_tokens:
         return capacity.max_in_flight
-    is_ending = demand.num_queued < demand.num_workers * capacity.max_num_seqs
-    max_waiting = 0 if demand.is_shared and is_ending else capacity.max_waiting
+    max_waiting = 0 if others_run_the_rest(capacity, demand) else capacity.max_waiting
     return min(capacity.max_in_flight, capacity.max_num_seqs + max_waiting)
+
+
+def others_run_the_rest(capacity: Capacity, demand: Demand) -> bool:
+    """Return True near the end of a shared queue, when other workers may run idle."""
+    return demand.is_shared and demand.num_queued < demand.num_workers * capacity.max_num_seqs
+
+
+def gulp_size(capacity: Capacity, demand: Demand, mean_output_tokens: float) -> int:
+    """Return how many free places begin a gulp; 1 if what waits must not wait longer.
+
+    A queue that holds less than a gulp is shallow: each of its requests starts at once.
+
+    Args:
+        capacity: Capacity of the engine.
+        demand: Demand of the queue to claim from.
+        mean_output_tokens: Mean length of the outputs so far; 0 if none has ended yet.
+    """
+    size = capacity.gulp or round(capacity.num_running * gulp_share(mean_output_tokens))
+    size = max(1, min(size, capacity.num_running))
+    is_shallow = demand.num_queued < size or others_run_the_rest(capacity, demand)
+    return 1 if is_shallow else size
 
 
 def refill(capacity: Capacity, demand: Demand) -> int:
@@ -137,34 +193,78 @@ class Admission:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._cache = CacheAccount(capacity.kv_cache_tokens) if capacity.kv_cache_tokens else None
+        self._gulps = Gulps()
         self._num_held = 0
+        self._num_entered = 0
 
-    def room(self, gathered: Sequence[Record], demand: Demand) -> Room:
+    @property
+    def has_gulps(self) -> bool:
+        """True if a full engine is refilled in gulps."""
+        return self._capacity.has_gulps
+
+    def room(self, gathered: Sequence[Record], demand: Demand, now_s: float) -> Room:
         """Return the size of a claim that engine and worker have room for now.
 
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
             demand: Demand of the queue to claim from.
+            now_s: Monotonic time in seconds.
         """
-        num_bytes = self._num_bytes + sum(len(record.body) for record in gathered)
-        num_requests, num_tokens = self._engine_room(gathered, demand)
-        return Room(num_requests, num_tokens, max(0, self._max_bytes - num_bytes))
+        num_requests, num_tokens = self._engine_room(gathered, demand, now_s)
+        kind: RoomKind = "gulp" if self._gulps.is_filling else "plain"
+        return Room(num_requests, num_tokens, self._free_bytes(gathered), kind)
 
-    def _engine_room(self, gathered: Sequence[Record], demand: Demand) -> tuple[int, int]:
+    def urgent_room(self, gathered: Sequence[Record]) -> Room:
+        """Return the room for requests of the lane `high` while free places wait for a gulp.
+
+        Args:
+            gathered: Records of requests that are claimed and not yet in the engine.
+        """
+        num_free = self._capacity.num_running - self._num_held - len(gathered)
+        if not self._capacity.has_gulps or num_free <= 0:
+            return NO_ROOM
+        num_tokens = self._cache.urgent_tokens(gathered, num_free) if self._cache else UNBOUNDED
+        if num_tokens == 0:
+            return NO_ROOM
+        return Room(num_free, num_tokens, self._free_bytes(gathered), "urgent")
+
+    def _engine_room(
+        self, gathered: Sequence[Record], demand: Demand, now_s: float
+    ) -> tuple[int, int]:
         """Return how many requests and tokens the engine has room for; 0 and 0 for none."""
         stats = self._stats()
-        num_held = self._num_held + len(gathered)
-        num_free = free_places(self._capacity, num_held, demand, stats.waiting)
+        num_free = self._num_free(len(gathered), demand, stats.waiting, now_s)
         if self._cache is None:
             return (num_free, UNBOUNDED) if num_free else (0, 0)
         self._cache.look(stats)
-        num_tokens = self._cache.free_tokens(gathered, num_free) if num_free else 0
+        num_tokens = self._cache.free_tokens(gathered, num_free, now_s) if num_free else 0
+        if num_free and not num_tokens:
+            self._gulps.end()
         return (num_free, num_tokens) if num_tokens else (0, 0)
+
+    def _num_free(self, num_gathered: int, demand: Demand, num_waiting: int, now_s: float) -> int:
+        num_held = self._num_held + num_gathered
+        if not self._capacity.has_gulps:
+            return free_places(self._capacity, num_held, demand, num_waiting)
+        num_free = self._capacity.num_running - num_held
+        mean_output_tokens = self._cache.mean_output_tokens if self._cache else 0
+        size = gulp_size(self._capacity, demand, mean_output_tokens)
+        metrics.gulp.set(size)
+        if self._cache:
+            self._cache.refill_share = size / self._capacity.num_running
+        if size == 1 or num_held == 0:
+            return max(0, num_free)
+        num_entered = self._num_entered + num_gathered
+        return self._gulps.num_to_fill(size, num_free, num_entered, now_s)
+
+    def _free_bytes(self, gathered: Sequence[Record]) -> int:
+        return max(0, self._max_bytes - self._num_bytes - sum(len(each.body) for each in gathered))
 
     def enter(self, record: Record) -> Callable[[], None]:
         """Note that a request enters the engine; return what to call when it leaves."""
         self._num_held += 1
         self._num_bytes += len(record.body)
+        self._num_entered += 1
         leave = self._cache.promise(record) if self._cache else None
 
         def leave_engine() -> None:

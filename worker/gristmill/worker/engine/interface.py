@@ -53,6 +53,8 @@ class EngineInfo:
         max_num_batched_tokens: Most tokens in one step; 0 when a server does not say.
         body_schemas: The worker's facts that publish the JSON Schemas of bodies (`shared/…/body_schemas.py`);
             empty when unknown.
+        has_decode_graphs: True if a step that only decodes runs as one CUDA graph, and so faster than
+            a step that also prefills.
     """
 
     transport: Transport
@@ -71,6 +73,7 @@ class EngineInfo:
     max_num_batched_tokens: int = 0
     weights: str = ""
     body_schemas: Mapping[str, str] = field(default_factory=dict, repr=False)
+    has_decode_graphs: bool = False
 
     @property
     def engine(self) -> str:
@@ -124,6 +127,7 @@ class EngineStats:
         output_tokens: Tokens generated.
         preemptions: Times that a full KV cache pushed a running request back to waiting.
         steps: Number of engine steps.
+        step_s: Seconds in which the steps ran.
         prefix_cache_hits: Prompt tokens found in the prefix cache.
         prefix_cache_queries: Prompt tokens looked up in the prefix cache.
     """
@@ -135,6 +139,7 @@ class EngineStats:
     output_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    step_s: float = 0.0
     prefix_cache_hits: int = 0
     prefix_cache_queries: int = 0
 
@@ -170,6 +175,9 @@ class Engine(Protocol):
             EngineHungUp: The engine lives, but broke off this one request.
             EngineDied: The engine is gone; the requests in flight get no answer.
         """
+
+    def expect_group(self, number: int) -> None:
+        """Announce that `number` posts follow at once, so that the engine may start them together."""
 
     async def check(self, timeout_s: float) -> None:
         """Check that the engine still works, not only that its process exists.

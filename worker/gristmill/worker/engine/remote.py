@@ -156,6 +156,9 @@ class RemoteEngine:
         """Return the address without user and password; the server's own log has the rest."""
         return {"vllm_url": self._url}
 
+    def expect_group(self, number: int) -> None:
+        """Do nothing; a request starts when it comes."""
+
     def stats(self) -> EngineStats:
         """Return zeros, because the server's own /metrics has these numbers."""
         return EngineStats()

@@ -86,6 +86,9 @@ class StubEngine:
         """Return fixed engine arguments; see `Engine.evidence`."""
         return {"engine_args": ["stub"]}
 
+    def expect_group(self, number: int) -> None:
+        """Do nothing; a request starts when it comes."""
+
     def stats(self) -> EngineStats:
         """Return the counters since the last start."""
         batch = self._steps.batch

@@ -18,6 +18,8 @@ from gristmill.worker.engine.vllm.amx import prepare_and_log_amx
 from gristmill.worker.engine.vllm.core_process import CoreReports
 from gristmill.worker.engine.vllm.devices import Devices, find_devices
 from gristmill.worker.engine.vllm.exits import describe_exits
+from gristmill.worker.engine.vllm.graphs import has_decode_graphs, warn_of_small_graphs
+from gristmill.worker.engine.vllm.start_gate import StartGate, put_gate
 from gristmill.worker.engine.vllm.trace import Generation
 from gristmill.worker.engine.vllm.weights import describe_weights
 
@@ -27,7 +29,7 @@ SHUTDOWN_S = 10.0
 
 @dataclass
 class Core:
-    """A running AsyncLLM with its arguments, devices, reports, counters, generations and weights."""
+    """A running AsyncLLM and what belongs to it; `gate` lets groups of requests into EngineCore."""
 
     engine: Any
     args: Namespace
@@ -36,6 +38,7 @@ class Core:
     counters: list[Any]
     generations: Set[Generation]
     weights: str
+    gate: StartGate
     is_dead: bool = False
 
     def death(self, what: str) -> EngineDied:
@@ -110,6 +113,7 @@ def info_of(core: Core, models: Sequence[str], endpoints: Sequence[str]) -> Engi
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         kv_cache_tokens=_kv_cache_tokens(config.cache_config, parallel.data_parallel_size),
         weights=core.weights,
+        has_decode_graphs=not core.devices.is_cpu and has_decode_graphs(config.compilation_config),
     )
 
 
@@ -134,6 +138,8 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
     from gristmill.worker.engine.vllm.statistics import StepCounter, counting
 
     engine_args, config = arguments.engine_config(args)
+    if not devices.is_cpu:
+        warn_of_small_graphs(args, config)
     counters: list[StepCounter] = []
     with core_process.isolated(reports):
         try:
@@ -149,7 +155,8 @@ def _core(args: Namespace, devices: Devices, reports: CoreReports) -> Core:
             reason = reports.reason() or ended or error
             raise EngineDied(f"the engine did not start: {reason}") from error
     weights = describe_weights(config.model_config, config.load_config)
-    return Core(engine, args, devices, reports, counters, trace.watch(engine), weights)
+    generations, gate = trace.watch(engine), put_gate(engine)
+    return Core(engine, args, devices, reports, counters, generations, weights, gate)
 
 
 def _kv_cache_tokens(cache_config: Any, num_engines: int) -> int:

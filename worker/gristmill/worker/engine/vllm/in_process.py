@@ -153,6 +153,11 @@ class InProcessEngine:
             "engine_log": self._reports.log_tail() if self._reports else [],
         }
 
+    def expect_group(self, number: int) -> None:
+        """Announce a group of requests; they enter EngineCore together."""
+        if self._core is not None:
+            self._core.gate.expect(number)
+
     def stats(self) -> EngineStats:
         """Return the counters since the last start; zeros before the first start."""
         if self._core is None:

@@ -4,11 +4,13 @@ Other modules import this one late, because it imports vLLM for a base class. Th
 methods that newer versions add to a stat logger.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from gristmill.worker import metrics
 from gristmill.worker.engine.interface import EngineStats
 
 
@@ -20,6 +22,7 @@ class StepCounter(StatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.running = self.waiting = self.steps = 0
+        self.step_s, self._recorded_at = 0.0, 0.0
         self.kv_cache_usage = 0.0
         self.prompt_tokens = self.output_tokens = self.preemptions = 0
         self.prefix_cache_hits = self.prefix_cache_queries = 0
@@ -31,6 +34,7 @@ class StepCounter(StatLoggerBase):  # type: ignore[misc]
 
         In `scheduler_stats` the prefix cache numbers are differences; the others are gauges.
         """
+        self._add_time(time.perf_counter())
         self.steps += 1
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
@@ -44,6 +48,13 @@ class StepCounter(StatLoggerBase):  # type: ignore[misc]
             self.output_tokens += iteration_stats.num_generation_tokens
             self.prompt_tokens += iteration_stats.num_prompt_tokens
             self.preemptions += iteration_stats.num_preempted_reqs
+
+    def _add_time(self, now_s: float) -> None:
+        """Add the seconds since the previous step, unless the engine was idle meanwhile."""
+        if self.running:
+            self.step_s += now_s - self._recorded_at
+            metrics.step.observe(now_s - self._recorded_at)
+        self._recorded_at = now_s
 
     def log_engine_initialized(self) -> None:
         """Do nothing, because the worker logs the start."""
@@ -71,6 +82,7 @@ def summed(counters: list[StepCounter]) -> EngineStats:
         output_tokens=sum(each.output_tokens for each in counters),
         preemptions=sum(each.preemptions for each in counters),
         steps=sum(each.steps for each in counters),
+        step_s=sum(each.step_s for each in counters),
         prefix_cache_hits=sum(each.prefix_cache_hits for each in counters),
         prefix_cache_queries=sum(each.prefix_cache_queries for each in counters),
     )
