@@ -22,10 +22,11 @@ demo: $(VENV)/.cpu  ## Run the main job for real: server, engine, worker, 40 req
 	@$(BIN)/gristmill demo
 
 test: $(VENV)/.cpu $(VENV)/.test  ## Install what the tests need and run every test
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not alone'
-	@$(BIN)/python -m pytest -m alone
+	@$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not alone and not long'
+	@$(BIN)/python -m pytest -m 'alone and not long'
 
-test-long: $(VENV)/.cpu $(VENV)/.test  ## Run the test of the queue's state machine with 2,000 examples
+test-long: $(VENV)/.cpu $(VENV)/.test  ## Run the slow tests, and the test of the queue's state machine with 2,000 examples
+	@$(BIN)/python -m pytest -m long
 	@GRISTMILL_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/integration/test_queue_state_machine.py --timeout=0
 
 test-faults: $(VENV)/.cpu $(VENV)/.test  ## Run the whole fault suite: 2,000 random schedules, true engines, long soaks; print the table

@@ -97,6 +97,7 @@ async def test_engine_in_a_sandbox_that_refuses_amx_computes_without_it(argv: li
     assert json.loads(output.splitlines()[-1]) == ["absent", 200, 5]
 
 
+@pytest.mark.long
 @pytest.mark.alone  # the children wait for each other with busy loops
 @pytest.mark.timeout(600)
 async def test_children_of_tensor_parallelism_compute_and_their_death_is_told(

@@ -103,6 +103,7 @@ async def test_hanging_engine_is_noticed_and_built_anew_under_the_same_lease(
     assert await audit(queue) == []
 
 
+@pytest.mark.long
 @pytest.mark.alone  # what saw two deaths runs one after the other, 63 of them
 @pytest.mark.timeout(600)
 async def test_one_culprit_among_64_costs_three_deaths_at_most_and_no_bystander(

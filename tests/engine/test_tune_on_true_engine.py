@@ -42,6 +42,7 @@ def tuned(sample: Path, out: Path, flags: list[str], *options: str) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_point(
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
@@ -61,6 +62,7 @@ async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_poi
     assert engine_processes() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_engine_that_is_killed_while_it_is_measured_is_a_point(
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
@@ -87,6 +89,7 @@ async def test_engine_that_does_not_start_says_why(sample: Path, tmp_path: Path)
             await runner.start(None, 500)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_bound_that_nothing_keeps_ends_the_search_on_one_engine(
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses

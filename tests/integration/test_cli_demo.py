@@ -61,7 +61,7 @@ def test_the_demo_answers_every_request_and_leaves_no_process(
     ("number", "word", "code"),
     [
         (signal.SIGINT, b"finished", 130),
-        (signal.SIGTERM, b"running: gristmill worker", 143),
+        pytest.param(signal.SIGTERM, b"running: gristmill worker", 143, marks=pytest.mark.long),
         (signal.SIGKILL, b"finished", -9),
     ],
 )

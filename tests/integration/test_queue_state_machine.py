@@ -44,7 +44,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import Request
 
-EXAMPLES = int(os.environ.get("GRISTMILL_FUZZ_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("GRISTMILL_FUZZ_EXAMPLES", "40"))
 MAX_STEPS = 60
 CANDIDATES = 3
 HOUR_S = 3600
@@ -853,7 +853,7 @@ class QueueMachine(RuleBasedStateMachine):
         }  # fmt: skip
 
 
-@pytest.mark.timeout(0 if EXAMPLES > 60 else 600)
+@pytest.mark.timeout(0 if EXAMPLES > 40 else 600)
 def test_random_histories_keep_every_invariant(any_empty_redis_url: str) -> None:
     machine = type("Machine", (QueueMachine,), {"url": any_empty_redis_url})
     run_state_machine_as_test(
