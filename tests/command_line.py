@@ -148,11 +148,11 @@ def _settlement(claimed: Claimed) -> Settlement:
     body = orjson.loads(claimed.record.body)
     if body.get("prompt") == "fail":
         outcome = response_outcome(1, "worker", 400, b'{"error":{"message":"told to fail"}}')
-        return Settlement(claimed.id, claimed.delivery, "failed", outcome)
+        return Settlement(claimed.id, claimed.delivery, "failed", outcome, fence=claimed.fence)
     if str(body.get("prompt")).startswith("answer "):
         raw = body["prompt"].removeprefix("answer ").encode()
         outcome = response_outcome(1, "worker", 200, raw)
-        return Settlement(claimed.id, claimed.delivery, "succeeded", outcome)
+        return Settlement(claimed.id, claimed.delivery, "succeeded", outcome, fence=claimed.fence)
     answer = {"choices": [{"text": str(body.get("prompt"))}], "usage": {"completion_tokens": 3}}
     outcome = response_outcome(1, "worker", 200, orjson.dumps(answer))
-    return Settlement(claimed.id, claimed.delivery, "succeeded", outcome)
+    return Settlement(claimed.id, claimed.delivery, "succeeded", outcome, fence=claimed.fence)

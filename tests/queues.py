@@ -59,7 +59,7 @@ def outcome(item: Claimed) -> bytes:
 
 
 def settlement(item: Claimed, status: Any = "succeeded") -> Settlement:
-    return Settlement(item.id, item.delivery, status, outcome(item))
+    return Settlement(item.id, item.delivery, status, outcome(item), fence=item.fence)
 
 
 async def succeed(queue: Queue, worker: str, items: Iterable[Claimed]) -> list[int]:

@@ -1,6 +1,7 @@
 """Settling: one terminal record each, and only a holder may fail, retry or hand back."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -26,6 +27,7 @@ from redis.exceptions import ResponseError
 from gristmill.shared.audit import audit
 from gristmill.shared.operations import Settlement
 from gristmill.shared.queue import Queue
+from gristmill.shared.records import Claimed
 from gristmill.shared.results import response_outcome
 
 
@@ -91,6 +93,67 @@ async def test_late_success_is_accepted_once_and_the_holder_is_told_to_abort(que
     assert await succeed(queue, "w2", [new]) == [0]
     assert (await counters(queue))["succeeded"] == 1
     assert await audit(queue) == []
+
+
+async def _purge_tenant(queue: Queue, item: Claimed) -> None:
+    await queue.cancel([item.id])
+    await queue.forget([item.id])
+
+
+async def _end_and_forget(queue: Queue, item: Claimed) -> None:
+    """Another worker ends it, and the result passes its TTL."""
+    await die(queue, "w")
+    await succeed(queue, "other", await claim(queue, await open_worker(queue, "other")))
+    await queue.forget([item.id])
+
+
+async def _purge_queue(queue: Queue, item: Claimed) -> None:
+    async for key in queue.redis.scan_iter(match=queue.keys.pattern):
+        await queue.redis.unlink(key)
+
+
+ENDS = {"tenant purge": _purge_tenant, "TTL": _end_and_forget, "queue purge": _purge_queue}
+
+
+@pytest.mark.parametrize("holder", ["w", "other", ""])
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_worker_of_an_earlier_request_cannot_settle_the_next_of_its_id(
+    queue: Queue, end: str, holder: str
+) -> None:
+    """Deliveries have the same numbers again. The next request may be another tenant's."""
+    (old,) = await claimed_by(queue, "w", tenant="acme", body=b'{"prompt":"secret"}')
+    await ENDS[end](queue, old)
+    await queue.submit([a_request(old.id, tenant="globex")])
+    new = await claim(queue, await open_worker(queue, holder)) if holder else []
+    assert [item.delivery for item in new] == ([old.delivery] if holder else [])
+    assert await succeed(queue, "w", [old]) == [0]
+    assert await fail(queue, "w", [old]) == [0]
+    assert await queue.nack("w", old, 0, ERROR) == "stale"
+    assert await queue.release("w", [old]) == 0
+    assert await queue.status([old.id]) == [("running", holder) if holder else ("queued", "")]
+    if holder:
+        assert await succeed(queue, holder, new) == [1]
+    assert await audit(queue) == []
+
+
+async def test_a_worker_of_a_dead_letter_cannot_settle_it_requeued_under_its_own_id(
+    queue: Queue,
+) -> None:
+    (old,) = await claimed_by(queue, "w", max_attempts=1)
+    await queue.nack("w", old, 0, ERROR)
+    await queue.forget([old.id])
+    assert await queue.dead_letters.requeue(old.id, old.id) == "accepted"
+    assert await succeed(queue, "w", [old]) == [0]
+    assert await queue.status([old.id]) == [("queued", "")]
+
+
+async def test_a_fence_without_its_request_holds_but_is_never_late(queue: Queue) -> None:
+    first, second = await claimed_by(queue, "w", 2)
+    plain = [replace(settlement(item), fence="") for item in (first, second)]
+    assert await queue.ack("w", plain[:1]) == [1]
+    await queue.release("w", [second])
+    assert await queue.ack("w", plain[1:]) == [0]
+    assert await queue.status([second.id]) == [("queued", "")]
 
 
 async def test_late_success_of_a_request_that_waits_again_is_accepted(queue: Queue) -> None:

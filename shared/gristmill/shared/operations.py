@@ -57,6 +57,11 @@ class Delivery(NamedTuple):
     id: str
     delivery: int
 
+    @property
+    def fence(self) -> str:
+        """What a settling call gives to show that it means this claim."""
+        return str(self.delivery)
+
 
 class HeldLease(NamedTuple):
     """A lease that the caller should hold: its key, and the token that the key must contain."""
@@ -170,6 +175,8 @@ class Settlement:
         outcome: Inner part of the terminal record's JSON; see `response_outcome`.
         prompt_tokens: Tokens that the engine counted; 0 if it counted none.
         output_tokens: Tokens that the engine counted; 0 if it counted none.
+        fence: Fence of the claim. Without it, nothing tells the request from a later one of the same id, and a
+            success that comes late does not count.
     """
 
     id: str
@@ -178,6 +185,7 @@ class Settlement:
     outcome: bytes
     prompt_tokens: int = 0
     output_tokens: int = 0
+    fence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,14 @@ class Queue:
         values = [
             v
             for s in settlements
-            for v in (s.id, s.delivery, s.status, s.outcome, s.prompt_tokens, s.output_tokens)
+            for v in (
+                s.id,
+                s.fence or s.delivery,
+                s.status,
+                s.outcome,
+                s.prompt_tokens,
+                s.output_tokens,
+            )
         ]
         codes: list[int] = await self.scripts.run("ack", worker, self.limits.result_ttl_ms, *values)
         return codes
@@ -262,7 +269,7 @@ class Queue:
         Returns:
             retried, dead_lettered (its attempts are used up; the error is its evidence) or stale.
         """
-        values = (claimed.id, claimed.delivery, delay_ms, orjson.dumps(error))
+        values = (claimed.id, claimed.fence, delay_ms, orjson.dumps(error))
         reply = await self.scripts.run("nack", worker, self.limits.result_ttl_ms, *values)
         return str(reply[0].decode())
 
@@ -276,7 +283,7 @@ class Queue:
         Returns:
             The number of released requests.
         """
-        values = [v for item in claimed for v in (item.id, item.delivery)]
+        values: list[str | int] = [v for item in claimed for v in (item.id, item.fence)]
         if delay_ms:
             values.append(delay_ms)
         released: int = await self.scripts.run("release", worker, *values)

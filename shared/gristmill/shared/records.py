@@ -47,7 +47,7 @@ class Claimed:
 
     Attributes:
         id: The request's id.
-        delivery: Number of this claim of the request: the fence. It is never used twice.
+        delivery: Number of this claim of the request, from 1.
         attempt: Number of the attempt, from 1; releases and crashes do not count.
         crashes: Engine deaths during this request; above 0 it is a suspect.
         record: The stored request.
@@ -58,6 +58,14 @@ class Claimed:
     attempt: int
     crashes: int
     record: "Record"
+
+    @property
+    def fence(self) -> str:
+        """What a settling call gives to show that it means this claim of this very request.
+
+        A later request of the same id has the same delivery numbers, but came at another moment or has another body.
+        """
+        return f"{self.delivery}@{self.record.enqueued_ms}@{self.record.digest}"
 
 
 @dataclass(frozen=True, slots=True)

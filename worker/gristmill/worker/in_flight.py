@@ -104,7 +104,9 @@ class ClaimedRequest:
             claimed.attempt, self.worker, response.status, response.body, made_by
         )
         tokens = response.prompt_tokens, response.output_tokens
-        return Settlement(claimed.id, claimed.delivery, status, outcome, *tokens)
+        return Settlement(
+            claimed.id, claimed.delivery, status, outcome, *tokens, fence=claimed.fence
+        )
 
     async def nack(self, error: Mapping[str, Any], delay_ms: int) -> str:
         """Give the request back for a retry, or end it if its attempts are used up.
@@ -230,7 +232,7 @@ class InFlight:
         """Drop settled or released requests, unless the worker has claimed the id again since."""
         for done in deliveries:
             request = self._requests.get(done.id)
-            if request and request.claimed.delivery == done.delivery:
+            if request and request.claimed.fence == done.fence:
                 del self._requests[done.id]
                 if request.claimed.crashes:  # the batcher may now claim the next suspect
                     self._load.changed.set()

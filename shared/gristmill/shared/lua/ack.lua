@@ -2,11 +2,11 @@
 --
 -- KEYS[1]  prefix
 -- ARGV     worker, result_ttl_ms, then for each request:
---          id, delivery, status (succeeded or failed), outcome (inside of a JSON object),
+--          id, fence, status (succeeded or failed), outcome (inside of a JSON object),
 --          prompt_tokens, output_tokens (as the engine counted them; both 0 if it did not)
 -- Returns  a code for each: 1 stored; 2 stored late; 0 changed nothing
 --          A late success comes from a worker that does not hold the request any more. It counts if the request
---          has no result yet, and the present holder must abort.
+--          has no result yet and the fence has its enqueued_ms and digest, and the present holder must abort.
 -- Keeps    2 (one terminal record), 3 (only a holder may fail a request)
 --
 -- It also learns the tenant's output share, the part of max_tokens that its requests really generate, and the pace
@@ -82,15 +82,21 @@ local function end_late(id, header)
   end
 end
 
-local function settle(n, id, delivery, status, outcome, prompt_tokens, output_tokens)
-  local is_held, record = deliveries[n] == delivery, records[n]
-  if not record or not (is_held or status == "succeeded") then
+-- Return whether a success is that of an earlier claim of this very request.
+local function is_late(fence, status, header)
+  return status == "succeeded" and string.match(fence, "@.*$") == "@" .. header.enqueued_ms .. "@" .. header.digest
+end
+
+local function settle(n, id, fence, status, outcome, prompt_tokens, output_tokens)
+  local record = records[n]
+  local header = record and header_of(record)
+  local is_held = is_current(deliveries[n], fence, header)
+  if not header or not (is_held or is_late(fence, status, header)) then
     if is_held then
       disown(id)
     end
     return 0
   end
-  local header = header_of(record)
   if not finish(id, #record, header, status, outcome, result_ttl_ms, time_ms) then
     return 0
   end

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix
 -- ARGV     worker, result_ttl_ms, then for each request:
---          id, delivery, delay_ms, error (JSON object with code and message)
+--          id, fence, delay_ms, error (JSON object with code and message)
 -- Returns  a code for each: retried; dead_lettered (its attempts are used up); stale (not held)
 -- Keeps    2, 3
 
@@ -10,12 +10,12 @@ local time_ms = now_ms()
 local worker, result_ttl_ms = ARGV[1], ARGV[2]
 local codes = {}
 
-local function return_for_retry(id, delivery, delay_ms, failure)
-  if call("HGET", prefix .. "in_flight:" .. worker, id) ~= delivery then
+local function return_for_retry(id, fence, delay_ms, failure)
+  local delivery, header = call("HGET", prefix .. "in_flight:" .. worker, id), stored_header(id)
+  if not is_current(delivery, fence, header) then
     count("stale", 1)
     return "stale"
   end
-  local header = stored_header(id)
   disown(id, header, header and cost_of_failure(header))
   if not header then
     return "stale"

@@ -2,7 +2,7 @@
 -- delay they wait until it is over.
 --
 -- KEYS[1]  prefix
--- ARGV     worker, then id, delivery for each request, then delay_ms for all of them; without it, no delay
+-- ARGV     worker, then id, fence for each request, then delay_ms for all of them; without it, no delay
 -- Returns  how many went back; what this worker no longer holds is left alone
 -- Keeps    3, 5 (what SIGTERM gives back can be claimed at once)
 
@@ -18,9 +18,9 @@ local function put_back(id, header, crashes)
 end
 
 for i = 2 * math.floor((#ARGV - 1) / 2), 2, -2 do -- backwards, so that the first given is the first in its lane
-  local id, delivery = ARGV[i], ARGV[i + 1]
-  if call("HGET", prefix .. "in_flight:" .. ARGV[1], id) == delivery then
-    local header = stored_header(id)
+  local id, fence = ARGV[i], ARGV[i + 1]
+  local delivery, header = call("HGET", prefix .. "in_flight:" .. ARGV[1], id), stored_header(id)
+  if is_current(delivery, fence, header) then
     disown(id, header, 0)
     if header then
       local _, uncounted, crashes = attempts_of(id)

@@ -22,6 +22,16 @@ local function holder_of(id)
   return owner and string.match(owner, "^[^|]*"), owner
 end
 
+-- Return whether a fence names the claim that a worker holds. `delivery` is the number in in_flight:<worker>. A fence is
+-- "delivery" or better "delivery@enqueued_ms@digest", which tells the request from another one of the same id, whose
+-- deliveries have the same numbers. Without a header the record is gone.
+local function is_current(delivery, fence, header)
+  if not header then
+    return delivery == string.match(fence, "^%d+")
+  end
+  return delivery and (fence == delivery .. "@" .. header.enqueued_ms .. "@" .. header.digest or fence == delivery)
+end
+
 -- Return the attempt that runs, or else the last one; 0 if the request never ran.
 local function attempt_of(id)
   local deliveries, uncounted = attempts_of(id)

@@ -3,7 +3,7 @@
 local MAX_FINISHED_IDS = 10000
 
 local batch_counts, finished = {}, {} -- batch -> status -> amount; client -> ids
-local ended = {} -- ids whose attempts nobody counts any more
+local ended, ended_keys = {}, {} -- ids, and the keys of their records, which the writer below deletes
 
 local function outcome_without_response(attempt, code, message)
   return '"attempt":' .. attempt .. ',"response":null,"error":{"code":"' .. code .. '","message":"' .. message .. '"}'
@@ -41,8 +41,7 @@ local function finish(id, num_bytes, header, status, outcome, ttl_ms, time_ms)
     end
     call("SET", result_key, result, "PX", ttl_ms) -- replaces a value of a wrong type
   end
-  call("UNLINK", prefix .. "request:" .. id)
-  ended[#ended + 1] = id
+  ended[#ended + 1], ended_keys[#ended + 1] = id, prefix .. "request:" .. id
   if header.deadline_ms > 0 then
     call("ZREM", prefix .. "deadlines", id)
   end
@@ -54,7 +53,9 @@ end
 
 writers[#writers + 1] = function()
   for from = 1, #ended, MAX_UNPACKED do
-    call("HDEL", prefix .. "attempts", unpack(ended, from, math.min(from + MAX_UNPACKED - 1, #ended)))
+    local to = math.min(from + MAX_UNPACKED - 1, #ended)
+    call("UNLINK", unpack(ended_keys, from, to))
+    call("HDEL", prefix .. "attempts", unpack(ended, from, to))
   end
 end
 
