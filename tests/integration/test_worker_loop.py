@@ -22,10 +22,12 @@ from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_brakes import read_brakes
 from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.results import Result
 from gristmill.worker.__main__ import serve
 from gristmill.worker.engine import EngineInfo, Response, StubEngine
+from gristmill.worker.lease_losses import MAX_LOSSES
 from gristmill.worker.supervisor import MAX_DEATHS
 
 
@@ -512,6 +514,17 @@ async def test_request_claimed_at_the_moment_of_a_death_is_no_suspect(
     assert (await queue.stats()).counters["crashed"] == 1  # the one that ran
 
 
+async def lose_lease(queue: Queue) -> str:
+    """Take the lease of the only worker away; return its name."""
+    while not (workers := (await queue.stats()).workers):
+        await asyncio.sleep(0.01)
+    (name,) = workers
+    while name in (await queue.stats()).workers:  # a beat that comes in between renews the lease
+        await end_lease(queue, name)
+        await queue.reap()
+    return name
+
+
 class SlowToStart(StubEngine):
     """Starts once; after that, never."""
 
@@ -524,6 +537,25 @@ class SlowToStart(StubEngine):
         return await super().start()
 
 
+async def test_worker_that_keeps_losing_its_lease_claims_nothing_and_says_why(
+    queue: Queue, redis_url: str
+) -> None:
+    async with local_worker(settings_for(redis_url, queue, beat_s=0.05), StubEngine()) as worker:
+        for _ in range(MAX_LOSSES):
+            await lose_lease(queue)
+        while not worker.liveness.unready_reason():
+            await asyncio.sleep(0.01)
+        (request,) = prompts(1)
+        await queue.submit([request])
+        while not (workers := (await queue.stats()).workers):
+            await asyncio.sleep(0.01)
+        while not (brakes := await read_brakes(queue.redis, queue.keys, workers)):
+            await asyncio.sleep(0.01)
+        assert await queue.status([request.id]) == [("queued", "")]
+    (brake,) = brakes.values()
+    assert brake.in_words().startswith("lost its lease 3 times in a row: its process or its clock")
+
+
 async def test_lost_lease_starts_over_under_a_new_name(
     queue: Queue, client: Client, redis_url: str
 ) -> None:
@@ -531,14 +563,10 @@ async def test_lost_lease_starts_over_under_a_new_name(
     engine = StubEngine(token_delay_s=0.05)
     request = a_prompt("x", 10)
     await queue.submit([request])
-    async with local_worker(settings_for(redis_url, queue, beat_s=0.05), engine):
+    # The suspect waits for one lease, because no other worker is there to take it.
+    async with local_worker(settings_for(redis_url, queue, beat_s=0.05, lease_s=2), engine):
         await until_running(engine, 1)
-        (name,) = (await queue.stats()).workers
-        while (
-            name in (await queue.stats()).workers
-        ):  # a beat that comes in between renews the lease
-            await end_lease(queue, name)
-            await queue.reap()
+        name = await lose_lease(queue)
         result = await client.wait(request.id)
         (new_name,) = (await queue.stats()).workers
     assert new_name != name

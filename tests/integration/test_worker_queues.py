@@ -218,7 +218,9 @@ async def test_lost_lease_of_one_queue_leaves_the_other_alone(
     engine = StubEngine(token_delay_s=0.02)
     for queue in queues:
         await queue.submit(prompts(1, 50))
-    settings = settings_for(redis_url, queues[0], beat_s=0.05, **shared_by(queues, (1, 1)))
+    settings = settings_for(
+        redis_url, queues[0], beat_s=0.05, lease_s=2, **shared_by(queues, (1, 1))
+    )
     async with local_worker(settings, engine):
         while engine.stats().running < 2:
             await asyncio.sleep(0.002)

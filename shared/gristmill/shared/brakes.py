@@ -1,4 +1,4 @@
-"""Show which workers are braked: their engine fails everything, so they only try single requests.
+"""Show which workers are braked: their engine fails everything, or they lose their lease again and again.
 
 A worker writes the fact into the field `braked` of `worker:<worker>`, and `gristmill queue stats` reads it (`queue_brakes.py`).
 """
@@ -9,16 +9,20 @@ FIELD = "braked"
 """Field of the HASH `worker:<worker>`; it exists while the worker is braked."""
 
 
+LEASE_LOST = "lease_lost"
+"""Kind of a brake whose failures are losses of the lease."""
+
+
 @dataclass(frozen=True, slots=True)
 class Brake:
     """Why a worker is braked.
 
     Attributes:
-        kind: Kind of the failures, such as `5xx InternalServerError`.
-        num_failed: Requests that failed with this kind before the worker stopped claiming.
-        num_outcomes: Requests that ended in that time.
+        kind: Kind of the failures, such as `5xx InternalServerError`; `LEASE_LOST` for losses of the lease.
+        num_failed: Requests that failed with this kind before the worker stopped claiming, or losses in a row.
+        num_outcomes: Requests that ended in that time, or the same losses.
         message: Beginning of the engine's last error message; empty for a 4xx, which may quote the request.
-        example_id: Id of the last of these requests.
+        example_id: Id of the last of these requests; empty for losses of the lease.
     """
 
     kind: str
@@ -29,6 +33,8 @@ class Brake:
 
     def in_words(self) -> str:
         """Return the reason for people, in one line."""
+        if self.kind == LEASE_LOST:
+            return f"lost its lease {self.num_failed} times in a row: {self.message}"
         message = f": {self.message}" if self.message else ""
         return (
             f"{self.num_failed} of the last {self.num_outcomes} requests failed with {self.kind}{message}"

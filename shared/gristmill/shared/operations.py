@@ -136,6 +136,11 @@ class Claim:
     num_queued: int = 0
     num_workers: int = 1
 
+    @property
+    def next_due_s(self) -> float | None:
+        """Seconds until the next delayed request is due, or None."""
+        return None if self.next_due_ms is None else (self.next_due_ms - self.now_ms) / 1000
+
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> Self:
         """Read what `lua/claim.lua` returns after its code."""

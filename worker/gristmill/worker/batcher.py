@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gristmill.shared.operations import MAX_CLAIM_BYTES
 from gristmill.shared.tasks import end
@@ -18,7 +18,7 @@ from gristmill.worker.admission.gulps import URGENT_S
 from gristmill.worker.admission.room import NO_ROOM, Demand, Room, RoomKind
 from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.context import WorkerContext
-from gristmill.worker.in_flight import ClaimedRequest, ClaimResult
+from gristmill.worker.in_flight import ClaimedRequest
 from gristmill.worker.queue_shares import QueueShares
 
 ONE_AT_A_TIME = BatchPolicy("continuous", 1, 0.0)
@@ -27,6 +27,21 @@ ONE_AT_A_TIME = BatchPolicy("continuous", 1, 0.0)
 LOOK_AGAIN_S = 0.05
 """Seconds before the batcher checks for room again. Room can appear without a request ending, and
 the engine's counters lag one step behind each end."""
+
+
+class ClaimResult(NamedTuple):
+    """The result of one claim.
+
+    Attributes:
+        requests: The claimed requests, in the order in which they should start.
+        has_inbox: True if the claim took elements from the inbox. The worker admits them, so the
+            next claim may return them as requests.
+        next_due_s: Seconds until the next delayed request is due; None without delayed requests.
+    """
+
+    requests: Sequence[ClaimedRequest]
+    has_inbox: bool
+    next_due_s: float | None
 
 
 class Source(Protocol):

@@ -139,7 +139,7 @@ class Heartbeat:
 
     async def _show_brake(self, queue: Queue, worker: str, now_ms: int) -> None:
         """Write to the queue whether the worker is braked, if that has changed."""
-        brake = self._liveness.brake
+        brake = self._liveness.brake or self._liveness.lease_brakes.get(queue.keys.queue)
         if (worker, brake) == self._shown or (self._shown[0] != worker and brake is None):
             return
         await write_brake(

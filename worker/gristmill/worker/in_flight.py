@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import structlog
+
 from gristmill.shared.chunking import chunks
 from gristmill.shared.fleet import FleetCache
-from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement
+from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
 from gristmill.shared.redis_retry import retrying
@@ -21,6 +23,8 @@ from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import refused_by_redis
 from gristmill.worker.engine_load import EngineLoad
+
+log = structlog.get_logger()
 
 FLEET_FRESH_S = 1.0
 """Seconds for which the live workers of a queue count as known."""
@@ -158,21 +162,6 @@ class Finished(NamedTuple):
         return len(self.settlement.outcome) + len(self.request.record.body)
 
 
-class ClaimResult(NamedTuple):
-    """The result of one claim.
-
-    Attributes:
-        requests: The claimed requests, in the order in which they should start.
-        has_inbox: True if the claim took elements from the inbox. The worker admits them, so the
-            next claim may return them as requests.
-        next_due_s: Seconds until the next delayed request is due; None without delayed requests.
-    """
-
-    requests: Sequence[ClaimedRequest]
-    has_inbox: bool
-    next_due_s: float | None
-
-
 class InFlight:
     """The requests of one queue that this process holds.
 
@@ -206,6 +195,16 @@ class InFlight:
     def suspects(self) -> list[ClaimedRequest]:
         """The requests that were in flight when an engine or a worker died."""
         return [request for request in self._requests.values() if request.claimed.crashes]
+
+    def suspect_room(self, width: int) -> SuspectRoom:
+        """Return how many more suspects a claim may take, if `width` may run at the same time.
+
+        If `width` is 0, the claim takes no suspect element of the inbox either.
+        """
+        suspects = self.suspects
+        runs_alone = any(request.claimed.crashes > 1 for request in suspects)
+        max_new = 0 if runs_alone else max(0, width - len(suspects))
+        return SuspectRoom(max_new, bool(suspects) or width == 0)
 
     def add(self, claim: Claim, worker: str) -> list[ClaimedRequest]:
         """Add the requests that a claim returned, and return them."""
@@ -259,6 +258,26 @@ class InFlight:
             released = await retrying(partial(self.queue.release, worker, claimed, delay_ms))
             metrics.released.inc(released)
             self.forget(claimed)
+
+    async def release_unknown(self, worker: str) -> None:
+        """Release requests that the queue counts for this worker and that the worker lacks.
+
+        There are two causes. A power failure or a failover made Redis lose its last writes, and
+        settlements were among them. Or the worker cancelled a claim that Redis had granted. Call it
+        while no claim runs.
+        """
+        counted = await retrying(lambda: self.queue.in_flight(worker))
+        known = {(each.id, each.claimed.delivery) for each in self._requests.values()}
+        unknown = [delivery for delivery in counted if delivery not in known]
+        for chunk in chunks(unknown, MAX_CLAIM):
+            await retrying(partial(self.queue.release, worker, chunk))
+        if unknown:
+            log.warning(
+                "requests.unknown",
+                queue=self.queue.keys.queue,
+                worker=worker,
+                num_released=len(unknown),
+            )
 
     def _ended(self, _: "asyncio.Task[None]") -> None:
         self.num_running -= 1

@@ -5,6 +5,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
@@ -15,6 +16,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
+from gristmill.worker.lease_losses import LeaseLosses
 
 log = structlog.get_logger()
 
@@ -32,6 +34,7 @@ class Lease:
         facts: Facts about what the worker serves; other clients read them in `worker:<worker>`.
         scheduling: Order in which claims take requests from the queue; None keeps the queue's
             order.
+        losses: Record of the losses of this lease.
         opened: Called with the name of each new incarnation once it is registered.
         lost: Called after a loss of the lease; returns how many requests it aborted.
 
@@ -44,12 +47,15 @@ class Lease:
         queue: Queue,
         facts: Mapping[str, str | int],
         scheduling: SchedulingPolicy | None,
+        *,
+        losses: LeaseLosses,
         opened: Callable[[str], None],
         lost: Callable[[], int],
     ) -> None:
         self._queue = queue
         self._facts = facts
         self._scheduling = scheduling
+        self._losses = losses
         self._opened = opened
         self._lost = lost
         self._changing = asyncio.Lock()
@@ -80,7 +86,15 @@ class Lease:
                 return
             num_aborted = self._lost()
             queue = self._queue.keys.queue
-            log.error("lease.lost", queue=queue, worker=worker, num_held=num_aborted)
+            self._losses.note(time.monotonic())
+            log.error(
+                "lease.lost",
+                queue=queue,
+                worker=worker,
+                num_held=num_aborted,
+                num_losses=self._losses.number,
+                no_suspects_s=self._losses.pause_s,
+            )
             metrics.leases_lost.inc()
             await self.open()
 

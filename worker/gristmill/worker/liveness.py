@@ -34,6 +34,7 @@ class Liveness:
             str, float
         ] = {}  # queue -> start of the write of results that runs
         self.brake: Brake | None = None  # why the worker only tries single requests
+        self.lease_brakes: dict[str, Brake] = {}  # queue -> why the worker claims nothing from it
 
     def loop_ran(self) -> None:
         """Note that the event loop took a turn."""
@@ -93,8 +94,9 @@ class Liveness:
 
     def _fault(self) -> str | None:
         """Return what an operator must mend, or None."""
-        brake = f"braked: {self.brake.in_words()}" if self.brake else ""
-        faults = (brake, self._unwritten(), *self.wrong_types.values())
+        brakes = [*filter(None, (self.brake,)), *self.lease_brakes.copy().values()]
+        braked = (f"braked: {brake.in_words()}" for brake in brakes)
+        faults = (*braked, self._unwritten(), *self.wrong_types.values())
         return "; ".join(filter(None, faults)) or None
 
     def _unwritten(self) -> str:

@@ -6,6 +6,7 @@ opens the lease, and `heartbeat.py` renews it.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,26 +14,21 @@ import structlog
 from redis.exceptions import RedisError
 from ulid import ULID
 
-from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import (
-    MAX_CLAIM,
-    Claim,
-    Settlement,
-    Stats,
-    SuspectRoom,
-)
+from gristmill.shared.operations import Claim, Settlement, Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.ack_writer import AckWriter
 from gristmill.worker.admission.room import Demand, Room
+from gristmill.worker.batcher import ClaimResult
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.heartbeat import Heartbeat, HeartbeatEvents
-from gristmill.worker.in_flight import ClaimResult, InFlight, cancel
+from gristmill.worker.in_flight import InFlight, cancel
 from gristmill.worker.inbox import admit_element
 from gristmill.worker.lease import Lease
+from gristmill.worker.lease_losses import LeaseLosses
 from gristmill.worker.other_models import OtherModels
 from gristmill.worker.redis_memory import ClaimPause
 from gristmill.worker.reports import report_queue
@@ -85,10 +81,12 @@ class QueueSource:
         beat_s = context.settings.beat_interval_s
         others = OtherModels(context.served)
         self._heartbeat = Heartbeat(open_queue, beat_s, context.liveness, events, others)
+        self._losses = LeaseLosses(self._name, context.settings.lease_s, context.liveness)
         self._lease = Lease(
             self._queue,
             context.facts,
             context.settings.scheduling_policy,
+            losses=self._losses,
             opened=self._lease_opened,
             lost=self._abort_all,
         )
@@ -130,28 +128,29 @@ class QueueSource:
             avoid: Tenants to take from only if no other waits.
 
         Returns:
-            The result of the claim, or None if claims pause because Redis is nearly full.
+            The claim's result, or None while Redis is nearly full or the worker keeps losing its lease.
         """
         room = room._replace(num_requests=self._pause.granted(room.num_requests))
         if room.num_requests == 0:
             return None
-        while True:
+        while self._losses.may_claim(time.monotonic()):
             worker = self._lease.worker
             try:
                 claim = await self._claim(worker, room, suspect_width, avoid)
             except LeaseLost as lost:
                 await self._lease.replace(lost.worker)
             else:
-                break
+                return await self._taken(claim, worker)
+        return None
+
+    async def _taken(self, claim: Claim, worker: str) -> ClaimResult:
+        """Keep the requests of a claim, and admit its inbox elements."""
         self.demand = Demand(claim.num_queued, claim.num_workers)
         requests = self._in_flight.add(claim, worker)
         max_bytes = self._context.settings.max_request_bytes
         for token, element in claim.inbox:
             await admit_element(self._queue, worker, token, element, max_bytes)
-        due_ms = claim.next_due_ms
-        return ClaimResult(
-            requests, bool(claim.inbox), None if due_ms is None else (due_ms - claim.now_ms) / 1000
-        )
+        return ClaimResult(requests, bool(claim.inbox), claim.next_due_s)
 
     async def resolve_doubt(self) -> None:
         """Release requests that the queue counts for this worker and that the worker lacks.
@@ -159,7 +158,8 @@ class QueueSource:
         Do nothing unless a heartbeat has found such requests. Call it between claims.
         """
         if self._is_in_doubt:
-            await self._release_unknown(self._lease.worker)
+            self._is_in_doubt = False
+            await self._in_flight.release_unknown(self._lease.worker)
 
     async def hear_doorbell(self, timeout_s: float) -> None:
         """Wait until the doorbell rings, at most `timeout_s` seconds."""
@@ -171,9 +171,8 @@ class QueueSource:
     async def _claim(
         self, worker: str, room: Room, suspect_width: int, avoid: Sequence[str]
     ) -> Claim:
-        nonce, suspects = str(ULID()), self._in_flight.suspects
-        runs_alone = any(request.claimed.crashes > 1 for request in suspects)
-        max_suspects = 0 if runs_alone else max(0, suspect_width - len(suspects))
+        nonce = str(ULID())
+        width = self._losses.suspect_width(suspect_width, time.monotonic())
         return await retrying(
             lambda: self._queue.claim(
                 worker,
@@ -181,30 +180,12 @@ class QueueSource:
                 room.num_requests,
                 max_tokens=room.num_tokens,
                 max_bytes=room.num_bytes,
-                suspects=SuspectRoom(max_suspects, bool(suspects)),
+                suspects=self._in_flight.suspect_room(width),
                 ms_per_token=self._context.load.token_time.ms_per_token,
                 avoid=avoid,
                 lanes=room.lanes,
             )
         )
-
-    async def _release_unknown(self, worker: str) -> None:
-        """Release requests that the queue counts for this worker and that the worker lacks.
-
-        There are two causes. A power failure or a failover made Redis lose its last writes, and
-        settlements were among them. Or the worker cancelled a claim that Redis had granted. Call it
-        while no claim runs.
-        """
-        self._is_in_doubt = False
-        in_flight = await retrying(lambda: self._queue.in_flight(worker))
-        known = {(each.id, each.claimed.delivery) for each in self._in_flight.requests}
-        unknown = [delivery for delivery in in_flight if delivery not in known]
-        for chunk in chunks(unknown, MAX_CLAIM):
-            await retrying(lambda c=chunk: self._queue.release(worker, c))  # type: ignore[misc]  # bound now
-        if unknown:
-            log.warning(
-                "requests.unknown", queue=self._name, worker=worker, num_released=len(unknown)
-            )
 
     # -- the engine's death and the worker's end -----------------------------------------------------
 
@@ -228,7 +209,7 @@ class QueueSource:
         requests = self._in_flight.requests
         await self._in_flight.release([request for request in requests if request.task is None])
         worker, moved = self._lease.worker, -1
-        await self._release_unknown(worker)  # a cancelled claim got them, and they never ran
+        await self._in_flight.release_unknown(worker)  # of a cancelled claim; they never ran
         while moved:
             moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
             for request_id in killed:
@@ -271,7 +252,7 @@ class QueueSource:
         await self.report_death()
         requests = self._in_flight.requests
         await self._in_flight.release(requests)
-        worker = await self._lease.close(self._release_unknown)
+        worker = await self._lease.close(self._in_flight.release_unknown)
         log.info("worker.stopped", worker=worker, queue=self._name, num_released=len(requests))
 
     # -- callbacks from other parts ----------------------------------------------------------------
