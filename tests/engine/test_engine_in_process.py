@@ -50,6 +50,18 @@ async def test_chat_is_answered_with_its_token_counts(engine: InProcessEngine) -
     assert response.ttft_s > 0
 
 
+async def test_small_prompts_do_not_wait_until_large_ones_are_tokenized(
+    engine: InProcessEngine,
+) -> None:
+    """Each large prompt takes a second or two, and only its last 8 tokens count."""
+    large = completion("the quick brown fox " * 25_000, truncate_prompt_tokens=8)
+    running = [asyncio.create_task(engine.post(COMPLETIONS, large)) for _ in range(4)]
+    for _ in range(3):
+        assert (await engine.post(CHAT, chat())).status == 200
+    assert sum(task.done() for task in running) < len(running)
+    assert [(await task).prompt_tokens for task in running] == [8] * 4
+
+
 async def test_completion_of_several_prompts_has_a_choice_each(engine: InProcessEngine) -> None:
     response = await engine.post(COMPLETIONS, completion(["one", "two", "three"]))
     assert [choice["index"] for choice in json.loads(response.body)["choices"]] == [0, 1, 2]

@@ -165,9 +165,11 @@ def engine_config(args: Namespace) -> tuple[Any, Any]:
 
     try:
         engine_args = compat.engine_arguments(args)
-        return engine_args, engine_args.create_engine_config(UsageContext.LLM_CLASS)
+        config = engine_args.create_engine_config(UsageContext.LLM_CLASS)
     except Exception as error:  # no engine runs yet, so any error is about the arguments
         raise SettingsError(f"vLLM refuses model {args.model}: {error}") from error
+    compat.widen_renderer(config.model_config)
+    return engine_args, config
 
 
 def _model_first(argv: Sequence[str]) -> list[str]:

@@ -199,6 +199,21 @@ def engine_arguments(args: Namespace) -> Any:
     return engine_args
 
 
+def widen_renderer(model_config: Any) -> None:
+    """Let vLLM tokenize in two threads instead of one, so that one large prompt leaves one free.
+
+    vLLM refuses this for multimodal pooling models, whose cache is not safe for two threads.
+
+    Args:
+        model_config: vLLM's; a version without this number of threads stays as it is.
+    """
+    is_pooling = getattr(model_config, "runner_type", "") == "pooling"
+    if is_pooling and getattr(model_config, "multimodal_config", None) is not None:
+        return
+    if getattr(model_config, "renderer_num_workers", 0) == 1:
+        model_config.renderer_num_workers = 2
+
+
 def _propagate_late_interaction(args: Namespace, engine_args: Any) -> None:
     """Copy a pooling flag of the server to the engine's arguments (vLLM 0.32 and later)."""
     try:

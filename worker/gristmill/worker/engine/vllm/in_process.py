@@ -27,6 +27,7 @@ from gristmill.worker.engine.vllm import arguments, building, compat
 from gristmill.worker.engine.vllm.asgi import Application
 from gristmill.worker.engine.vllm.building import Core
 from gristmill.worker.engine.vllm.core_process import CoreReports
+from gristmill.worker.engine.vllm.large_prompts import LargePrompts
 from gristmill.worker.engine.vllm.runaway import guard
 from gristmill.worker.engine.vllm.schema_errors import with_keyword
 from gristmill.worker.engine.vllm.serving import ServingObjects
@@ -69,6 +70,7 @@ class InProcessEngine:
         self._argv = tuple(argv)
         self._limits = limits or RunLimits()
         self._media_domains = media_domains
+        self._large_prompts = LargePrompts()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._reports: CoreReports | None = None
         self._core: Core | None = None  # only the thread writes it
@@ -101,7 +103,10 @@ class InProcessEngine:
         limit_s = self._limits.max_request_s
         try:
             with traced() as trace:
-                async with asyncio.timeout(limit_s + CUT_S) as scope:
+                async with (
+                    self._large_prompts.turn(body, trace),
+                    asyncio.timeout(limit_s + CUT_S) as scope,
+                ):
                     response = await running.post(endpoint, body, priority)
         except EngineDied as error:
             raise running.core.death(str(error)) from error

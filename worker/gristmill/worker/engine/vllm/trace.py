@@ -6,7 +6,7 @@ its caller's trace. A context variable carries the trace; tasks that the layer s
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -34,6 +34,7 @@ class Trace:
     is_aborted: bool = False
     cut: str | None = None
     request_ids: list[str] = field(default_factory=list)
+    on_tokens: Callable[[], None] = lambda: None  # called once the prompt is tokenized
 
     def note(self, output: Any) -> None:
         """Add one `RequestOutput`; the outputs of several prompts go into the same trace."""
@@ -107,6 +108,7 @@ def watch(engine: Any) -> Set[Generation]:
         trace = _current.get() or Trace()
         request_id = f"{request_id}-{next(numbers)}"  # bodies may name the same id
         trace.request_ids.append(request_id)
+        trace.on_tokens()
         generation = Generation(request_id, bool(getattr(sampling_params, "ignore_eos", False)))
         running.add(generation)
         try:
