@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import orjson
 import pytest
 from queues import (
     BODY,
@@ -143,7 +144,8 @@ async def test_delayed_request_is_not_run_early_by_an_old_entry(queue: Queue) ->
         (3, "soon"), (4, "1.5"), (5, "no hex"), (6, "b|1|2|3"), (6, "b|-1|2|3||/x|m||"),
         (6, "|1|2|3||/x|a\nb||"), (6, '|1|2|3||/x"|m||'), (7, b"{}"), (7, b"[1]\n{}"),
         (7, b"garbage\n{}"),
-        (7, b"{not json}\n{}"),
+        (7, b"{not json}\n{}"), (7, b'{"a":NaN}\n{}'), (7, b'{"a":nan}\n{}'), (7, b'{"a": -Infinity}\n{}'), (7, b'{"a":[1, 01]}\n{}'),
+        (7, b'{"a":0x1F}\n{}'),
         (3, "9" * 16), (1, "x" * 129), (5, "a" * 65), (6, "b" * 2000 + "|1|2|3||/v1/completions|" + "m" * 100 + "||"),
         (6, "|" + "9" * 400 + "|1|3||/v1/completions|||"),
     ],
@@ -160,6 +162,27 @@ async def test_malformed_submit_of_another_producer_changes_nothing(
     with pytest.raises(ResponseError, match="INVALID"):
         await run("submit", 9, 9**9, *good.submit_values()[:-1])
     assert await contents(queue) == {}
+
+
+@pytest.mark.parametrize(
+    "metadata", [b'{"a":0,"b":[-0.5,null,true],"c":", NaN: 01"}', b'{"a":-1,"b":{"n":"x"}}']
+)
+async def test_strict_metadata_is_accepted(queue: Queue, metadata: bytes) -> None:
+    values = [*a_request("a").submit_values()[:7], metadata + b"\n{}"]
+    assert await queue.scripts.run("submit", 9, 9**9, *values) == [b"OK", b"accepted"]
+    worker = await open_worker(queue)
+    await succeed(queue, worker, await claim(queue, worker))
+    (result,) = await queue.results(["a"])
+    assert result is not None
+    assert result.metadata == orjson.loads(metadata)
+
+
+async def test_submit_of_more_than_500_requests_is_refused_whole(queue: Queue) -> None:
+    requests = some_requests(501)
+    with pytest.raises(ResponseError, match="INVALID submit of 501 requests; a call takes at most"):
+        await queue.submit(requests)
+    assert await contents(queue) == {}
+    assert await queue.submit(requests[:500]) == ["accepted"] * 500
 
 
 PRODUCER = """

@@ -3,6 +3,7 @@
 `lua/includes/finish.lua` puts the two halves of a record together; `docs/protocol.md` describes it.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,17 @@ def response_outcome(
         b'"attempt":%d,"worker":"%s","made_by":%s,"response":{"status_code":%d,"body":%s},"error":null'
         % (attempt, worker.encode(), made_by, status_code, body)
     )
+
+
+def _loads(data: bytes) -> Any:
+    """Return the JSON of a record; read also NaN, control characters and bytes that are no UTF-8.
+
+    Metadata of a producer in another language may have them.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data.decode(errors="replace"), strict=False)
 
 
 def tenant_of_result(record: bytes) -> str | None:
@@ -85,7 +97,7 @@ class Result:
     @classmethod
     def parse(cls, data: bytes) -> "Result":
         """Read `result:<id>`."""
-        fields = orjson.loads(data)
+        fields = _loads(data)
         response = fields["response"] or {}
         return cls(
             id=fields["id"],

@@ -72,3 +72,14 @@ def test_a_failure_is_one_line(error: Any) -> None:
     body = {"error": {"message": "a\n  b\r\n\tc\u2028d"}}
     failed = Result("a", "failed", "", 1, 0, 0, 400, body, error, None, "")
     assert failed.failure == ("odd" if error else "HTTP 400") + ": a b c d"
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"-Infinity", b"1e999", b'"\xff"', b'"\t"'])
+def test_metadata_that_is_no_strict_json_leaves_a_result_readable(value: bytes) -> None:
+    record = (
+        b'{"id":"a","status":"succeeded","endpoint":"","enqueued_ms":1,"finished_ms":2,"metadata":{"x":%s},'
+        b'"attempt":1,"response":{"status_code":200,"body":{"choices":[{"text":"hi"}]}},"error":null}'
+    ) % value
+    result = Result.read("a", record)
+    assert result.text == "hi"
+    assert result.metadata is not None

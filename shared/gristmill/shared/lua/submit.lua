@@ -10,7 +10,8 @@
 --          or {"LOST"}: the lease is not the caller's, nothing was accepted;
 --          or an error FORMAT: another version wrote this queue;
 --          or an error INVALID, which names the first request that breaks the format, and nothing
---          was accepted: a producer in another language cannot write what no worker could read.
+--          was accepted: a producer in another language cannot write what no worker could read. More than
+--          500 requests are refused in the same way.
 -- Keeps    1 (an accepted id has a request or a result), 7 (caps)
 
 local FIRST, WIDTH = 3, 8 -- the first value of the first request; values of a request
@@ -19,14 +20,29 @@ local MAX_NAME, MAX_DIGEST, MAX_TAIL, MAX_DIGITS = 128, 64, 2048, 15 -- characte
 -- id, tenant, deadline, delay, digest, tail: one pattern, since a match for each would cost more than the submit.
 local FORMAT = "^" .. table.concat({ NAME, NAME, NUMBER, NUMBER, "%x+", MAYBE_NAME, NUMBER, NUMBER, NUMBER, MAYBE_NAME,
   "/[%w._/-]+", "[^|%z\1-\31]*", MAYBE_NAME, MAYBE_NAME }, "|") .. "([^%z\1-\31]*)$"
+-- Beginnings of a value that cjson takes for a number and JSON does not (NaN, -inf, 0x1F, 01, +1), and of a lone 0.
+local STRANGE, NAN = '[:,%[]%s*%-?[^%s"{%[tfn1-9-]', "[:,%[]%s*%-?n[^u]"
+local MAX_REQUESTS = 500
 local FACT = "^|!?%l[%l%d_]*=[%w._:/@=+,;-]*"
+
+local strict_json -- made at need, because it costs more than the check of a request
+
+local function is_json(text)
+  if not (string.find(text, STRANGE) or string.find(text, NAN)) then
+    return pcall(cjson.decode, text)
+  elseif not strict_json then
+    strict_json = cjson.new()
+    strict_json.decode_invalid_numbers(false)
+  end
+  return pcall(strict_json.decode, text)
+end
 
 local function is_metadata(payload)
   if string.byte(payload) == 10 then
     return true
   end
   local metadata = string.match(payload, "^({[^\n]*})\n")
-  return metadata and pcall(cjson.decode, metadata)
+  return metadata and is_json(metadata)
 end
 
 -- Return whether what follows the last field is a sequence of facts.
@@ -65,6 +81,11 @@ local function are_all_new()
     keys[#keys + 1], keys[#keys + 2] = prefix .. "request:" .. ARGV[first], prefix .. "result:" .. ARGV[first]
   end
   return #keys > 0 and #keys <= MAX_UNPACKED and call("EXISTS", unpack(keys)) == 0
+end
+
+if #ARGV >= FIRST + MAX_REQUESTS * WIDTH then
+  return redis.error_reply("INVALID submit of " .. math.floor((#ARGV - FIRST + 1) / WIDTH) .. " requests; a call takes at most "
+    .. MAX_REQUESTS .. ", so send several")
 end
 
 local costs = {}
