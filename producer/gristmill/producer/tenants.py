@@ -8,13 +8,14 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gristmill.shared.errors import InvalidRequest, NotFound
+from gristmill.shared.key_scan import SCANNED_A_CALL
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import Priority
 
@@ -201,6 +202,7 @@ class Tenants:
             keys.storage(name),
         ]
         found = [key for key in own if await self._redis.exists(key)]
+        found += [key.decode() async for key in self._idempotency_keys(name)]
         found += [keys.tenants] if name.encode() in await self._redis.smembers(keys.tenants) else []
         return found + ([keys.api_keys] if await self._key_digests(name) else [])
 
@@ -217,6 +219,8 @@ class Tenants:
             keys.batches_open(name),
             keys.storage(name),
         )
+        async for key in self._idempotency_keys(name):
+            await self._redis.unlink(key)
         await self._redis.unlink(keys.tenant(name))
 
     def _unknown(self, name: str) -> NotFound:
@@ -224,6 +228,11 @@ class Tenants:
         return NotFound(
             f"queue {queue} has no tenant {name!r}; list its tenants: gristmill tenant list --queue {queue}"
         )
+
+    def _idempotency_keys(self, name: str) -> AsyncIterator[bytes]:
+        pattern = self._keys.idempotency(name, "*")
+        keys: AsyncIterator[bytes] = self._redis.scan_iter(match=pattern, count=SCANNED_A_CALL)
+        return keys
 
     async def _key_digests(self, name: str) -> Sequence[bytes]:
         return [

@@ -261,6 +261,10 @@ class Keys:
         """HASH: what the storage keeps for a tenant: a file or batch -> bytes, total -> their sum."""
         return f"{self.prefix}storage:{tenant}"
 
+    def idempotency(self, tenant: str, key: str) -> str:
+        """STRING with a TTL: digest and id of what the call with this Idempotency-Key created."""
+        return f"{self.prefix}idempotency:{tenant}:{key}"
+
     @property
     def files_expiring(self) -> str:
         """ZSET of file ids -> second at which they are deleted."""

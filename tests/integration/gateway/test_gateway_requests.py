@@ -183,7 +183,7 @@ async def test_a_tenant_asks_for_its_highest_lane_at_most(
     assert (error["code"], error["param"]) == ("priority_not_allowed", "priority")
     assert error["message"].endswith(
         "priority 'high' is above 'normal', the highest of tenant acme; leave it out, or ask the operator:"
-        " gristmill tenant change acme --max-priority high"
+        " gristmill tenant change acme --max-priority high --queue QUEUE"
     )
     assert "Retry-After" not in refused.headers
     for highest, body in (("high", high), ("low", PLAIN)):

@@ -12,6 +12,7 @@ A batch is run by stewards, and clients see it through the gateway or `gristmill
       due_batches     which batch needs a steward, and when
       stored_files    files of tenants; upload writes a new one
       file_purge      removes files and batches with their objects, of one tenant or of all
+      creations       which call with an Idempotency-Key created what
       storage_use     how many bytes the storage keeps for a tenant, and the quota
       storage         the folder or bucket that holds the bytes
 

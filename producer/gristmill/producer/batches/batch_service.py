@@ -13,6 +13,7 @@ from ulid import ULID
 
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.creations import CreationKey
 from gristmill.producer.batches.failed_lines import FailedLines, find_failed, read_failed
 from gristmill.producer.batches.objects import (
     BatchRecord,
@@ -25,7 +26,7 @@ from gristmill.producer.batches.row_stream import RowStream, no_order_yet
 from gristmill.producer.batches.stored_files import StoredFiles
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.highest_lane import lower_of
-from gristmill.shared.errors import InvalidRequest, LimitReached
+from gristmill.shared.errors import IdConflict, InvalidRequest, LimitReached, NotFound
 from gristmill.shared.pauses import batch_scope
 from gristmill.shared.request import Priority
 
@@ -46,7 +47,13 @@ class Batches:
         return self.store.files
 
     async def create(
-        self, tenant: str, spec: BatchSpec, *, max_open: int | None = None
+        self,
+        tenant: str,
+        spec: BatchSpec,
+        *,
+        max_open: int | None = None,
+        batch_id: str | None = None,
+        key: CreationKey | None = None,
     ) -> BatchRecord:
         """Create a batch and wake a steward.
 
@@ -54,17 +61,42 @@ class Batches:
             tenant: Owner of the batch.
             spec: The batch that the tenant wants.
             max_open: Most batches of this tenant that may not have ended; None for no limit.
+            batch_id: Id of the batch; a repeated call with it creates nothing. None for a new one.
+            key: The caller's key; a repeated call returns the batch of the first.
 
         Raises:
+            IdConflict: The key belongs to another call.
             InvalidRequest: A field of `spec` breaks a rule; the message names the field.
             NotFound: The tenant has no such input file.
             LimitReached: The tenant has `max_open` batches that have not ended, or its storage quota is used up.
         """
-        record = spec.record(f"batch_{ULID()}", tenant, int(time.time()))
+        if key and (first := await self.created_by(tenant, key)):
+            return first
+        record = spec.record(batch_id or new_batch_id(), tenant, int(time.time()))
         await self.files.get(tenant, spec.input_file_id)
         await self.files.use.check_room(tenant)
-        await self.store.records.create(record, max_open or 0)
-        return record
+        if key:
+            claimed_id = await self.store.creations.claim(tenant, key, record.id)
+            record = record.model_copy(update={"id": claimed_id})
+        try:
+            await self.store.records.create(record, max_open or 0)
+        except LimitReached:
+            if key:
+                await self.store.creations.release(tenant, key.key)
+            raise
+        return await self.batch(tenant, record.id) if key else record
+
+    async def created_by(self, tenant: str, key: CreationKey) -> BatchRecord | None:
+        """Return the batch that an earlier call with this key created, or None.
+
+        Raises:
+            IdConflict: The key belongs to another call.
+        """
+        batch_id = await self.store.creations.find_same(tenant, key)
+        try:
+            return await self.batch(tenant, batch_id) if batch_id else None
+        except NotFound:  # that call died before it created its batch
+            return None
 
     async def batches(self, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
         """Return a page of a tenant's batches, newest first.
@@ -141,6 +173,7 @@ class Batches:
         max_priority: Priority | None = None,
         is_all: bool = False,
         on_left_out: Callable[[int], None] = lambda _: None,
+        key: CreationKey | None = None,
     ) -> BatchRecord:
         """Create a batch of those lines of an ended batch that have a row in its error file.
 
@@ -154,12 +187,16 @@ class Batches:
             max_priority: Highest lane of the new batch, which may lower its priority; None for that of the old one.
             is_all: True to run also the lines that can never succeed.
             on_left_out: Called with the number of lines that were left out, if there are any.
+            key: The caller's key; a repeated call returns the batch of the first.
 
         Raises:
+            IdConflict: The key belongs to another call.
             NotFound: The tenant has no such batch, or its files are gone.
             InvalidRequest: The batch has not ended, nothing failed, or no failed line can succeed.
             LimitReached: The tenant has `max_open` batches that have not ended.
         """
+        if key and (first := await self.created_by(tenant, key)):
+            return first
         record = await self.batch(tenant, batch_id)
         highest = max_priority or record.max_priority
         failed = await self._failed_lines(record, is_all=is_all)
@@ -170,10 +207,12 @@ class Batches:
             order=record.order, unknown_fields=record.unknown_fields, priority=lower_of(record.priority, highest), max_priority=highest, retry_of=record.id,
         )  # fmt: skip
         try:
-            made = await self.create(tenant, spec, max_open=max_open)
-        except LimitReached:
+            made = await self.create(tenant, spec, max_open=max_open, key=key)
+        except (LimitReached, IdConflict):
             await self.files.delete(tenant, file.id)
             raise
+        if made.input_file_id != file.id:  # another call with this key was faster
+            await self.files.delete(tenant, file.id)
         if failed.num_hopeless:
             on_left_out(failed.num_hopeless)
         return made
@@ -222,6 +261,11 @@ class Batches:
             if file_id is not None:
                 await self.files.get(tenant, file_id)
         return RowStream(self.store, batch_id).rows(follow=follow)
+
+
+def new_batch_id() -> str:
+    """Return the id of a new batch; ids sort by their time."""
+    return f"batch_{ULID()}"
 
 
 def _copy(chunks: Iterator[bytes], upload: Upload) -> None:

@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Self
 
 from gristmill.producer.batches.batch_records import BatchRecords
+from gristmill.producer.batches.creations import Creations
 from gristmill.producer.batches.due_batches import DueBatches
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import Storage
@@ -24,6 +25,7 @@ class BatchStore:
         records: The batches in Redis.
         due: The batches that need a steward.
         files: The files of tenants.
+        creations: The Idempotency-Keys of callers.
     """
 
     def __init__(self, queue: Queue, storage: Storage, settings: BatchSettings) -> None:
@@ -32,6 +34,7 @@ class BatchStore:
         self.settings = settings
         self.records = BatchRecords(queue)
         self.due = DueBatches(queue, self.records)
+        self.creations = Creations(queue)
         self.files = StoredFiles(queue, storage, settings, self.records)
 
     @classmethod

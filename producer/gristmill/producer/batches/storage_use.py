@@ -66,5 +66,5 @@ def _reached(tenant: str, used: int, quota: int, num_bytes: int) -> str:
     more = f" and this file has {num_bytes:,}" if num_bytes else ""
     return (
         f"the files and results of tenant {tenant} have {used:,} of {quota:,} bytes (max_storage_bytes){more};"
-        f" delete files, or ask the operator: gristmill tenant change {tenant} --max-storage-bytes NUMBER"
+        f" delete files, or ask the operator: gristmill tenant change {tenant} --max-storage-bytes NUMBER --queue QUEUE"
     )

@@ -27,6 +27,11 @@ class Upload:
         self._stream: BinaryIO | None = None
         self._is_listed = False
 
+    @property
+    def file_id(self) -> str:
+        """Id of the new file."""
+        return self._record.id
+
     async def __aenter__(self) -> Self:
         await self._files.begin(self._record)
         return self

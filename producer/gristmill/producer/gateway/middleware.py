@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ulid import ULID
 
-from gristmill.producer.gateway.http_errors import api_error
+from gristmill.producer.gateway.http_errors import NO_RETRY, api_error
 
 log = structlog.get_logger()
 
@@ -108,7 +108,10 @@ class CallMiddleware:
             # Once the answer has begun, only a cut connection shows that it is incomplete.
             if call.status:
                 raise
-            await api_error(error).response()(scope, receive, send)
+            answer = api_error(error)
+            if scope["method"] == "POST":  # it may have created something before it failed
+                answer.headers = NO_RETRY
+            await answer.response()(scope, receive, send)
 
 
 def _request_id(scope: Scope) -> str:

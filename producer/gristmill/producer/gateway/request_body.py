@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from fastapi import Request
-from ulid import ULID
 
 from gristmill.producer.gateway.body_pool import BodyShare
 from gristmill.producer.gateway.http_errors import ApiError, too_large
@@ -88,7 +87,13 @@ async def unstalled(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def queued_request(
-    body: bytes, tenant: Tenant, key: str | None, call_id: str, max_request_bytes: int
+    body: bytes,
+    tenant: Tenant,
+    key: str | None,
+    *,
+    call_id: str,
+    new_id: str,
+    max_request_bytes: int,
 ) -> QueuedRequest:
     """Return the request of a body. Its tenant is the caller, even if the body names another.
 
@@ -97,12 +102,13 @@ def queued_request(
         tenant: The calling tenant.
         key: The Idempotency-Key, which becomes part of the request's id.
         call_id: The X-Request-Id of the call, which becomes part of the metadata.
+        new_id: Id of a request without an id and a key.
         max_request_bytes: Largest request that the queue takes.
 
     Raises:
         InvalidRequest: The body breaks a rule.
     """
-    default_id = key or str(ULID())
+    default_id = key or new_id
     defaults = {"priority": lower_of("normal", tenant.max_priority)}
     request = request_from_json(
         body, max_request_bytes=max_request_bytes, default_id=default_id, defaults=defaults

@@ -6,14 +6,19 @@ The API: https://platform.openai.com/docs/api-reference/batch
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from starlette.requests import ClientDisconnect
 
+from gristmill.producer.batches.batch_service import new_batch_id
 from gristmill.producer.batches.batch_spec import BatchSpec
+from gristmill.producer.batches.creations import CreationKey
 from gristmill.producer.batches.objects import BatchObject, Mode, Order, UnknownFields
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, caller_of
+from gristmill.producer.gateway.creation import IdempotencyKey, creating
 from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.gateway.request_body import read_body
 from gristmill.producer.gateway.upload_form import MAX_EXPIRY_S, MIN_EXPIRY_S
@@ -24,6 +29,8 @@ router = APIRouter(tags=["batches"])
 
 MAX_BODY_BYTES = 2**20
 """Largest body of a new batch."""
+
+MAY_EXIST = "a new batch may exist, GET /v1/batches shows it"
 
 MetadataName = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -104,11 +111,11 @@ async def create(
     request: Request,
     gateway: CurrentGateway,
     tenant: CallingTenant,
+    idempotency_key: IdempotencyKey = None,
 ) -> object:
-    """Run every line of a file as one request.
-
-    The gateway does not retry: a repeat would make a second batch.
-    """
+    """Run every line of a file as one request. Repeated calls with the same Idempotency-Key create one batch."""
+    if await request.is_disconnected():  # its client may have given up and called again
+        raise ClientDisconnect
     expires = new.output_expires_after
     spec = BatchSpec(
         **new.model_dump(exclude={"output_expires_after", "priority"}),
@@ -116,9 +123,21 @@ async def create(
         max_priority=tenant.max_priority,
         output_expires_after_s=expires.seconds if expires else None,
     )
-    made = await gateway.batches.create(tenant.name, spec, max_open=tenant.max_batches)
+    with creating(MAY_EXIST, is_repeatable=idempotency_key is not None):
+        made = await retry_redis(
+            gateway.batches.create,
+            tenant.name,
+            spec,
+            max_open=tenant.max_batches,
+            batch_id=new_batch_id(),
+            key=_creation_key(idempotency_key, "create", new.model_dump()),
+        )
     request.state.call.facts["batch"] = made.id
     return made
+
+
+def _creation_key(key: str | None, *asked: object) -> CreationKey | None:
+    return CreationKey.of(key, orjson.dumps(asked)) if key is not None else None
 
 
 @router.get("/v1/batches", response_model=BatchPage)
@@ -150,15 +169,22 @@ async def retry(
     request: Request,
     gateway: CurrentGateway,
     tenant: CallingTenant,
+    *,
     is_all: Annotated[
         bool, Query(alias="all", description="run also the lines that can never succeed")
     ] = False,
+    idempotency_key: IdempotencyKey = None,
 ) -> object:
     """Run the failed lines of a batch that has ended, as a new batch."""
-    made = await gateway.batches.retry_failed(
-        tenant.name, batch_id,
-        max_open=tenant.max_batches, max_priority=tenant.max_priority, is_all=is_all,
-    )  # fmt: skip
+    with creating(MAY_EXIST, is_repeatable=idempotency_key is not None):
+        made = await gateway.batches.retry_failed(
+            tenant.name,
+            batch_id,
+            max_open=tenant.max_batches,
+            max_priority=tenant.max_priority,
+            is_all=is_all,
+            key=_creation_key(idempotency_key, "retry", batch_id, is_all),
+        )
     request.state.call.facts["batch"] = made.id
     return made
 

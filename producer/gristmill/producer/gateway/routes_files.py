@@ -3,7 +3,6 @@
 The API: https://platform.openai.com/docs/api-reference/files
 """
 
-import asyncio
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -12,20 +11,14 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from gristmill.producer.batches.objects import FileObject, Purpose
-from gristmill.producer.batches.upload import Upload
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, caller_of
-from gristmill.producer.gateway.http_errors import too_large
+from gristmill.producer.gateway.creation import IdempotencyKey
+from gristmill.producer.gateway.file_upload import CHUNK_BYTES, FileUpload
 from gristmill.producer.gateway.redis_retry import retry_redis
-from gristmill.producer.gateway.request_body import declared_bytes, unstalled
-from gristmill.producer.gateway.upload_form import FORM_SCHEMA, UploadForm
+from gristmill.producer.gateway.request_body import declared_bytes
+from gristmill.producer.gateway.upload_form import FORM_SCHEMA
 
 router = APIRouter(tags=["files"])
-
-CHUNK_BYTES = 2**20
-"""Bytes of one write; a thread for each packet would cost more than the write itself."""
-
-FORM_BYTES = 2**16
-"""Most bytes of a form without its file."""
 
 
 class FilePage(BaseModel):
@@ -49,37 +42,24 @@ class DeletedFile(BaseModel):
 @router.post(
     "/v1/files", response_model=FileObject, openapi_extra={"requestBody": dict(FORM_SCHEMA)}
 )
-async def upload(request: Request, gateway: CurrentGateway, tenant: CallingTenant) -> FileObject:
-    """Upload a JSONL file of requests. Its fields may come before the file or after it."""
-    max_bytes = gateway.settings.max_file_bytes + FORM_BYTES
-    declared = declared_bytes(request)
-    if declared > max_bytes:
-        raise too_large("the file", gateway.settings.max_file_bytes, "GRISTMILL_MAX_FILE_BYTES")
+async def create(
+    request: Request,
+    gateway: CurrentGateway,
+    tenant: CallingTenant,
+    idempotency_key: IdempotencyKey = None,
+) -> FileObject:
+    """Upload a JSONL file of requests. Its fields may come before the file or after it.
+
+    Repeated calls with the same Idempotency-Key store one file.
+    """
+    upload = FileUpload(gateway.batches, tenant.name, request, idempotency_key)
+    upload.check_length()
     with gateway.body_pools.share(caller_of(request, tenant)) as share:
         buffer_bytes = 2 * CHUNK_BYTES + gateway.batches.files.storage.buffer_bytes
-        share.resize(min(declared or buffer_bytes, buffer_bytes))
-        async with Upload(gateway.batches.files, tenant.name) as upload:
-            await upload.reserve(max(0, declared - FORM_BYTES))
-            form = UploadForm(request.headers.get("content-type", ""), upload.write)
-            await _receive(form, request, max_bytes, upload)
-            file = await upload.finish(*form.finished())
+        share.resize(min(declared_bytes(request) or buffer_bytes, buffer_bytes))
+        file = await upload.run()
     request.state.call.facts["file"] = file.id
     return file
-
-
-async def _receive(form: UploadForm, request: Request, max_bytes: int, upload: Upload) -> None:
-    num_bytes, unwritten = 0, bytearray()
-    async for chunk in unstalled(request.stream()):
-        num_bytes += len(chunk)
-        if num_bytes > max_bytes:
-            raise too_large("the body", max_bytes, "GRISTMILL_MAX_FILE_BYTES")
-        unwritten += chunk
-        if len(unwritten) >= CHUNK_BYTES:
-            if not declared_bytes(request):
-                await upload.reserve(num_bytes)
-            await asyncio.to_thread(form.receive, bytes(unwritten))
-            unwritten.clear()
-    await asyncio.to_thread(form.receive, bytes(unwritten))
 
 
 @router.get("/v1/files", response_model=FilePage)

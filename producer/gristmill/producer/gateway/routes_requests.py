@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request, Response
 from prometheus_client import Counter
 from pydantic import BaseModel
+from ulid import ULID
 
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway, caller_of
+from gristmill.producer.gateway.creation import IdempotencyKey, creating
 from gristmill.producer.gateway.redis_retry import REDIS_RETRY_S, retry_redis
 from gristmill.producer.gateway.request_body import (
     BODY_SCHEMA,
@@ -33,6 +35,8 @@ from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
 router = APIRouter(tags=["requests"])
+
+MAY_EXIST = "the request may be queued under an id that you cannot know"
 
 RequestStatus = Literal[
     "queued", "delayed", "running", "succeeded", "failed", "cancelled", "expired"
@@ -91,7 +95,7 @@ async def submit(
     *,
     gateway: CurrentGateway,
     tenant: CallingTenant,
-    idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
+    idempotency_key: IdempotencyKey = None,
     prefer: Annotated[str | None, Header(description="wait=SECONDS")] = None,
 ) -> RequestObject:
     """Queue a request. Repeated calls with the same Idempotency-Key queue it once."""
@@ -133,19 +137,23 @@ async def _queue(
 ) -> RequestObject:
     """Read a call's body and queue its request. The call holds its share of memory until then, not while it waits."""
     max_bytes = gateway.settings.max_request_bytes
-    declared = declared_bytes(request)
+    declared, new_id = declared_bytes(request), str(ULID())
     await _check_load(gateway, tenant, key, declared)
     with gateway.body_pools.share(caller_of(request, tenant)) as share:
         body = await read_body(
             request, share, max_element_bytes(max_bytes), "GRISTMILL_MAX_REQUEST_BYTES"
         )
-        queued = queued_request(body, tenant, key, request.state.call.request_id, max_bytes)
+        queued = queued_request(
+            body, tenant, key,
+            call_id=request.state.call.request_id, new_id=new_id, max_request_bytes=max_bytes,
+        )  # fmt: skip
         request.state.call.facts["id"] = queued.id
         if names_media(queued):
             await gateway.media.check(queued)
         if not declared:
             await _check_load(gateway, tenant, key, len(body))
-        await _submit(gateway, queued)
+        with creating(MAY_EXIST, is_repeatable=key is not None or not queued.id.endswith(new_id)):
+            await _submit(gateway, queued)
     return RequestObject(
         id=queued.id,
         status="delayed" if queued.delay_s else "queued",

@@ -22,15 +22,19 @@
 --   files:<tenant>         ZSET    ids of the tenant's files, all scores 0
 --   storage:<tenant>       HASH    what the storage keeps for a tenant: a file -> bytes, a running batch -> bytes of
 --                                  its parts, total -> their sum
+--   idempotency:<tenant>:<key>  STRING  "digest|id" of what the call with this Idempotency-Key created; with a TTL
 --   files_expiring         ZSET    ids of files -> second at which the file is deleted
 
 local prefix, call = KEYS[1], redis.call
 local batch, tenant, record, max_open = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
+if call("EXISTS", prefix .. "batch_record:" .. batch) == 1 then -- it may have ended: list it as open no more
+  return 1
+end
 if max_open > 0 and call("SCARD", prefix .. "batches_open:" .. tenant) >= max_open then
   return 0
 end
-call("HSETNX", prefix .. "batch_record:" .. batch, "record", record)
+call("HSET", prefix .. "batch_record:" .. batch, "record", record)
 call("ZADD", prefix .. "batches:" .. tenant, 0, batch)
 call("SADD", prefix .. "batches_open:" .. tenant, batch)
 call("ZADD", prefix .. "batches_due:steps:" .. tenant, "NX", 0, batch)

@@ -1,0 +1,158 @@
+"""Calls that create something and come twice: one file, one batch, one request; and what may not be repeated."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+import pytest
+from batches import chat, jsonl, stewarded
+from gateways import RunningGateway, problem
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from gristmill.producer.batches.batch_records import BatchRecords
+from gristmill.producer.batches.batch_spec import BatchSpec
+from gristmill.producer.gateway import redis_retry
+from gristmill.shared.queue import Queue
+
+CHAT = "/v1/chat/completions"
+LINES = jsonl([chat("a"), chat("bad", stream=True)])
+KEY = {"Idempotency-Key": "nightly 7"}
+
+
+async def uploaded(api: httpx.AsyncClient, data: bytes = LINES, **headers: str) -> httpx.Response:
+    return await api.post("/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"}, headers=headers)  # fmt: skip
+
+
+@pytest.fixture
+async def new_batch(api: httpx.AsyncClient) -> dict[str, Any]:
+    """The body of a new batch."""
+    file = (await uploaded(api)).json()
+    return {"input_file_id": file["id"], "endpoint": CHAT, "mode": "lenient"}
+
+
+async def test_a_key_creates_one_file_even_at_the_quota(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
+    key = await gateway.add_tenant("small", max_storage_bytes=2 * 2**20)
+    async with gateway.caller(key) as api:
+        data = b"x" * 2**20 * 2
+        first = await uploaded(api, data, **KEY)
+        again = await uploaded(api, data, **KEY)
+        assert (again.status_code, again.json()) == (200, first.json())
+        other = await uploaded(api, b"y", **KEY)
+        assert (other.status_code, problem(other)["code"]) == (409, "id_conflict")
+        assert first.json()["id"] in problem(other)["message"]
+        (stored,) = [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240
+        assert stored.stat().st_size == len(data)
+        await api.delete(f"/v1/files/{first.json()['id']}")
+        assert (await uploaded(api, data, **KEY)).json()["id"] != first.json()["id"]
+
+
+async def test_a_key_creates_one_batch(
+    api: httpx.AsyncClient, other: httpx.AsyncClient, new_batch: dict[str, Any], queue: Queue
+) -> None:
+    calls = [api.post("/v1/batches", json=new_batch, headers=KEY) for _ in range(5)]
+    answers = await asyncio.gather(*calls)
+    assert {answer.status_code for answer in answers} == {200}
+    (batch_id,) = {answer.json()["id"] for answer in answers}
+    assert len((await api.get("/v1/batches")).json()["data"]) == 1
+    changed = await api.post("/v1/batches", json=new_batch | {"mode": "strict"}, headers=KEY)
+    assert (changed.status_code, problem(changed)["code"]) == (409, "id_conflict")
+    assert batch_id in problem(changed)["message"]
+    as_retry = await api.post(f"/v1/batches/{batch_id}/retry", headers=KEY)
+    assert as_retry.status_code == 409
+    assert (await other.post("/v1/batches", json=new_batch, headers=KEY)).status_code == 404
+    assert await queue.redis.ttl(queue.keys.idempotency("acme", KEY["Idempotency-Key"])) > 0
+    unkeyed = (await api.post("/v1/batches", json=new_batch)).json()
+    assert unkeyed["id"] != batch_id
+
+
+async def test_a_key_whose_call_created_nothing_may_be_used_again(
+    gateway: RunningGateway,
+) -> None:
+    key = await gateway.add_tenant("small", max_batches=1)
+    async with gateway.caller(key) as api:
+        body = {"input_file_id": (await uploaded(api)).json()["id"], "endpoint": CHAT}
+        for wrong, status in (({"endpoint": "/v1/no"}, 400), ({"input_file_id": "file-no"}, 404)):
+            refused = await api.post("/v1/batches", json=body | wrong, headers=KEY)
+            assert refused.status_code == status
+        first = await api.post("/v1/batches", json=body)
+        assert (await api.post("/v1/batches", json=body, headers=KEY)).status_code == 429
+        await gateway.gateway.batches.store.records.forget("small", first.json()["id"])
+        made = await api.post("/v1/batches", json=body | {"order": "input"}, headers=KEY)
+        assert made.status_code == 200
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_key_creates_one_retry(
+    gateway: RunningGateway, api: httpx.AsyncClient, new_batch: dict[str, Any]
+) -> None:
+    made = (await api.post("/v1/batches", json=new_batch)).json()
+    async with stewarded(gateway.gateway.batches):
+        while (await api.get(f"/v1/batches/{made['id']}")).json()["status"] != "completed":
+            await asyncio.sleep(0.05)
+    calls = [api.post(f"/v1/batches/{made['id']}/retry?all=true", headers=KEY) for _ in range(3)]
+    answers = await asyncio.gather(*calls)
+    assert {answer.status_code for answer in answers} == {200}, answers[0].text
+    (retry_id,) = {answer.json()["id"] for answer in answers}
+    assert len((await api.get("/v1/batches")).json()["data"]) == 2
+    assert retry_id != made["id"]
+    files = (await api.get("/v1/files", params={"purpose": "batch"})).json()["data"]
+    assert len(files) == 2  # the input, and that of one retry
+
+
+async def test_a_lost_reply_creates_one_batch(
+    api: httpx.AsyncClient, new_batch: dict[str, Any]
+) -> None:
+    """The gateway repeats the call to Redis by itself."""
+    create, calls = BatchRecords.create, iter([True])
+
+    async def losing(self: BatchRecords, *args: Any) -> None:
+        await create(self, *args)
+        if next(calls, False):
+            raise RedisConnectionError
+
+    with patch.object(BatchRecords, "create", losing):
+        assert (await api.post("/v1/batches", json=new_batch)).status_code == 200
+    assert len((await api.get("/v1/batches")).json()["data"]) == 1
+
+
+async def test_a_call_that_may_have_created_something_is_not_to_be_repeated(
+    api: httpx.AsyncClient, new_batch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_retry, "REDIS_RETRY_S", 0.0)
+
+    async def lost(*_: Any, **__: Any) -> None:
+        raise RedisConnectionError("gone")
+
+    plain = {"prompt": "x"}
+    with patch.object(BatchRecords, "create", lost), patch.object(Queue, "submit", lost):
+        monkeypatch.setattr("gristmill.producer.gateway.routes_requests.REDIS_RETRY_S", 0.1)
+        for path, body, own_id in (
+            ("/v1/batches", new_batch, None),
+            ("/v1/requests", plain, plain | {"id": "mine"}),
+        ):
+            unsure = await api.post(path, json=body)
+            assert (unsure.status_code, unsure.headers["x-should-retry"]) == (503, "false")
+            assert "send an Idempotency-Key" in problem(unsure)["message"]
+            assert "nothing is lost" not in problem(unsure)["message"]
+            safe = [await api.post(path, json=body, headers={"Idempotency-Key": "k"})]
+            safe += [await api.post(path, json=own_id)] if own_id else []
+            for answer in safe:
+                assert answer.status_code == 503
+                assert answer.headers["Retry-After"] == "5"
+                assert "x-should-retry" not in answer.headers
+
+
+async def test_the_same_batch_again_is_not_listed_as_open_after_its_end(
+    gateway: RunningGateway, queue: Queue
+) -> None:
+    records = gateway.gateway.batches.store.records
+    record = BatchSpec(input_file_id="file-1", endpoint=CHAT).record("batch_1", "acme", 0)
+    await records.create(record, 1)
+    await records.create(record, 1)
+    await queue.redis.srem(queue.keys.batches_open("acme"), record.id)
+    await records.create(record, 1)
+    assert await records.num_open("acme") == 0
