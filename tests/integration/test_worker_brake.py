@@ -214,15 +214,15 @@ async def test_it_says_why(
         async with start(engine, FULL_DISK) as worker:
             await until_braked(worker)
             assert worker.liveness.stalled_reason() is None
-            assert "5xx InternalServerError: No space left" in worker.liveness.unready_reason()
+            assert "500 InternalServerError: No space left" in worker.liveness.unready_reason()
             assert REGISTRY.get_sample_value("gristmill_worker_braked") == 1
             (name,) = (await queue.stats()).workers
             while not (brakes := await read_brakes(queue.redis, queue.keys, [name])):
                 await asyncio.sleep(0.01)
-            assert brakes[name].kind == "5xx InternalServerError"
+            assert brakes[name].kind == "500 InternalServerError"
             assert await queue.redis.pttl(queue.keys.worker(name)) > 0
             shown = await shell.finish("queue", "stats")
-            assert "    braked: 20 of the last 20 requests failed with 5xx Int" in shown.out
+            assert "    braked: 20 of the last 20 requests failed with 500 Int" in shown.out
             programs = await shell.finish("queue", "stats", "--json")
             assert programs.rows[0]["brakes"][name]["example_id"] in ids
             engine.fault = None

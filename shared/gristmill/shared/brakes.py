@@ -18,8 +18,8 @@ class Brake:
     """Why a worker is braked.
 
     Attributes:
-        kind: Kind of the failures, such as `5xx InternalServerError`; `LEASE_LOST` for losses of the lease.
-        num_failed: Requests that failed with this kind before the worker stopped claiming, or losses in a row.
+        kind: Kind of the failures, such as `500 InternalServerError`; `LEASE_LOST` for losses of the lease.
+        num_failed: Requests that failed before the worker stopped claiming, or losses in a row.
         num_outcomes: Requests that ended in that time, or the same losses.
         message: Beginning of the engine's last error message; empty for a 4xx, which may quote the request.
         example_id: Id of the last of these requests; empty for losses of the lease.

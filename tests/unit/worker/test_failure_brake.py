@@ -14,16 +14,18 @@ from gristmill.worker.failure_brake import (
     Outcome,
     Source,
     cause_of,
+    counts_for,
     is_mixed,
 )
 from gristmill.worker.failures import Failure
 
-BROKEN = Failure("5xx InternalServerError", may_be_own=False, message="no space")
-OTHER = Failure("5xx TimeoutError", may_be_own=False, message="")
-BAD = Failure("4xx BadRequestError", may_be_own=True, message="")
-LOST = Failure("4xx NotFoundError", may_be_own=True, message="")
-A = Source("q", "team-a", "file-1", "/v1/completions", "m")
+BROKEN = Failure("500 InternalServerError", may_be_own=False, message="no space")
+OTHER = Failure("502 TimeoutError", may_be_own=False, message="")
+BAD = Failure("400 BadRequestError", may_be_own=True, message="")
+LOST = Failure("404 NotFoundError", may_be_own=True, message="")
+A = Source("q", "team-a", "file-1")
 B = A._replace(tenant="team-b")
+FILES = (A, A._replace(batch="file-2"), A._replace(batch="file-3"))
 
 
 def outcomes(
@@ -42,12 +44,13 @@ def outcomes(
         ([(1, None), (19, BROKEN)], True),  # 95 %
         ([(2, None), (30, BROKEN)], False),
         ([(1, None), (31, BROKEN)], True),
-        ([(2, OTHER), (30, BROKEN)], False),  # two kinds
+        ([(2, OTHER), (30, BROKEN)], True),  # kinds do not matter
+        ([(2, BAD), (30, BROKEN)], False),
         ([(32, None)], False),
         ([], False),
     ],
 )
-def test_broken_engine_is_one_kind_of_failure_nearly_always(
+def test_broken_engine_fails_nearly_always(
     parts: list[tuple[int, Failure | None]], closes: bool
 ) -> None:
     cause = cause_of(outcomes(*parts))
@@ -64,8 +67,10 @@ def test_broken_engine_is_one_kind_of_failure_nearly_always(
         ([(32, BAD)], (A, B), True),
         ([(19, BAD)], (A, B), False),
         ([(1, None), (31, BAD)], (A, B), False),  # somebody was served
-        ([(1, LOST), (31, BAD)], (A, B), False),
-        ([(1, BROKEN), (31, BAD)], (A, B), False),
+        ([(1, LOST), (31, BAD)], (A, B), True),
+        ([(1, BROKEN), (31, BAD)], (A, B), True),
+        ([(32, BAD)], FILES[:2], False),  # two bad files of one script
+        ([(32, BAD)], FILES, True),
         ([(32, BAD)], (A,) * 31 + (B,), False),  # a bad file and one stray request
         ([(32, BAD)], (A, A, A, B), True),  # weights 3 and 1
     ],
@@ -76,12 +81,26 @@ def test_bad_requests_close_it_only_if_all_of_a_mixed_load_fail(
     assert (cause_of(outcomes(*parts, sources=sources)) is not None) is closes
 
 
-@pytest.mark.parametrize("field", Source._fields)
-def test_a_load_is_mixed_in_any_respect(field: str) -> None:
+@pytest.mark.parametrize("field", ["queue", "tenant"])
+def test_two_queues_or_tenants_are_mixed(field: str) -> None:
     other = A._replace(**{field: "another"})
     assert is_mixed([A, other])
     assert not is_mixed([A, A])
     assert not is_mixed([A, A, A, A, other])
+
+
+def test_three_batches_are_mixed() -> None:
+    assert is_mixed(FILES)
+    assert not is_mixed(FILES[:2])
+    assert not is_mixed([*FILES, FILES[0]])
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause", "expected"),
+    [(BROKEN, OTHER, True), (BAD, BROKEN, False), (LOST, BAD, True), (BROKEN, BAD, True)],
+)
+def test_what_can_have_the_same_cause(failure: Failure, cause: Failure, expected: bool) -> None:
+    assert counts_for(failure, cause) is expected
 
 
 class Worker:

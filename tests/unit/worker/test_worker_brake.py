@@ -7,7 +7,7 @@ from gristmill.worker.failures import Failure
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.worker_brake import WorkerBrake
 
-BROKEN = Failure("5xx NotImplementedError", may_be_own=False, message="")
+BROKEN = Failure("500 NotImplementedError", may_be_own=False, message="")
 
 
 def a_run(tenant: str) -> Any:

@@ -1,4 +1,4 @@
-"""Decide when failures of one kind show that a worker, and not its requests, is broken.
+"""Decide when failures show that a worker, and not its requests, is broken.
 
 `worker_brake.py` calls this module, which knows neither Redis nor the engine and gets every time as
 an argument. docs/decisions/0018-failure-brake.md gives the reasons for the numbers.
@@ -20,11 +20,15 @@ WINDOW_S = 60.0
 """Age in seconds at which an outcome counts no more: slow failures do not empty a queue."""
 
 FAILED_SHARE = 0.95
-"""Share of the outcomes that must have failed with one kind, if requests are not their cause."""
+"""Share of the outcomes that must have failed, if requests are not their cause."""
 
 LARGEST_SHARE = 0.75
-"""Largest share of one tenant, batch, ... in a mixed load. Two tenants of weights 3 and 1 are mixed;
-a bad file and one stray request are not."""
+"""Largest share of one queue or tenant in a mixed load. Two tenants of weights 3 and 1 are mixed; a
+bad file and one stray request are not."""
+
+LARGEST_SHARE_OF_BATCH = 0.45
+"""Largest share of one batch in a mixed load of one tenant. Two bad files of the same script are not
+mixed; three batches are."""
 
 NUM_TRIES = 5
 """Failed tries that can disprove the cause: 31 s with the default pauses."""
@@ -34,13 +38,11 @@ MAX_DOUBLINGS = 16
 
 
 class Source(NamedTuple):
-    """Where a request came from and what it asked for; see `is_mixed`."""
+    """Where a request came from; see `is_mixed`."""
 
     queue: str
     tenant: str
     batch: str
-    endpoint: str
-    model: str
 
 
 class Outcome(NamedTuple):
@@ -61,8 +63,8 @@ class Cause(NamedTuple):
     """Why the brake closed.
 
     Attributes:
-        failure: The last failure of the kind.
-        num_failed: Outcomes of this kind in the window.
+        failure: The last failure of the most frequent kind.
+        num_failed: Failures in the window that count.
         num_outcomes: Outcomes in the window.
     """
 
@@ -78,29 +80,40 @@ Change = Literal["closed", "succeeded", "disproved"]
 def is_mixed(sources: Sequence[Source]) -> bool:
     """Return whether requests are so different that they cannot have one fault in common.
 
-    They are if they came from different queues, tenants or batches, or asked for different
-    endpoints or models, and none of these had more than `LARGEST_SHARE` of them.
+    They are if they came from different queues, tenants or batches, and none of these had too large
+    a share of them. Different endpoints or models prove nothing: one bad file may name both.
     """
-    columns = zip(*sources, strict=True)
-    return any(max(Counter(column).values()) <= LARGEST_SHARE * len(sources) for column in columns)
+    shares = [max(Counter(column).values()) / len(sources) for column in zip(*sources, strict=True)]
+    limits = (LARGEST_SHARE, LARGEST_SHARE, LARGEST_SHARE_OF_BATCH)
+    return any(share <= limit for share, limit in zip(shares, limits, strict=True))
 
 
 def cause_of(outcomes: Sequence[Outcome]) -> Cause | None:
     """Return why a worker with these outcomes must stop claiming, or None.
 
-    Failures that the requests may have caused themselves (4xx) count only if every outcome is one
-    and the load is mixed. Others count from `FAILED_SHARE`.
+    Failures that the requests may have caused themselves (4xx) count only if every outcome is a
+    failure and the load is mixed. Others count from `FAILED_SHARE`, whatever their kinds.
     """
-    failures = [outcome.failure for outcome in outcomes if outcome.failure]
-    if len(outcomes) < MIN_OUTCOMES or not failures:
+    if len(outcomes) < MIN_OUTCOMES:
         return None
-    kind, num_failed = Counter(failure.kind for failure in failures).most_common(1)[0]
-    failure = [failure for failure in failures if failure.kind == kind][-1]
-    if failure.may_be_own:
-        is_proven = num_failed == len(outcomes) and is_mixed([each.source for each in outcomes])
-    else:
-        is_proven = num_failed >= FAILED_SHARE * len(outcomes)
-    return Cause(failure, num_failed, len(outcomes)) if is_proven else None
+    failures = [outcome.failure for outcome in outcomes if outcome.failure]
+    of_engine = [failure for failure in failures if not failure.may_be_own]
+    if len(of_engine) >= FAILED_SHARE * len(outcomes):
+        return Cause(_typical(of_engine), len(of_engine), len(outcomes))
+    if len(failures) == len(outcomes) and is_mixed([each.source for each in outcomes]):
+        return Cause(_typical(failures), len(failures), len(outcomes))
+    return None
+
+
+def counts_for(failure: Failure, cause: Failure) -> bool:
+    """Return whether a failure can have the same cause: the engine, or anything in a mixed load."""
+    return cause.may_be_own or not failure.may_be_own
+
+
+def _typical(failures: Sequence[Failure]) -> Failure:
+    """Return the last failure of the most frequent kind."""
+    ((kind, _),) = Counter(failure.kind for failure in failures).most_common(1)
+    return [failure for failure in failures if failure.kind == kind][-1]
 
 
 class FailureBrake:
@@ -180,13 +193,11 @@ class FailureBrake:
     def _tries_show(self, cause: Failure) -> bool:
         """Return whether the latest tries failed as the cause says.
 
-        A 4xx of a load that is not mixed any more, or another kind alone, can have its cause in the
-        requests. A single bad file must not hold a worker.
+        A 4xx of a load that is not mixed any more, or after errors of the engine, can have its cause
+        in the requests. A single bad file must not hold a worker.
         """
-        has_kind = any(each.failure and each.failure.kind == cause.kind for each in self._tries)
-        return has_kind and (
-            not cause.may_be_own or is_mixed([try_.source for try_ in self._tries])
-        )
+        shows = any(each.failure and counts_for(each.failure, cause) for each in self._tries)
+        return shows and (not cause.may_be_own or is_mixed([each.source for each in self._tries]))
 
     def _open(self, now_s: float, change: Change) -> Change:
         self.cause = None

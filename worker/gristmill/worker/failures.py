@@ -1,6 +1,6 @@
-"""Name the kind of a failed run, so that failures with one cause can be counted together.
+"""Name the kind of a failed run, and whose fault it may be.
 
-`runner.py` calls this module; `failure_brake.py` counts the kinds. A kind never has text of a
+`runner.py` calls this module; `failure_brake.py` counts the failures. A kind never has text of a
 message, because messages contain ids and numbers.
 """
 
@@ -29,8 +29,8 @@ class Failure:
     """One failed run of a request.
 
     Attributes:
-        kind: Class of the status, and the engine's error type and code if they are names:
-            `5xx InternalServerError`.
+        kind: Status, and the engine's error type and code if they are names:
+            `500 InternalServerError`.
         may_be_own: True if the request itself may be the cause, and the engine may be well.
         message: Beginning of the error message; empty if it may quote the request.
     """
@@ -43,16 +43,17 @@ class Failure:
 def failure_of_answer(response: Response) -> Failure | None:
     """Return the failure that an answer tells, or None if the answer tells none of the engine.
 
-    A 401 is not the request's own: a request carries no login, so `VLLM_API_KEY` is wrong. The
-    message of any other 4xx is left out, because validation errors quote the prompt.
+    A 401 is not the request's own: a request carries no login, so `VLLM_API_KEY` is wrong. A 501 is:
+    the request asks for what this engine does not have. The message of a failure that may be the
+    request's own is left out, because validation errors quote the prompt.
     """
     if response.status < HTTPStatus.BAD_REQUEST or response.is_refusal:
         return None
     error = _error_in(response.body)
-    words = [f"{response.status // 100}xx", *filter(None, map(_name, _type_and_code(error)))]
-    may_be_own = (
-        response.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        and response.status != HTTPStatus.UNAUTHORIZED
+    words = [str(response.status), *filter(None, map(_name, _type_and_code(error)))]
+    is_client_error = response.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    may_be_own = response.status == HTTPStatus.NOT_IMPLEMENTED or (
+        is_client_error and response.status != HTTPStatus.UNAUTHORIZED
     )
     message = "" if may_be_own else _one_line(error.get("message", ""))
     return Failure(" ".join(words), may_be_own=may_be_own, message=message)

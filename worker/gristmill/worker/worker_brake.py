@@ -14,7 +14,7 @@ from gristmill.shared.brakes import Brake
 from gristmill.shared.records import Record
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
-from gristmill.worker.failure_brake import Cause, Change, FailureBrake, Outcome, Source
+from gristmill.worker.failure_brake import Cause, Change, FailureBrake, Outcome, Source, counts_for
 from gristmill.worker.failures import Failure, failure_of_answer
 from gristmill.worker.liveness import Liveness
 
@@ -117,12 +117,12 @@ class WorkerBrake:
 
         Returns:
             True if the request must go back uncounted instead of failing: it ran before the brake
-            closed, and failed with the same kind.
+            closed, and its failure can have the same cause.
         """
         now_s, cause = time.monotonic(), self._rule.cause
         is_try = request is self._try
         if cause and failure and not is_try:
-            return failure.kind == cause.failure.kind
+            return counts_for(failure, cause.failure)
         outcome = Outcome(now_s, _source(request), failure)
         if is_try:
             self._report(self._rule.note_try(outcome), request)
@@ -166,4 +166,4 @@ class WorkerBrake:
 
 def _source(request: RunRequest) -> Source:
     record = request.record
-    return Source(request.queue, record.tenant, record.batch, record.endpoint, record.model)
+    return Source(request.queue, record.tenant, record.batch)
