@@ -32,6 +32,9 @@ anyway."""
 MAX_WAITING = 1
 """Jobs that may wait in RQ, where they no longer give way to another tenant's."""
 
+MAX_LOOKED_AT = 8
+"""Due batches that one look reads; all but the first may have a job that another dispatcher just made."""
+
 MAX_THREADS = 128
 """Threads for DNS and storage: more than all concurrent work needs, so that no look-up waits for another's."""
 
@@ -108,7 +111,9 @@ class Dispatcher:
     async def _enqueue_due(self, store: BatchStore) -> int:
         """Enqueue jobs until `MAX_WAITING` wait; return the number of those that wait."""
         num_waiting = await asyncio.to_thread(self._jobs.num_waiting)
-        due = await store.due.batches("steps") if num_waiting < MAX_WAITING else []
+        due = []
+        if num_waiting < MAX_WAITING:
+            due = await store.due.batches("steps", limit=MAX_LOOKED_AT)
         for each in due:
             if num_waiting >= MAX_WAITING:
                 break

@@ -47,7 +47,7 @@ def concurrent_works(settings: StewardSettings, time_slice: TimeSlice) -> Sequen
 
     return (
         ConcurrentWork(
-            "files", write_files, max_running=8, max_a_tenant=1, timeout_s=FILES_TIMEOUT_S
+            "files", write_files, max_running=4, max_a_tenant=1, timeout_s=FILES_TIMEOUT_S
         ),
         ConcurrentWork(
             "webhooks", Deliveries(settings).deliver, max_running=64, max_a_tenant=4,

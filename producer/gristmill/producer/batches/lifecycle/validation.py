@@ -98,7 +98,7 @@ class Validation:
         by_line = array("Q")
         for path in self._before.custom_ids:
             by_line.frombytes(b"".join(self._store.storage.chunks(path)))
-        return CustomIds(by_line)
+        return CustomIds(by_line, self._before.num_bad)
 
     async def _read(self, validator: LineValidator, input_path: str, may_go_on: MayGoOn) -> Outcome:
         """Check lines until something stops the slice."""

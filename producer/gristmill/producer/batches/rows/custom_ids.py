@@ -69,12 +69,13 @@ class CustomIds:
 
     Args:
         by_line: Digests of the lines that were read before, as `digests` returned them.
+        num_duplicates: Most duplicates that they may have.
     """
 
-    def __init__(self, by_line: "array[int] | None" = None) -> None:
+    def __init__(self, by_line: "array[int] | None" = None, num_duplicates: int = 0) -> None:
         self._by_line = array("Q") if by_line is None else by_line
         self._digests = set(self._by_line)
-        self._num_duplicates = 0
+        self._num_duplicates = num_duplicates
 
     def add(self, custom_id: str, number: int) -> int | None:
         """Remember a line's custom_id and return the earlier line that has it, or None.
