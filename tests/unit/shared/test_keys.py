@@ -36,11 +36,12 @@ def test_other_queue_names_are_refused_by_name(name: str) -> None:
 def test_no_two_keys_collide() -> None:
     keys = Keys("q")
     names = [name for name in dir(keys) if not name.startswith("_")]
-    plain = {f.name for f in fields(keys)} | {"prefix", "pattern", "of_kind", "parse", "waiting", "batches_due"}  # fmt: skip
-    made = [getattr(keys, name) for name in names if name not in plain]
+    two_names = {"batches_due", "idempotency"}
+    plain = {f.name for f in fields(keys)} | {"prefix", "pattern", "of_kind", "parse", "waiting"}
+    made = [getattr(keys, name) for name in names if name not in plain | two_names]
     values = [value if isinstance(value, str) else value("x") for value in made]
     values += [keys.waiting("x", "x", kind) for kind in (PENDING, *ORDERED_KINDS)]
-    values.append(keys.batches_due("x", "x"))
+    values += [getattr(keys, name)("x", "x") for name in sorted(two_names)]
     assert len(set(values)) == len(values)
     assert all(value.startswith(keys.prefix) for value in values)
 
