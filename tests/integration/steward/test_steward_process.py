@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -196,15 +197,22 @@ async def test_a_steward_waits_for_a_redis_that_is_not_there_yet(tmp_path: Path)
     port = free_port()
     url = f"redis://127.0.0.1:{port}/0"
     async with steward_process(STUB, url, "test", tmp_path, "redis.waited_for") as steward:
+        code, reason = await asyncio.to_thread(_probe, steward.port, "readyz")
+        assert (code, "Redis" in reason) == (503, True)
         with running_server(port=port):
             await steward.until("steward.started")
-            assert await asyncio.to_thread(_probe, steward.port) == (200, "ok\n")
+            assert await asyncio.to_thread(_probe, steward.port, "healthz") == (200, "ok\n")
+            assert await asyncio.to_thread(_probe, steward.port, "readyz") == (200, "ok\n")
             assert (await steward.terminate())[0] == 0
 
 
-def _probe(port: int) -> tuple[int, str]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
-        return answer.status, answer.read().decode()
+def _probe(port: int, name: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 async def test_a_cluster_needs_another_redis_for_rq(place: Place) -> None:

@@ -65,6 +65,7 @@ class Steward:
         self._settings = settings
         self._time_slice = registry.time_slice
         self._notice_wait = RedisNotice(settings.rq_url)
+        self._is_started = False
         self._redis = rq_connect(settings.rq_url)
         self._queue = rq_queue_of(self._redis, settings.queue, registry.job_class)
         separate = rq_queue_of(rq_connect(settings.rq_url), settings.queue, registry.job_class)
@@ -87,6 +88,7 @@ class Steward:
         with suppress(Stopped):
             self._until_redis_answers()
             self._dispatcher.start()
+            self._is_started = True
             log.info("steward.started", rq_queue=self._queue.name)
             while not self._time_slice.is_stopping:
                 self._work()
@@ -154,7 +156,9 @@ class Steward:
     def _open_probes(self) -> ProbeServer:
         host, port = self._settings.health_host, self._settings.health_port
         try:
-            probes = ProbeServer(host, port, {"/healthz": self._stalled_reason})
+            probes = ProbeServer(
+                host, port, {"/healthz": self._stalled_reason, "/readyz": self._unready_reason}
+            )
         except OSError as error:
             message = (
                 f"the probes cannot listen on port {port} ({error}); set GRISTMILL_HEALTH_PORT"
@@ -162,6 +166,9 @@ class Steward:
             raise SettingsError(message) from error
         probes.start()
         return probes
+
+    def _unready_reason(self) -> str | None:
+        return self._stalled_reason() if self._is_started else "Redis has not answered yet"
 
     def _stalled_reason(self) -> str | None:
         if time.monotonic() - self._dispatcher.last_look_s > STALL_S:

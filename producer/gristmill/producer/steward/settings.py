@@ -36,7 +36,7 @@ class StewardSettings(BatchSettings):
         ),
     ] = ""
     health_host: Annotated[
-        str, Field(description="address on which the probe `/healthz` listens")
+        str, Field(description="address on which the probes listen: `/healthz`, `/readyz`")
     ] = "0.0.0.0"  # noqa: S104  # a pod's
     health_port: Annotated[
         int, Field(ge=0, le=65_535, description="port of the probe; 0 picks a free port")
