@@ -9,6 +9,7 @@ from queues import ERROR, a_request, claim, open_worker
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec
+from gristmill.producer.batches.creations import CreationKey
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.tenants import Tenant, Tenants
@@ -112,8 +113,9 @@ async def _fill_batches(batches: Batches, tenant: str, marker: str) -> None:
     calls = iter([True, True])
     await advance(batches.store, running.id, lambda _: next(calls, False))
     batches.store.storage.write(f"batches/{running.id}/output.1", marker.encode())
-    await batches.create(tenant, spec)
+    await batches.create(tenant, spec, key=CreationKey.of("nightly", marker.encode()))
     unfinished = Upload(batches.files, tenant)
     await unfinished.__aenter__()
+    await unfinished.reserve(9)
     unfinished.write(marker.encode())
     unfinished._opened().close()

@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
+import orjson
 import pytest
 from batches import chat, jsonl, stewarded
 from gateways import RunningGateway, problem
@@ -14,6 +15,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from gristmill.producer.batches.batch_records import BatchRecords
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.gateway import redis_retry
+from gristmill.producer.gateway.tenant_limits import TenantLimits
+from gristmill.producer.tenants import Tenant
 from gristmill.shared.queue import Queue
 
 CHAT = "/v1/chat/completions"
@@ -156,3 +159,32 @@ async def test_the_same_batch_again_is_not_listed_as_open_after_its_end(
     await queue.redis.srem(queue.keys.batches_open("acme"), record.id)
     await records.create(record, 1)
     assert await records.num_open("acme") == 0
+
+
+async def test_a_client_that_has_left_creates_no_batch(
+    gateway: RunningGateway, key: str, api: httpx.AsyncClient, new_batch: dict[str, Any]
+) -> None:
+    """Regression: a client that timed out and called again had two batches, all work twice."""
+    count_call, has_left = TenantLimits.count_call, asyncio.Event()
+
+    async def late(self: TenantLimits, tenant: Tenant) -> None:
+        await has_left.wait()
+        await count_call(self, tenant)
+
+    body = orjson.dumps(new_batch)
+    head = f"POST /v1/batches HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    tasks = gateway.server.server_state.tasks
+    with patch.object(TenantLimits, "count_call", late):
+        host, port = gateway.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode() + body)
+        while not tasks:
+            await asyncio.sleep(0.01)
+        connections = len(gateway.server.server_state.connections)
+        writer.close()
+        while len(gateway.server.server_state.connections) == connections:
+            await asyncio.sleep(0.01)
+        has_left.set()
+        while tasks:
+            await asyncio.sleep(0.01)
+    assert (await api.get("/v1/batches")).json()["data"] == []
