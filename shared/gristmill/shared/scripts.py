@@ -5,6 +5,7 @@ share. A script runs whole or not at all, so each verb is atomic. `tests/unit/sh
 that no verb lacks a function that it calls, and that no verb includes an unused subject.
 """
 
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from gristmill.shared.keys import queue_of
+from gristmill.shared.key_types import type_of
+from gristmill.shared.keys import LANES, queue_of
 from gristmill.shared.queue_format import FORMAT, wrong_format
 from gristmill.shared.redis_full import RedisFull
 
@@ -78,6 +80,13 @@ OTHER_FLAGS = "#!lua flags=allow-oom"
 """First line of the other verbs: they end requests, which frees memory, or move existing ones."""
 
 
+_COUNTING = {"list": "LLEN", "set": "SCARD", "zset": "ZCARD", "hash": "HLEN"}
+"""Type -> the command that counts its elements and fails for other types."""
+
+KINDS_OF_LANES = ("flows", "debt")
+"""Kinds of which each lane has one key."""
+
+
 def lua_text(name: str) -> str:
     """Return one Lua file: `claim` or `includes/schema`."""
     return (files("gristmill.shared") / "lua" / f"{name}.lua").read_text()
@@ -87,7 +96,25 @@ def lua_text(name: str) -> str:
 def script_source(verb: str) -> str:
     """Return the whole script of a verb: its flags, the subjects that it includes, its own file."""
     included = [lua_text(f"includes/{subject}") for subject in INCLUDES[verb]]
-    return "\n".join((FLAGS.get(verb, OTHER_FLAGS), *included, lua_text(verb)))
+    script = "\n".join((FLAGS.get(verb, OTHER_FLAGS), *included, lua_text(verb)))
+    return script.replace("CHECKED_NAMES = {}", f"CHECKED_NAMES = {_names_to_check(script)}")
+
+
+def _names_to_check(script: str) -> str:
+    """Return a Lua table of the keys without a variable name that a script uses, for `includes/types.lua`.
+
+    A check of all such keys would cost a submit of one request three quarters more time.
+    """
+    names: dict[str, list[str]] = {}
+    for found in sorted(set(re.findall(r'prefix \.\. "([a-z_]+:?)"', script))):
+        kind, colon, _ = found.partition(":")
+        counting = _COUNTING.get(type_of(kind, "") or "")
+        if counting and not colon:
+            names.setdefault(counting, []).append(found)
+        elif kind in KINDS_OF_LANES:
+            names.setdefault("ZCARD", []).extend(found + lane for lane in LANES)
+    rows = (f"{counting} = {{ {str(row)[1:-1]} }}" for counting, row in names.items())
+    return f"{{ {', '.join(rows)} }}"
 
 
 class Scripts:

@@ -5,7 +5,7 @@ from inspect import signature
 
 from gristmill.shared.key_types import moved_in_words, type_of
 from gristmill.shared.keys import Keys
-from gristmill.shared.scripts import lua_text
+from gristmill.shared.scripts import VERBS, lua_text, script_source
 
 
 def test_every_key_has_a_type() -> None:
@@ -19,11 +19,24 @@ def test_every_key_has_a_type() -> None:
             assert is_known, f"key_types.py has another type for {name}, or none"
 
 
-def test_fixed_keys_of_the_schema_are_checked_by_scripts() -> None:
-    schema, types = (lua_text(f"includes/{name}") for name in ("schema", "types"))
-    found = re.findall(r"^--   (\w+) +(?:LIST|SET|HASH|ZSET) ", schema, re.MULTILINE)
+def checked_names(verb: str) -> set[str]:
+    """Return the keys whose types the script of a verb checks before it writes."""
+    (table,) = re.findall(r"CHECKED_NAMES = (.*)", script_source(verb)) or [""]
+    return set(re.findall(r"'([\w:]+)'", table))
+
+
+def test_script_checks_the_keys_that_it_uses_and_no_others() -> None:
+    assert checked_names("beat") == {"times", "workers", "wrong_types"}
+    assert {"delayed", "flows:high", "debt:low", "tenant_weights"} < checked_names("claim")
+    assert "owner" not in checked_names("submit")
+
+
+def test_every_key_without_a_name_is_checked_by_some_script() -> None:
+    found = re.findall(
+        r"^--   (\w+) +(?:LIST|SET|HASH|ZSET) ", lua_text("includes/schema"), re.MULTILINE
+    )
     assert len(found) > 20
-    assert set(found) <= set(re.findall(r'"(\w+)"', types))
+    assert set(found) <= set().union(*map(checked_names, VERBS))
 
 
 def test_words_name_the_key_its_new_name_and_the_remedy() -> None:

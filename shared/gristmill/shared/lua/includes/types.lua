@@ -6,19 +6,12 @@
 
 local FORMAT_OF_KEYS = "1"
 local MAX_WRONG_TYPES = 1000 -- keys kept; what is wrong beyond them is deleted
-local FIXED_NAMES = { -- command that counts the elements of a type -> names of the keys that every queue may have
-  LLEN = { "inbox", "inbox_suspects", "batches_done", "doorbell", "steward_doorbell" },
-  SCARD = { "wrong_types", "parked", "tenants" },
-  ZCARD = { "flows:suspect", "flows:high", "flows:normal", "flows:low", "debt:suspect", "debt:high", "debt:normal",
-    "debt:low", "workers", "delayed", "deadlines", "dead_letters", "files_expiring",
-    "steward_time:steps", "steward_time:files", "steward_time:webhooks" },
-  HLEN = { "scheduling", "pauses", "virtual_time", "tenant_weights", "tenant_output_shares", "prefix_groups", "attempts",
-    "owner", "dead_letter_info", "times", "stats", "pace", "tenant_load", "api_keys" },
-}
+-- Command that counts the elements of a type -> names of keys. scripts.py fills it with those that the script uses.
+local CHECKED_NAMES = {}
 
 local format_of_queue = call("MGET", prefix .. "format")[1] -- false too if it has a wrong type
 local has_our_types = not format_of_queue or format_of_queue == FORMAT_OF_KEYS
-local checked_names = {} -- name -> true
+local seen_names = {} -- name -> true
 
 local function move_away(name)
   local index_key, kept_key = prefix .. "wrong_types", prefix .. "wrong_type:" .. name
@@ -35,8 +28,8 @@ end
 -- Return the key of a name; a value of a wrong type is moved away. `counting` is the command that counts the elements
 -- of the right type. STRINGs need no check: MGET reads another type as nothing, and SET replaces it.
 local function key_of(name, counting)
-  if has_our_types and not checked_names[name] then
-    checked_names[name] = true
+  if has_our_types and not seen_names[name] then
+    seen_names[name] = true
     local reply = redis.pcall(counting, prefix .. name)
     if type(reply) == "table" and string.find(reply.err, "WRONGTYPE", 1, true) then
       move_away(name)
@@ -45,8 +38,19 @@ local function key_of(name, counting)
   return prefix .. name
 end
 
-for counting, names in pairs(FIXED_NAMES) do
-  for _, name in ipairs(names) do
-    key_of(name, counting)
+local function for_checked_names(check)
+  for counting, names in pairs(CHECKED_NAMES) do
+    for i = 1, #names do
+      check(names[i], counting)
+    end
   end
+end
+
+local function count_elements(name, counting)
+  call(counting, prefix .. name)
+end
+
+-- One protected call for all keys costs half of one for each, and nearly always nothing is wrong.
+if has_our_types and not pcall(for_checked_names, count_elements) then
+  for_checked_names(key_of)
 end
