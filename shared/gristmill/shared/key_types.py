@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from gristmill.shared.keys import Keys
 
 _KINDS_OF_TYPE = {
-    "string": "format request result last_claim tenant file batch_lease",
+    "string": "format request result last_claim tenant file batch_lease idempotency",
     "list": "inbox inbox_suspects pending batches_done finished doorbell abort rate batch_parts steward_doorbell",
     "set": "parked wrong_types tenants batches_open",
     "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers delayed deadlines dead_letters"
