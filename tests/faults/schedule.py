@@ -71,6 +71,7 @@ class Schedule:
     Attributes:
         seed: What it was made from.
         max_in_flight: Of each worker.
+        refill: Free places that a full worker waits for; None for its default.
         clock_offsets_s: Of each worker's host.
         prompts: What the producer submits, by id.
         faults: What goes wrong.
@@ -78,6 +79,7 @@ class Schedule:
 
     seed: int
     max_in_flight: int
+    refill: int | None
     clock_offsets_s: tuple[float, ...]
     prompts: dict[str, Prompt]
     faults: tuple[Fault, ...]
@@ -108,7 +110,8 @@ def schedule_of(seed: int) -> Schedule:
     for place in chance.sample(range(number), num_culprits):
         prompts[f"r{place}"] = Prompt(f"{chance.choice((KILLS_ENGINE, KILLS_WORKER))} {place}", 20)
     faults = tuple(_fault(chance, num_workers) for _ in range(chance.randint(1, 4)))
-    return Schedule(seed, chance.choice((2, 8, 32)), offsets, prompts, faults)
+    refill = chance.choice((None, 4))
+    return Schedule(seed, chance.choice((2, 8, 32)), refill, offsets, prompts, faults)
 
 
 def _prompt(chance: random.Random, number: int) -> Prompt:

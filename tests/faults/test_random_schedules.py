@@ -26,7 +26,11 @@ async def run(schedule: Schedule, folder: Path) -> Outcome:
     """Run a schedule to its end and check it."""
     async with open_cell(BINARIES[schedule.seed % len(BINARIES)], folder) as cell:
         for offset_s in schedule.clock_offsets_s:
-            await cell.add_worker(clock_offset_s=offset_s, max_in_flight=schedule.max_in_flight)
+            await cell.add_worker(
+                clock_offset_s=offset_s,
+                max_in_flight=schedule.max_in_flight,
+                refill=schedule.refill,
+            )
         producer = await cell.add_producer(schedule.prompts)
         inflicting = asyncio.gather(*(cell.inflict(fault) for fault in schedule.faults))
         async with asyncio.timeout(LIMIT_S):
