@@ -9,6 +9,7 @@ from command_line import CommandLine, SettlingWorker
 from queues import claimed_by, die, end_lease, open_worker
 
 from gristmill.producer.commands.hold_ups import HoldUps
+from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
 from gristmill.shared.queue import Queue
 
 ALIVE = "is alive; requests run"
@@ -84,3 +85,26 @@ async def test_requests_of_a_dead_worker_are_not_in_flight(redis_url: str, tmp_p
             rest = (await process.stderr.read()).decode()
         assert await process.wait() == 0, rest
     assert "5 finished in" in rest
+
+
+async def test_a_pause_is_told_with_its_reason_and_its_end(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold_ups = HoldUps(queue.keys.queue)
+    await open_worker(queue)
+    assert await told(hold_ups, queue, capsys) == ""
+    await queue.pauses.pause(WHOLE_QUEUE, "ann", "new cards")
+    said = await told(hold_ups, queue, capsys)
+    assert f"nothing runs: queue {queue.keys.queue} is paused since" in said
+    assert (
+        f"by ann: new cards; to resume it: gristmill queue resume --queue {queue.keys.queue}"
+        in said
+    )
+    assert (hold_ups.is_served, await told(hold_ups, queue, capsys)) == (False, "")
+    await queue.pauses.resume(WHOLE_QUEUE)
+    assert "goes on: the pause has ended" in await told(hold_ups, queue, capsys)
+    await queue.pauses.pause(batch_scope("mine"), "ann")
+    hold_ups.tell(await queue.stats(), "other")
+    assert capsys.readouterr().err == ""
+    hold_ups.tell(await queue.stats(), "mine")
+    assert "batch mine is paused" in capsys.readouterr().err

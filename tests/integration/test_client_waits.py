@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from gristmill.producer import Client, SyncClient, worker_watch
 from gristmill.producer.worker_watch import WorkerWatch
 from gristmill.shared.connection import connect
+from gristmill.shared.pauses import batch_scope
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
 
@@ -49,6 +50,24 @@ async def test_a_timeout_tells_the_state_of_the_queue_and_that_no_worker_lives(
         f"result of {first} did not come within 0.05 s: 3 queued, 0 in flight, no live worker on"
         f" queue '{name}'; start one: gristmill worker --queue {name} -- --model MODEL"
     )
+
+
+async def test_a_timeout_and_a_warning_tell_of_a_pause(
+    settings: QueueSettings, queue: Queue, looks_at_once: None
+) -> None:
+    name = queue.keys.queue
+    await open_worker(queue, "alive")
+    await queue.pauses.pause(batch_scope("nightly"), "ann")
+    async with Client(settings) as client:
+        request_id = await client.submit({"prompt": "x"})
+        with pytest.raises(TimeoutError, match="paused batches: nightly, 1 live worker"):
+            await client.wait(request_id, 0.05)
+        await client.pause(reason="new cards")
+        with capture_logs() as logs, pytest.raises(TimeoutError) as caught:
+            await client.wait(request_id, 1.5)
+    assert f"1 queued, 0 in flight, and queue {name} is paused since" in str(caught.value)
+    assert f": new cards; to resume it: gristmill queue resume --queue {name}" in str(caught.value)
+    assert [line["event"] for line in logs] == ["queue.paused"]
 
 
 async def test_a_timeout_counts_the_workers_that_live(

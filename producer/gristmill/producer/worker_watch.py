@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 
 from gristmill.shared.log import warn
 from gristmill.shared.operations import Stats, num_live_workers
+from gristmill.shared.pauses import WHOLE_QUEUE, pause_in_words
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_trouble import trouble
@@ -19,6 +20,9 @@ FIRST_LOOK_S = 2.0
 
 LOOK_INTERVAL_S = 5.0
 """Seconds between two looks; a look is one script that only reads."""
+
+MAX_NAMED = 3
+"""Paused batches that a message names."""
 
 STATE_TIMEOUT_S = 1.0
 """Longest wait for the state of the queue in an error, which is late already."""
@@ -35,7 +39,7 @@ class WorkerWatch:
     def __init__(self, queue: Queue, *, is_quiet: bool = False) -> None:
         self._queue = queue
         self._is_quiet = is_quiet
-        self._has_warned = False
+        self._warned: str | None = None  # event of the last warning, while its cause lasts
         self._next_look_s = 0.0
 
     def begin(self) -> None:
@@ -43,19 +47,25 @@ class WorkerWatch:
         self._next_look_s = time.monotonic() + FIRST_LOOK_S
 
     async def look(self) -> None:
-        """Warn if no worker lives, once until a worker is seen again; do nothing if no look is due."""
+        """Warn if the queue is paused or no worker lives, once while that lasts; do nothing if no look is due."""
         if self._is_quiet or time.monotonic() < self._next_look_s:
             return
         stats = await retrying(self._queue.stats)
         self._next_look_s = time.monotonic() + LOOK_INTERVAL_S
-        if num_live_workers(stats.workers):
-            self._has_warned = False
-        elif not self._has_warned:
-            self._has_warned = True
-            name, counters = self._queue.keys.queue, stats.counters
-            queued, in_flight = counters.get("queued", 0), counters.get("in_flight", 0)
-            message = f"waiting for results: {state_in_words(name, stats)}"
-            warn("workers.missed", message, queue=name, queued=queued, in_flight=in_flight)
+        event = None
+        if WHOLE_QUEUE in stats.pauses:
+            event = "queue.paused"
+        elif not num_live_workers(stats.workers):
+            event = "workers.missed"
+        if event and event != self._warned:
+            self._warn(event, stats)
+        self._warned = event
+
+    def _warn(self, event: str, stats: Stats) -> None:
+        name, counters = self._queue.keys.queue, stats.counters
+        queued, in_flight = counters.get("queued", 0), counters.get("in_flight", 0)
+        message = f"waiting for results: {state_in_words(name, stats)}"
+        warn(event, message, queue=name, queued=queued, in_flight=in_flight)
 
     async def timeout_message(self, request_id: str, timeout_s: float) -> str:
         """Return the message of the error for a result that did not come in time."""
@@ -74,6 +84,10 @@ def state_in_words(name: str, stats: Stats) -> str:
     """Return what is in a queue, who serves it, and what to do."""
     counters, num_live = stats.counters, num_live_workers(stats.workers)
     depth = f"{counters.get('queued', 0):,} queued, {counters.get('in_flight', 0):,} in flight"
+    if paused := pause_in_words(name, stats.pauses):
+        return f"{depth}, and {paused}"
+    batches = [scope.partition(":")[2] for scope in stats.pauses]
+    depth += f", paused batches: {', '.join(sorted(batches)[:MAX_NAMED])}" if batches else ""
     if num_live == 0:
         start = f"start one: gristmill worker --queue {name} -- --model MODEL"
         return f"{depth}, no live worker on queue {name!r}; {start}"

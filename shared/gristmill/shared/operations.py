@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.pauses import Pause
+from gristmill.shared.pauses import WHOLE_QUEUE, Pause
 from gristmill.shared.records import Claimed, Record
 
 Scheduling = Literal[
@@ -235,9 +235,21 @@ class Stats:
     wrong_types: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def num_paused(self) -> int:
+        """Waiting requests that a pause keeps from all workers; part of `queued`.
+
+        Claims find the requests of a paused batch one after another, so it counts only those found so far.
+        """
+        if WHOLE_QUEUE in self.pauses:
+            return self.counters.get("queued", 0)
+        return sum(number for why, number in self.num_parked.items() if why in self.pauses)
+
+    @property
     def work_s(self) -> float | None:
         """Seconds of work in the queue at its latest pace, also if no worker lives; None if unknown."""
         tokens = self.counters.get("queued_tokens", 0) + self.counters.get("in_flight_tokens", 0)
+        if not tokens:
+            return 0.0
         return tokens / self.tokens_per_s if self.tokens_per_s else None
 
     @classmethod

@@ -7,6 +7,7 @@ Redis, so it survives restarts of workers and of a Redis that keeps its data.
 import getpass
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
@@ -78,3 +79,21 @@ class Pause:
         """Read a value of the HASH `pauses`."""
         fields = orjson.loads(note)
         return cls(fields["at_ms"], fields["by"], fields.get("reason", ""))
+
+
+def pause_in_words(queue: str, pauses: Mapping[str, Pause], batch: str = "") -> str | None:
+    """Return what is paused and how to resume it, or None.
+
+    Args:
+        queue: Name of the queue.
+        pauses: Scope -> its pause, as in `Stats`.
+        batch: Batch whose pause matters too; "" for none.
+    """
+    for scope, subject, command in (
+        (WHOLE_QUEUE, f"queue {queue}", "queue resume"),
+        (batch_scope(batch), f"batch {batch}", f"batch resume {batch}"),
+    ):
+        if pause := pauses.get(scope):
+            resume = f"gristmill {command} --queue {queue}"
+            return f"{subject} is paused {pause.in_words()}; to resume it: {resume}"
+    return None

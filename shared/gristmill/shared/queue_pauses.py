@@ -29,6 +29,11 @@ class Pauses:
         note: Any = await self._redis.hget(self._keys.pauses, scope)
         return Pause.parse(note) if note else None
 
+    async def all(self) -> dict[str, Pause]:
+        """Return each paused scope with its pause."""
+        notes: Any = await self._redis.hgetall(self._keys.pauses)
+        return {scope.decode(): Pause.parse(note) for scope, note in notes.items()}
+
     async def pause(self, scope: str, by: str, reason: str = "") -> bool:
         """Pause the queue or a batch.
 

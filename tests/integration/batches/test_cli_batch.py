@@ -207,8 +207,9 @@ async def test_a_paused_batch_waits_and_a_resumed_one_ends(shell: CommandLine) -
         while (await queue.stats()).num_parked.get(f"batch:{batch}", 0) < 20:
             await asyncio.sleep(0.02)
         shown = shell.run("batch", "show", batch).out
-        assert "paused   since " in shown
-        assert "the GPU is needed" in shown
+        assert f"paused   batch {batch} is paused since " in shown
+        assert f"the GPU is needed; to resume it: gristmill batch resume {batch} --queue" in shown
+        assert "completed  paused" in shell.run("batch", "list").out
         stats = shell.run("queue", "stats").out
         assert f"paused     batch:{batch} since " in stats
         assert f"set aside  20, because batch {batch} is paused" in stats

@@ -139,4 +139,4 @@ async def test_queue_purge_is_refused_while_a_worker_lives(shell: CommandLine) -
 
 def test_name_that_no_tenant_can_have_is_wrong_input(shell: CommandLine) -> None:
     assert shell.run("tenant", "purge", "a*", "--yes").code == 2
-    assert orjson.loads(shell.run("queue", "stats", "--json").out)["counters"] == {}
+    assert set(orjson.loads(shell.run("queue", "stats", "--json").out)["counters"].values()) == {0}

@@ -58,6 +58,7 @@ committed_tokens = Gauge(
 queue_requests = Gauge(
     "gristmill_queue_requests", "Requests of the whole queue", ["queue", "state"]
 )
+queue_paused = Gauge("gristmill_queue_paused", "1 while the whole queue is paused", ["queue"])
 queue_bytes = Gauge("gristmill_queue_bytes", "Bytes of all records of the queue", ["queue"])
 engine = Gauge(
     "gristmill_engine_info",

@@ -31,7 +31,7 @@ from gristmill.worker.lease import Lease
 from gristmill.worker.lease_losses import LeaseLosses
 from gristmill.worker.other_models import OtherModels
 from gristmill.worker.redis_memory import ClaimPause
-from gristmill.worker.reports import report_queue
+from gristmill.worker.reports import PauseLog, report_queue
 
 log = structlog.get_logger()
 
@@ -92,6 +92,7 @@ class QueueSource:
         )
         self._writing: asyncio.Task[None] | None = None
         self._pause = ClaimPause(self._name)
+        self._pause_log = PauseLog(self._name)
         self._is_in_doubt = False  # the queue may count requests for this worker that it lacks
         self._death: Mapping[str, Any] | None = None  # evidence not reported yet
 
@@ -297,5 +298,6 @@ class QueueSource:
 
     def _take_stats(self, stats: Stats) -> None:
         report_queue(self._name, stats)
+        self._pause_log.take(stats.pauses)
         if self._pause.take(stats):
             self._context.load.changed.set()

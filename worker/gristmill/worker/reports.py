@@ -1,8 +1,11 @@
 """Report to logs and to Prometheus: a line for each request at its end, and a view of the queue."""
 
+from collections.abc import Mapping
+
 import structlog
 
 from gristmill.shared.operations import Stats
+from gristmill.shared.pauses import WHOLE_QUEUE, Pause
 from gristmill.shared.records import Claimed
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
@@ -60,10 +63,47 @@ def report_request(
 
 
 def report_queue(queue: str, stats: Stats) -> None:
-    """Export one view of a whole queue to Prometheus; autoscaling should use these series."""
-    for state in ("queued", "in_flight"):
-        metrics.queue_requests.labels(queue, state).set(stats.counters.get(state, 0))
-    metrics.queue_requests.labels(queue, "delayed").set(stats.num_delayed)
-    metrics.queue_requests.labels(queue, "dead").set(stats.num_dead)
-    metrics.queue_requests.labels(queue, "inbox").set(stats.num_inbox)
+    """Export one view of a whole queue to Prometheus; autoscaling should use these series.
+
+    What a pause keeps from all workers counts as `paused`, not as `queued` or `inbox`: more workers would not help.
+    """
+    is_paused = WHOLE_QUEUE in stats.pauses
+    num_inbox = 0 if is_paused else stats.num_inbox
+    numbers = {
+        "queued": stats.counters.get("queued", 0) - stats.num_paused,
+        "paused": stats.num_paused + stats.num_inbox - num_inbox,
+        "in_flight": stats.counters.get("in_flight", 0),
+        "delayed": stats.num_delayed,
+        "dead": stats.num_dead,
+        "inbox": num_inbox,
+    }
+    for state, number in numbers.items():
+        metrics.queue_requests.labels(queue, state).set(number)
+    metrics.queue_paused.labels(queue).set(is_paused)
     metrics.queue_bytes.labels(queue).set(stats.counters.get("bytes", 0))
+
+
+class PauseLog:
+    """Logs when a queue or a batch of it is paused and resumed.
+
+    Args:
+        queue: Name of the queue.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._pauses: Mapping[str, Pause] = {}
+
+    def take(self, pauses: Mapping[str, Pause]) -> None:
+        """Log what has changed since the last call.
+
+        Args:
+            pauses: Scope -> its pause, as in `Stats`.
+        """
+        for scope, pause in pauses.items() - self._pauses.items():
+            log.info(
+                "queue.paused", queue=self._queue, scope=scope, by=pause.by, reason=pause.reason
+            )
+        for scope in self._pauses.keys() - pauses.keys():
+            log.info("queue.resumed", queue=self._queue, scope=scope)
+        self._pauses = pauses

@@ -220,8 +220,8 @@ def show(
     session = BatchSession(settings, tenant)
     record = session.watch(batch_id) if wait else session.batch(batch_id)
     session.show(record, as_json=as_json)
-    if not as_json and (pause := session.paused(batch_id)):
-        click.echo(f"paused   {pause.in_words()}")
+    if not as_json and not record.is_final and (paused := session.paused(batch_id)):
+        click.echo(f"paused   {paused}")
     session.tell_untaken(record)
     return session.exit_code(record) if wait else 0
 

@@ -26,7 +26,7 @@ from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.one_line import one_line
-from gristmill.shared.pauses import Pause, batch_scope, this_user
+from gristmill.shared.pauses import Pause, batch_scope, pause_in_words, this_user
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.request_json import request_from_json
@@ -130,11 +130,10 @@ class BatchSession:
             return await batches.store.queue.pauses.resume(scope_of(batch or None))
         return await batches.resume(await self._owner(batches, batch), batch)
 
-    def paused(self, batch_id: str) -> Pause | None:
-        """Return the pause of a batch, or None."""
-        return self._on_batch(
-            batch_id, lambda batches, _: batches.store.queue.pauses.of(batch_scope(batch_id))
-        )
+    def paused(self, batch_id: str) -> str | None:
+        """Return the pause of a batch or of its queue as words, or None."""
+        pauses = self._run(lambda batches: batches.store.queue.pauses.all())
+        return pause_in_words(self._settings.queue, pauses, batch_id)
 
     def retry_failed(self, batch_id: str, window: str | None, *, is_all: bool) -> BatchRecord:
         """Create a batch from the failed lines of an ended one; None keeps its `window`.
@@ -163,25 +162,34 @@ class BatchSession:
 
     def list_batches(self, limit: int, *, as_json: bool) -> None:
         """Print the newest batches of the tenant, or those of all tenants with a tenant column."""
-        records = self._run(lambda batches: self._newest(batches, limit))
+        records, pauses = self._run(lambda batches: self._newest(batches, limit))
         width = max((len(record.tenant) for record in records), default=0)
         for record in records:
             owner = {} if self._tenant else {"tenant": record.tenant}
             if as_json:
-                print_json(public_fields(record) | owner)
+                print_json(
+                    public_fields(record) | owner | {"is_paused": batch_scope(record.id) in pauses}
+                )
             else:
                 column = f"  {record.tenant:<{width}}" if owner else ""
+                pause = "  paused" if batch_scope(record.id) in pauses else ""
                 click.echo(
-                    f"{record.id}{column}  {record.status:<11}  {_counts(record)}{_first_error(record, self._on)}"
+                    f"{record.id}{column}  {record.status:<11}  {_counts(record)}{pause}{_first_error(record, self._on)}"
                 )
+        if paused := pause_in_words(self._settings.queue, pauses):
+            say(paused)
         if not records:
             of_tenant = f" of tenant {self._tenant}; leave --tenant out to see all" if self._tenant else ""  # fmt: skip
             say(f"queue {self._settings.queue} has no batches{of_tenant}")
 
-    async def _newest(self, batches: Batches, limit: int) -> Sequence[BatchRecord]:
+    async def _newest(
+        self, batches: Batches, limit: int
+    ) -> tuple[Sequence[BatchRecord], Mapping[str, Pause]]:
+        pauses = await batches.store.queue.pauses.all()
         if self._tenant:
-            return (await batches.batches(self._tenant, limit=limit)).data
-        return list(map(with_cancelling_status, await batches.store.records.newest(limit)))
+            return (await batches.batches(self._tenant, limit=limit)).data, pauses
+        newest = await batches.store.records.newest(limit)
+        return list(map(with_cancelling_status, newest)), pauses
 
     def write_results(self, batch_id: str, output: Path | None, *, follow: bool = False) -> None:
         """Write the rows of a batch to a file, or to stdout if `output` is None."""

@@ -76,7 +76,7 @@ class BatchWatch:
         if not state.num_slices:
             problem = untaken(self._batches.store.queue.keys.queue)
         elif state.record.status == "in_progress":
-            self._hold_ups.tell(await self._batches.store.queue.stats())
+            self._hold_ups.tell(await self._batches.store.queue.stats(), batch_id)
         if problem and problem != told:
             say(problem)
         return problem

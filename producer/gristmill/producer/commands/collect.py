@@ -58,6 +58,7 @@ class Collection:
         self._write = write
         self._tally = tally
         self._finished = finished
+        self._batch = ""  # of the request that was read last
         self._unfinished: set[str] = set()
 
     async def run(self, window: int) -> None:
@@ -85,6 +86,7 @@ class Collection:
                 self._tally.add_bad_line()
             else:
                 self._unfinished.add(entry.id)
+                self._batch = entry.batch
                 yield entry
 
     def _add_row(self, row: bytes, *, is_failed: bool) -> None:
@@ -106,7 +108,7 @@ class Collection:
         while True:
             start_s = time.monotonic()
             stats = await retrying(queue.stats)
-            hold_ups.tell(stats)
+            hold_ups.tell(stats, self._batch)
             self._tally.sample(time.monotonic(), is_served=hold_ups.is_served)
             if start_s >= next_show_s:
                 next_show_s = start_s + shown.interval_s

@@ -5,31 +5,40 @@ from collections.abc import Mapping
 from gristmill.producer.commands.session import absence
 from gristmill.shared.cli import say
 from gristmill.shared.operations import Stats, num_live_workers
+from gristmill.shared.pauses import pause_in_words
 
 LOOK_S = 1.0
 """Longest time between two looks at the workers, in seconds."""
 
 
 class HoldUps:
-    """Watches the workers and the suspects of one queue, and reports each change once.
+    """Watches the workers, the pauses and the suspects of one queue, and reports each change once.
 
     Args:
         queue: Name of the queue.
 
     Attributes:
-        is_served: True if the lease of at least one worker has not ended.
+        is_served: True if the lease of at least one worker has not ended, and no pause keeps it from claiming.
     """
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._longest_ms: dict[str, int] = {}
         self._problem: str | None = None
+        self._paused: str | None = None
         self._has_suspects = False
         self.is_served = True
 
-    def tell(self, stats: Stats) -> None:
-        """Report what has changed since the last call."""
-        self.is_served = num_live_workers(stats.workers) > 0
+    def tell(self, stats: Stats, batch: str = "") -> None:
+        """Report what has changed since the last call.
+
+        Args:
+            stats: View of the queue.
+            batch: Batch that the caller waits for; "" for none.
+        """
+        paused = pause_in_words(self._queue, stats.pauses, batch)
+        self.is_served = num_live_workers(stats.workers) > 0 and not paused
+        self._tell_pause(paused)
         self._tell_problem(absence(self._queue, stats.workers) or self._silence(stats.workers))
         num_suspects = stats.depth_by_lane["suspect"]
         if num_suspects and not self._has_suspects:
@@ -38,6 +47,13 @@ class HoldUps:
                 " time, to find out which of them kills it"
             )
         self._has_suspects = num_suspects > 0
+
+    def _tell_pause(self, paused: str | None) -> None:
+        if paused and paused != self._paused:
+            say(f"nothing runs: {paused}")
+        elif self._paused and not paused:
+            say(f"queue {self._queue} goes on: the pause has ended")
+        self._paused = paused
 
     def _tell_problem(self, problem: str | None) -> None:
         if problem and problem != self._problem:

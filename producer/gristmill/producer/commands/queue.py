@@ -1,6 +1,5 @@
 """`gristmill queue`: the state of a queue, its tenants' weights, an audit of its invariants, its deletion."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,13 +8,9 @@ import click
 
 from gristmill.producer.commands.batch import batch_options, lost_objects_option
 from gristmill.shared.cli import queue_options, say
-from gristmill.shared.redis_full import in_words
 
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
-    from gristmill.shared.brakes import Brake
-    from gristmill.shared.fleet import Served
-    from gristmill.shared.operations import Stats
     from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
 
@@ -46,105 +41,15 @@ def queue_group() -> None:
 @queue_options
 def stats(as_json: bool, settings: "QueueSettings") -> None:
     """Show depth, lanes, workers and counters of the queue, all at one moment."""
+    from gristmill.producer.commands.queue_view import queue_facts, queue_lines, read_view
     from gristmill.producer.commands.session import on_queue, print_json
 
-    view, brakes, served = on_queue(settings, _view)
+    view = on_queue(settings, read_view)
     if as_json:
-        facts = {
-            "brakes": {worker: asdict(brake) for worker, brake in brakes.items()},
-            "served": {worker: asdict(each) for worker, each in served.items()},
-        }
-        print_json({"queue": settings.queue} | asdict(view) | facts)
+        print_json(queue_facts(settings.queue, view))
     else:
-        for line in _lines(settings.queue, view, brakes, served):
+        for line in queue_lines(settings.queue, view):
             click.echo(line)
-
-
-async def _view(queue: "Queue") -> tuple["Stats", dict[str, "Brake"], dict[str, "Served"]]:
-    from gristmill.shared.fleet import read_served
-    from gristmill.shared.queue_brakes import read_brakes
-
-    view = await queue.stats()
-    brakes = await read_brakes(queue.redis, queue.keys, view.workers)
-    return view, brakes, await read_served(queue, view.workers)
-
-
-def _lines(
-    name: str, view: "Stats", brakes: Mapping[str, "Brake"], served: Mapping[str, "Served"]
-) -> list[str]:
-    counters = dict(view.counters)
-    queued, in_flight = counters.pop("queued", 0), counters.pop("in_flight", 0)
-    queued_tokens, in_flight_tokens = counters.pop("queued_tokens", 0), counters.pop("in_flight_tokens", 0)  # fmt: skip
-    lines = [
-        f"queue      {name}",
-        f"queued     {queued:,}, {view.num_delayed:,} of them delayed; {queued_tokens:,} tokens,"
-        f" {counters.pop('bytes', 0):,} bytes",
-        f"in flight  {in_flight:,}; {in_flight_tokens:,} tokens",
-        f"work       {_work(view)}",
-        *_pauses(view),
-        *_wrong_types(name, view),
-        f"inbox      {view.num_inbox:,}",
-        f"dead       {view.num_dead:,}",
-        f"memory     {_memory(view.used_memory, view.max_memory)}",
-        "lanes      " + _pairs(view.depth_by_lane),
-        f"scheduling {view.scheduling}",
-        "so far     " + _pairs(dict(sorted(counters.items()))),
-        f"workers    {len(view.workers)}",
-    ]
-    for worker, remaining_ms in sorted(view.workers.items()):
-        lines.append(f"  {worker}  {_lease(remaining_ms)}; serves {served[worker].in_words()}")
-        if brake := brakes.get(worker):
-            lines.append(f"    braked: {brake.in_words()}")
-    return lines
-
-
-def _work(view: "Stats") -> str:
-    """Return how long the queue still needs, as words."""
-    if view.tokens_per_s is None or view.work_s is None:
-        return "unknown: no worker has finished a request yet"
-    return f"{view.work_s:,.0f} s at the latest {view.tokens_per_s:,.0f} estimated tokens/s"
-
-
-def _pauses(view: "Stats") -> list[str]:
-    """Return a line for each pause, and one for each reason for which requests are set aside."""
-    lines = []
-    for scope, pause in sorted(view.pauses.items()):
-        lines.append(f"paused     {scope} {pause.in_words()}")
-    for reason, number in sorted(view.num_parked.items()):
-        kind, _, names = reason.partition(":")
-        why = (
-            f"batch {names} is paused"
-            if kind == "batch"
-            else f"they need a worker that knows {names}"
-        )
-        lines.append(f"set aside  {number:,}, because {why}")
-    return lines
-
-
-def _wrong_types(name: str, view: "Stats") -> list[str]:
-    from gristmill.shared.key_types import moved_in_words
-    from gristmill.shared.keys import Keys
-
-    words = moved_in_words(Keys(name), view.wrong_types)
-    return [f"wrong type {words}"] if words else []
-
-
-def _memory(used_memory: int, max_memory: int) -> str:
-    if not used_memory:
-        return "unknown: this Redis user may not call INFO"
-    used = f"Redis uses {in_words(used_memory)}"
-    if not max_memory:
-        return f"{used}, without a maxmemory"
-    share = f"{used_memory / max_memory:.0%}"
-    return f"{used} of maxmemory {in_words(max_memory)} ({share})"
-
-
-def _pairs(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in counts.items()) or "nothing"
-
-
-def _lease(remaining_ms: int) -> str:
-    return f"lease ends in {remaining_ms / 1000:.1f} s" if remaining_ms > 0 else "lease has ended"
 
 
 @queue_group.command(cls=OneQueueCommand)

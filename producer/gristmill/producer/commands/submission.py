@@ -34,6 +34,7 @@ from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
 from gristmill.shared.errors import IdConflict, InvalidRequest
 from gristmill.shared.fleet import Fleet, read_fleet
+from gristmill.shared.pauses import pause_in_words
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.settings import QueueSettings
@@ -100,10 +101,14 @@ class Submission:
 
     async def _look(self, queue: Queue) -> Fleet:
         """Return what the workers serve. Without `--wait`, also report that no worker is alive."""
-        if not self._options.wait and (
-            problem := absence(queue.keys.queue, (await queue.stats()).workers)
-        ):
-            say(problem)
+        if not self._options.wait:
+            stats, name = await queue.stats(), queue.keys.queue
+            for problem in (
+                absence(name, stats.workers),
+                pause_in_words(name, stats.pauses, self._options.fields.get("batch") or ""),
+            ):
+                if problem:
+                    say(problem)
         await warn_of_eviction(queue.redis, self._settings.redis_url.get_secret_value())
         return await read_fleet(queue)
 
