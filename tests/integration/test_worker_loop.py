@@ -259,6 +259,19 @@ async def test_every_policy_serves_a_last_short_batch(
     assert len(results) == 21
 
 
+@pytest.mark.parametrize(("policy", "size"), [("static", 64), ("bucketed", 20)])
+async def test_batch_that_exceeds_the_engine_is_started(
+    queue: Queue, client: Client, redis_url: str, policy: str, size: int
+) -> None:
+    """A policy with a barrier gathers a whole batch, whatever the engine has room for."""
+    settings = settings_for(
+        redis_url, queue, batch_policy=policy, batch_size=size, batch_timeout_ms=20, max_in_flight=8
+    )
+    async with local_worker(settings, StubEngine()):
+        results = await collect(client, prompts(50))
+    assert len(results) == 50
+
+
 async def test_high_priority_overtakes(queue: Queue, client: Client, redis_url: str) -> None:
     low = prompts(40, max_tokens=10, priority="low")
     high = prompts(5, max_tokens=10, priority="high")

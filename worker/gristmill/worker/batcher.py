@@ -106,6 +106,9 @@ class Batcher:
         while not self._is_stopping():
             num_before = len(batch)
             claims = await self._claim_round(batch)
+            if not claims and batch:  # it cannot grow before it starts
+                metrics.claims.labels("no_room").inc()
+                return batch
             if not claims:
                 await self._wait_for_room()
                 continue
@@ -176,7 +179,7 @@ class Batcher:
     ) -> ClaimResult | None:
         now_s = time.monotonic()
         room = self._room(source, batch, now_s)
-        if not room.num_requests:
+        if not room.num_requests and not self._policy.has_barrier:
             room = self._urgent_room(source, batch, now_s)
         size = batch_policy.claim_size(
             self._policy,
