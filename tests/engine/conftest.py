@@ -84,7 +84,11 @@ def argv(model_dir: Path) -> list[str]:
 async def in_process(argv: list[str]) -> AsyncIterator[tuple[InProcessEngine, EngineInfo]]:
     engine = InProcessEngine(argv)
     yield engine, await engine.start()
+    assert engine._core
+    processes = engine._core.engine.engine_core.resources.engine_manager.processes
     await engine.close()
+    codes = [process.exitcode for process in processes]
+    assert codes == [0], "vLLM had to kill the idle engine after `SHUTDOWN_S`"
 
 
 @pytest.fixture(scope="session")

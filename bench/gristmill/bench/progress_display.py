@@ -30,6 +30,28 @@ async def shown(title: str, total: int, num_done: Callable[[], int]) -> AsyncIte
             await end(task)
 
 
+@asynccontextmanager
+async def waiting(what: str) -> AsyncIterator[None]:
+    """Say what a block waits for: at once, and then every `LINE_INTERVAL_S`.
+
+    Args:
+        what: What happens, such as "starting the engine"; a start may take minutes.
+    """
+    say(f"  {what}")
+    task = asyncio.create_task(_repeat(what))
+    try:
+        yield
+    finally:
+        await end(task)
+
+
+async def _repeat(what: str) -> None:
+    start_s = time.monotonic()
+    while True:
+        await asyncio.sleep(LINE_INTERVAL_S)
+        say(f"  {what}: {time.monotonic() - start_s:.0f} s so far")
+
+
 class _Display(Protocol):
     interval_s: float
 

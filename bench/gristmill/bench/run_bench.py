@@ -15,6 +15,7 @@ import uvloop
 from gristmill.bench import loads
 from gristmill.bench.bench_report import BenchReport, SetupRun
 from gristmill.bench.gpu_use import gpu_meter
+from gristmill.bench.progress_display import waiting
 from gristmill.bench.recording_engine import RecordingEngine
 from gristmill.bench.report_files import RESULTS, clear_old_files, write_report
 from gristmill.bench.rounds import Plan, run_rounds
@@ -131,9 +132,10 @@ async def _measured(
     async with connect(url) as redis:
         await redis.ping()  # a wrong URL fails before the engine starts, which takes minutes
     server = engine.evidence().get("vllm_url")
-    say(f"  waiting until {server}/health answers" if server else "  starting the engine")
+    what = f"waiting until {server}/health answers" if server else "starting the engine"
     try:
-        info = await engine.start()
+        async with waiting(what):
+            info = await engine.start()
         report = BenchReport(_facts(options, engine, info), _load_facts(options, plan), runs)
 
         def keep(run: SetupRun) -> None:

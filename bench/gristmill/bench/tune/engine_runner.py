@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from gristmill.bench.progress_display import waiting
 from gristmill.bench.tune.budget import Budget
 from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.engine_flags import flags, setting_of
@@ -84,7 +85,8 @@ class EngineRunner:
         self._engine = await self._stack.enter_async_context(trial)
         failure = ""
         try:
-            info = await self._engine.start(timeout_s)
+            async with waiting(f"starting engine {len(self.starts) + 1} (its log: {log})"):
+                info = await self._engine.start(timeout_s)
             self._setting = setting or setting_of(info)
         except EngineDied as error:
             failure = str(error)

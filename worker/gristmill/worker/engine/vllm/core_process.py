@@ -13,6 +13,7 @@ worker's drain would find no requests. This module therefore changes four things
 (v1/engine/utils.py).
 """
 
+import atexit
 import contextlib
 import logging
 import multiprocessing
@@ -157,6 +158,19 @@ def run(reports: Connection, log: str, *args: Any, **kwargs: Any) -> None:
         with contextlib.suppress(OSError):  # the worker has closed the pipe
             reports.send(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS])
         raise
+    except SystemExit as end:
+        if end.code in (None, 0):
+            _leave_at_exit()
+        raise
+
+
+def _leave_at_exit() -> None:
+    """Have this process exit before the interpreter's last garbage collection.
+
+    vLLM has released everything by now. On a CPU that collection does not return, and vLLM would kill the process
+    after `SHUTDOWN_S` (building.py).
+    """
+    atexit.register(os._exit, 0)
 
 
 def _watch_log(log: str, reports: Connection) -> None:
