@@ -189,7 +189,7 @@ class Batcher:
             demand=source.demand,
         )
         num_held = self._load.num_running + len(batch)
-        size = int(min(size, self._limit.num_free(num_held, time.monotonic())))
+        size = int(min(size, self._limit.num_free(num_held, now_s)))
         if size == 0 or not self._brake.may_claim():
             return None
         is_try = self._brake.is_closed
