@@ -1,5 +1,9 @@
 """The known names of settings are those of the models, and a misspelt one is told."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from pydantic_settings import BaseSettings
 from structlog.testing import capture_logs
@@ -22,7 +26,7 @@ def test_the_known_names_are_those_of_the_models() -> None:
     ("name", "meant"),
     [
         ("MAX_DEPHT", "MAX_DEPTH"), ("LEASE", "LEASE_S"), ("RESULT_TTL", "RESULT_TTL_S"),
-        ("REDIS", "REDIS_URL"), ("BATCHSIZE", "BATCH_SIZE"), ("MAX_REQUESTS_BYTES", "MAX_REQUEST_BYTES"),
+        ("REDIS", "REDIS_URL"), ("VLLM", "VLLM_URL"), ("BATCHSIZE", "BATCH_SIZE"), ("MAX_REQUESTS_BYTES", "MAX_REQUEST_BYTES"),
     ],
 )  # fmt: skip
 def test_a_misspelt_setting_is_told_once_with_the_nearest_one(
@@ -47,3 +51,17 @@ def test_other_names_are_not_told() -> None:
     with capture_logs() as events:
         warn_of_misspelt(names)
     assert events == []
+
+
+@pytest.mark.parametrize("command", ["tune --sample nowhere.jsonl -- --model m", "bench --load nowhere.jsonl"])  # fmt: skip
+def test_commands_that_drop_warnings_tell_it_first(command: str) -> None:
+    """Their log drops warnings while they measure; a wrong load ends them before an engine starts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill.shared.cli", *command.split()],
+        env=os.environ | {"GRISTMILL_MAX_DEPHT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "GRISTMILL_MAX_DEPHT is no setting and has no effect; did you mean GRISTMILL_MAX_DEPTH?" in done.stderr  # fmt: skip

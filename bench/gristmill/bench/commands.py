@@ -1,5 +1,6 @@
 """The command `gristmill bench`."""
 
+import os
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -171,7 +172,9 @@ def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
     from gristmill.bench.report_files import rewrite_report
     from gristmill.bench.run_bench import BenchOptions, run_bench
     from gristmill.shared.log import configure_logging
+    from gristmill.shared.setting_names import warn_of_misspelt
 
+    warn_of_misspelt(os.environ)  # the log drops warnings from here on
     configure_logging("ERROR")
     if plot:
         rewrite_report(plot)

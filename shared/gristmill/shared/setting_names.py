@@ -40,7 +40,7 @@ def _meant(name: str) -> str | None:
     """Return the setting that a wrong name probably meant, or None; names are without the prefix."""
     if name in SETTINGS:
         return None
-    without_unit = (known for known in sorted(SETTINGS) if known.startswith(f"{name}_"))
+    without_unit = (known for known in sorted(SETTINGS, key=len) if known.startswith(f"{name}_"))
     return next(iter(get_close_matches(name, SETTINGS, n=1, cutoff=NEAR)), next(without_unit, None))
 
 

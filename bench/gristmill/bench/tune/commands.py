@@ -1,5 +1,6 @@
 """The command `gristmill tune`."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -88,7 +89,9 @@ def tune(
     from gristmill.bench.tune.load_sample import LoadSample
     from gristmill.bench.tune.run_tune import TuneOptions, run_tune
     from gristmill.shared.log import configure_logging
+    from gristmill.shared.setting_names import warn_of_misspelt
 
+    warn_of_misspelt(os.environ)  # the log drops warnings from here on
     configure_logging("ERROR")
     options = TuneOptions(
         sample=LoadSample(sample, requests, seed, scale),

@@ -2,12 +2,13 @@
 
 A Ctrl-C sends SIGINT to the whole process group. `kill -- -group` or a process supervisor sends
 SIGTERM to it. EngineCore would then end and return partial outputs as normal answers, so the
-worker's drain would find no requests. This module therefore changes four things in EngineCore:
+worker's drain would find no requests. This module therefore changes five things in EngineCore:
 
 - It runs in a separate session.
 - It watches its parent and ends with it, so that a killed worker leaves no model in memory.
 - It reports why it or one of its workers died, and why a constraint failed, which vLLM only logs.
 - It keeps the end of its log in a file, because a killed process cannot report.
+- It exits before the interpreter's last garbage collection.
 
 `EngineCoreProc.run_engine_core` is the target of that process in vLLM 0.24 to 0.33
 (v1/engine/utils.py).
