@@ -59,7 +59,7 @@ def _warn_of_unknown_fields(endpoint: str, names: tuple[str, ...]) -> None:
     """Warn of fields that the engine ignores, once for each set of them."""
     words = unknown_in_words(names, endpoint)
     message = f"a request for {endpoint}: {words}"
-    warn("request.has_unknown_fields", message, endpoint=endpoint, fields=names)
+    warn("fields.ignored", message, endpoint=endpoint, fields=names)
 
 
 class ItemReader:
