@@ -1,8 +1,11 @@
 """Test a base model and its LoRA adapter on one engine: names, answers and routing."""
 
+import os
+import subprocess
 from pathlib import Path
 from uuid import uuid4
 
+import orjson
 from models import lora_adapter
 from workers import TRUE, worker_process
 
@@ -49,3 +52,31 @@ async def test_adapter_is_a_model_of_its_own_beside_the_base(
     base, poet, base_again, poet_again = map(text_of, results)
     assert base != poet
     assert (base_again, poet_again) == (base, poet)
+
+
+def test_adapter_that_cannot_be_loaded_ends_the_worker_with_one_event(
+    redis_url: str, model_dir: Path, tmp_path: Path
+) -> None:
+    argv = [
+        *("--", "--model", str(model_dir), "--enforce-eager", "--max-num-seqs", "4"),
+        *("--kv-cache-memory-bytes", str(64 * 2**20), "--enable-lora"),
+        *("--lora-modules", f"poet={tmp_path / 'absent'}"),
+    ]
+    environment = {"OMP_NUM_THREADS": "1", "REDIS_URL": redis_url, "GRISTMILL_HEALTH_PORT": "0"}
+    ended = subprocess.run(
+        [*TRUE, *argv], capture_output=True, env=os.environ | environment, check=False
+    )
+    assert ended.returncode == 1
+    lines = ended.stdout.splitlines()
+    (event,) = [
+        line for line in map(orjson.loads, filter(is_json, lines)) if line["level"] == "error"
+    ]
+    assert event["event"] == "engine.not_started"
+    assert "the engine did not start: " in event["error"]
+    assert "poet" in event["error"]
+    # Lines of vLLM's own log begin with its process.
+    assert not [line for line in ended.stderr.splitlines() if line.startswith(b"Traceback")]
+
+
+def is_json(line: bytes) -> bool:
+    return line.startswith(b"{")

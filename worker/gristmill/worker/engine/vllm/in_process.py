@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import structlog
 
 from gristmill.shared.body_schemas import published_facts
-from gristmill.shared.errors import EngineDied, EngineUnavailable
+from gristmill.shared.errors import EngineDied, EngineUnavailable, GristmillError
+from gristmill.shared.one_line import one_line
 from gristmill.shared.tasks import end
 from gristmill.worker.engine.bodies import ABORTED
 from gristmill.worker.engine.endpoints import served
@@ -84,9 +85,13 @@ class InProcessEngine:
         try:
             self._running = await self._serve(self._built())
             await self._warm_up(self._running.info)
-        except BaseException:
+        except BaseException as error:
             await self.close()
-            raise
+            if isinstance(error, GristmillError) or not isinstance(error, Exception):
+                raise
+            # An adapter of --lora-modules, for example, is loaded only here.
+            message = f"the engine did not start: {type(error).__name__}: {one_line(str(error))}"
+            raise EngineDied(message) from error
         await self._in_thread(building.freeze_heap)
         info = self._running.info
         log.info(
