@@ -184,7 +184,7 @@ async def test_fields_without_effect_are_reported_or_refused(shell: CommandLine)
     shell.write("in.jsonl", [{"prompt": "a"}, {"prompt": "a", "max_token": 3}])
     warned = shell.run("submit", "in.jsonl")
     assert warned.code == 0
-    assert "1 lines have fields without effect:\n  line 2: the engine ignores these fields" in warned.err  # fmt: skip
+    assert "1 of 2 lines have fields without effect:\n  line 2: the engine ignores these fields" in warned.err  # fmt: skip
     assert "'max_token' (did you mean 'max_tokens'?)" in warned.err
     refused = shell.run("submit", "in.jsonl", "--unknown-fields", "refuse")
     assert refused.code == 2

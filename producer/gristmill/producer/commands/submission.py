@@ -287,7 +287,9 @@ def _refuse_bad_lines(report: InputReport, options: SubmitOptions) -> None:
         raise InvalidRequest(f"{options.source} has no requests; write one JSON object a line")
     if report.num_warned:
         listed = _listed(report.warned, report.num_warned)
-        say(f"{report.num_warned:,} lines have fields without effect:{listed}")
+        say(
+            f"{report.num_warned:,} of {report.num_lines:,} lines have fields without effect:{listed}"
+        )
     if report.num_bad == 0:
         return
     shown = _listed(report.bad, report.num_bad)
