@@ -1,10 +1,14 @@
 """A paused queue or batch gives nothing to claims; what runs ends, and submits are accepted."""
 
+from typing import Any
+
+import pytest
 from queues import a_request, claim, make_due, open_worker, some_requests, succeed
+from redis.exceptions import ResponseError
 
 from gristmill.shared.audit import audit
-from gristmill.shared.operations import SchedulingPolicy
-from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
+from gristmill.shared.operations import LaneRoom, SchedulingPolicy
+from gristmill.shared.pauses import WHOLE_QUEUE, Pause, batch_scope
 from gristmill.shared.queue import Queue
 
 NIGHTLY = batch_scope("nightly")
@@ -144,6 +148,118 @@ async def test_a_resumed_batch_keeps_its_order_over_small_claims(queue: Queue) -
     await queue.pauses.resume(NIGHTLY)
     claimed = [item.id for _ in range(10) for item in await claim(queue, worker, 5)]
     assert claimed == names
+
+
+async def test_a_resumed_batch_keeps_its_order_beside_other_tenants(queue: Queue) -> None:
+    """Claims then take less of it than they return to its lane; all requests of one submit have one moment."""
+    worker = await open_worker(queue)
+    names = [f"n{number}" for number in range(40)]
+    await queue.submit([a_request(name, batch="nightly") for name in names])
+    await queue.pauses.pause(NIGHTLY, "ann")
+    assert await claim(queue, worker) == []
+    await queue.submit([a_request(f"new{n}", tenant="default") for n in range(3)])
+    await queue.submit(some_requests(100, tenant="globex"))
+    await queue.pauses.resume(NIGHTLY)
+    order = []
+    while items := await claim(queue, worker, 6):
+        order += [item.id for item in items if item.record.batch]
+        await succeed(queue, worker, items)
+    assert order == names
+    assert await audit(queue) == []
+
+
+async def test_a_resumed_batch_runs_at_once_beside_many_paused_ones(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    scopes = [batch_scope(f"b{n}") for n in range(300)]
+    for scope in scopes:
+        await queue.pauses.pause(scope, "ann")
+    await queue.submit([a_request(f"r{n}", batch=f"b{n}") for n in range(300)])
+    while sum((await queue.stats()).num_parked.values()) < 300:
+        await claim(queue, worker)
+    await queue.pauses.resume(scopes[7])
+    assert [item.id for item in await claim(queue, worker)] == ["r7"]
+    assert await queue.redis.exists(queue.keys.parked_claimable) == 0
+    await queue.pauses.resume(scopes[8])
+    await queue.pauses.pause(scopes[8], "ann")
+    assert await claim(queue, worker) == []
+    assert await audit(queue) == []
+
+
+@pytest.mark.parametrize("options", [{"lanes": LaneRoom(low=0)}, {"max_suspects": 0}])
+async def test_the_doorbell_falls_silent_between_workers_that_may_not_take_what_waits(
+    queue: Queue, options: dict[str, Any]
+) -> None:
+    """One does not understand the fact, and the other has no room in the lane."""
+    old, new = await open_worker(queue, "old"), await open_worker(queue, "new")
+    await queue.submit(some_requests(3, facts={"!s": "1"}, priority="low"))
+    if "max_suspects" in options:
+        await claim(queue, new, understands=["s"])
+        await queue.crash(new, {})
+    await claim(queue, old)
+    num_rings = 0
+    for _ in range(10):
+        assert await claim(queue, new, understands=["s"], **options) == []
+        assert await claim(queue, old) == []
+        num_rings += await queue.redis.delete(queue.keys.doorbell)
+    assert num_rings <= 1
+    assert await claim(queue, new, understands=["s"]) != []
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b'{"by":"ops","reason":NaN}',
+        b'{"by":"J\xfcrgen","reason":"x"}',
+        b'{"by":"ops","reason":"\xed\xa0\x80"}',
+        b'{"by":["a"]}',
+        b'{"by":"ops","reason":7}',
+        b'["by"]',
+        b"ops",
+    ],
+)
+async def test_a_note_that_a_reader_could_not_read_is_refused(queue: Queue, note: bytes) -> None:
+    with pytest.raises(ResponseError, match="INVALID note"):
+        await queue.scripts.run("pause", NIGHTLY, note)
+    assert (await queue.stats()).pauses == {}
+
+
+async def test_a_note_cannot_set_its_own_time(queue: Queue) -> None:
+    await queue.scripts.run("pause", NIGHTLY, '{"by":"Jürgen","at_ms":"now","more":[1]}')
+    pause = (await queue.stats()).pauses[NIGHTLY]
+    assert (pause.by, pause.reason) == ("Jürgen", "")
+    assert pause.at_ms > 1e12
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        (b'{"by":"J\xfcrgen"}', Pause(0, "somebody", '{"by":"J\ufffdrgen"}')),
+        (b'{"by":1,"at_ms":"now"}', Pause(0, "somebody", "")),
+        (b"[]", Pause(0, "somebody", "")),
+        (b'{"by":"ann","at_ms":1e300,"reason":null}', Pause(0, "ann", "")),
+    ],
+)
+async def test_a_note_of_somebody_else_stops_no_reader(
+    queue: Queue, note: bytes, expected: Pause
+) -> None:
+    await queue.redis.hset(queue.keys.pauses, WHOLE_QUEUE, note)
+    assert (await queue.stats()).pauses == {WHOLE_QUEUE: expected}
+    assert expected.in_words().startswith("since 1970")
+
+
+async def test_a_pause_sent_again_after_a_lost_reply_is_no_second_one(queue: Queue) -> None:
+    for call, expected in (("a", True), ("a", True), ("b", False), ("", False)):
+        assert await queue.pauses.pause(NIGHTLY, "ann", call=call) is expected
+
+
+async def test_the_audit_finds_parked_requests_that_no_claim_would_return(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit(some_requests(2, batch="nightly"))
+    await queue.pauses.pause(NIGHTLY, "ann")
+    await claim(queue, worker)
+    await queue.redis.srem(queue.keys.parked, NIGHTLY)
+    (finding,) = await audit(queue)
+    assert (finding.kind, finding.subject) == ("unserved_lane", "parked:batch:nightly")
 
 
 async def test_a_completed_batch_cannot_be_paused(queue: Queue) -> None:

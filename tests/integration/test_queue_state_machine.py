@@ -76,6 +76,7 @@ class Item:
     crashes: int = 0
     is_due: bool = False
     is_overdue: bool = False
+    fences: set[str] = field(default_factory=set)
 
     @property
     def is_live(self) -> bool:
@@ -85,8 +86,9 @@ class Item:
     def lane(self) -> str:
         return "suspect" if self.crashes else self.request.priority
 
-    def is_held_by(self, worker: str, delivery: int) -> bool:
-        return (self.state, self.worker, self.delivery) == ("held", worker, delivery)
+    def is_held_by(self, worker: str, claimed: Claimed) -> bool:
+        holder = (self.state, self.worker, self.delivery)
+        return holder == ("held", worker, claimed.delivery) and claimed.fence in self.fences
 
 
 @dataclass
@@ -491,6 +493,7 @@ class QueueMachine(RuleBasedStateMachine):
         for item in answer.claimed:
             self.items[item.id].state, self.items[item.id].worker = "held", name
             self.items[item.id].delivery = item.delivery
+            self.items[item.id].fences.add(item.fence)
         self.workers[name].remembers += answer.claimed
 
     def _take_inbox(self, worker: Worker, answer: Claim, has_suspects: bool) -> bool:
@@ -609,10 +612,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _ack(self, name: str, claimed: Claimed, status: str) -> int:
         item = self.items[claimed.id]
-        if item.is_held_by(name, claimed.delivery):
+        if item.is_held_by(name, claimed):
             self.finish(claimed.id, status)
             return 1
-        if status == "failed" or not item.is_live:
+        if status == "failed" or not item.is_live or claimed.fence not in item.fences:
             return 0
         if item.state == "held" and item.worker != name:
             self.workers[item.worker].abort.append(claimed.id)
@@ -636,7 +639,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _nack(self, name: str, claimed: Claimed, delay_s: int) -> str:
         item = self.items[claimed.id]
-        if not item.is_held_by(name, claimed.delivery):
+        if not item.is_held_by(name, claimed):
             return "stale"
         if item.delivery - item.uncounted >= item.request.max_attempts:
             self.bury(claimed.id)
@@ -656,7 +659,7 @@ class QueueMachine(RuleBasedStateMachine):
         name, remembers = self.memory(choice)
         start %= len(remembers)
         claimed = remembers[start : start + number]
-        held = {c.id for c in claimed if self.items[c.id].is_held_by(name, c.delivery)}
+        held = {c.id for c in claimed if self.items[c.id].is_held_by(name, c)}
         operation = lambda: self.queue.release(name, claimed, delay_s * 1000)  # noqa: E731
         assert self.call(repeat, operation, 0) == len(held)
         for key in held:

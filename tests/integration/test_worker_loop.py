@@ -44,6 +44,24 @@ async def client(queue: Queue, redis_url: str) -> AsyncIterator[Client]:
         yield client
 
 
+async def test_an_unknown_error_does_not_end_the_heartbeats(
+    queue: Queue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_calls, expire = 0, Queue.expire
+
+    async def fails_at_first(self: Queue) -> int:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls < 3:
+            raise ValueError("a reply that nobody has seen before")
+        return await expire(self)
+
+    monkeypatch.setattr(Queue, "expire", fails_at_first)
+    async with local_worker(settings_for(redis_url, queue, beat_s=0.05), StubEngine()):
+        while num_calls < 5:
+            await asyncio.sleep(0.01)
+
+
 def a_prompt(word: str, max_tokens: int = 4, **fields: object) -> Request:
     return Request.from_body(
         {"prompt": word, "max_tokens": max_tokens}, endpoint=COMPLETIONS, **fields

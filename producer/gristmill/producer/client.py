@@ -280,7 +280,8 @@ class Client:
         """
         scope = scope_of(batch)
         async with self._call():
-            return await retrying(lambda: self.queue.pauses.pause(scope, this_user(), reason))
+            pause, name = self.queue.pauses.pause, str(ULID())
+            return await retrying(lambda: pause(scope, this_user(), reason, call=name))
 
     async def resume(self, *, batch: str = "") -> bool:
         """Let workers claim again; returns False if it was not paused."""

@@ -76,6 +76,7 @@ async def audit(queue: Queue) -> list[Finding]:
         *await _moved_keys(queue, snapshot),
         *[finding async for finding in _second_look(queue, snapshot, suspicious)],
         *[finding async for finding in _unserved_lanes(queue, snapshot)],
+        *[finding async for finding in _unknown_parked(queue, snapshot)],
         *[finding async for finding in _keys_without_lease(queue, snapshot)],
         *await _dead_findings(queue),
         *await _counter_findings(queue, snapshot),
@@ -160,6 +161,16 @@ async def _unserved_lanes(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Fin
             if depth and (virtual_time is None or lane not in LANES):
                 detail = f"{depth} entries that no claim finds"
                 yield Finding("unserved_lane", f"{kind}:{name}", detail)
+
+
+async def _unknown_parked(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Finding]:
+    """Report parked requests that no claim returns, because `parked` lacks their reason."""
+    for reason in filter(None, snapshot.keys.get("parked", ())):
+        depth, reasons = await read_together(
+            queue, ("ZCARD", queue.keys.parked_for(reason)), ("SMEMBERS", queue.keys.parked)
+        )
+        if depth and reason.encode() not in reasons:
+            yield Finding("unserved_lane", f"parked:{reason}", f"{depth} entries; parked lacks it")
 
 
 async def _keys_without_lease(queue: Queue, snapshot: Snapshot) -> AsyncIterator[Finding]:

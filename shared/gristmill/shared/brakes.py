@@ -4,6 +4,11 @@ A worker writes the fact into the field `braked` of `worker:<worker>`, and `gris
 """
 
 from dataclasses import dataclass
+from typing import Self
+
+import orjson
+
+from gristmill.shared.answers import mapping
 
 FIELD = "braked"
 """Field of the HASH `worker:<worker>`; it exists while the worker is braked."""
@@ -30,6 +35,19 @@ class Brake:
     num_outcomes: int
     message: str
     example_id: str
+
+    @classmethod
+    def parse(cls, note: bytes) -> Self:
+        """Read the value of the field, as far as it can be read: a stray one must not stop its readers."""
+        try:
+            known = mapping(orjson.loads(note))
+        except ValueError:
+            known = {}
+        numbers = [known.get(name) for name in ("num_failed", "num_outcomes")]
+        num_failed, num_outcomes = (each if isinstance(each, int) else 0 for each in numbers)
+        kind, message = known.get("kind", "unknown failures"), known.get("message", "")
+        example_id = known.get("example_id", "unknown")
+        return cls(str(kind), num_failed, num_outcomes, str(message), str(example_id))
 
     def in_words(self) -> str:
         """Return the reason for people, in one line."""

@@ -11,7 +11,7 @@ from gristmill.shared.keys import Keys
 _KINDS_OF_TYPE = {
     "string": "format request result last_claim tenant file batch_lease idempotency",
     "list": "inbox inbox_suspects pending batches_done finished doorbell abort rate batch_parts steward_doorbell",
-    "set": "parked wrong_types tenants batches_open",
+    "set": "parked parked_claimable wrong_types tenants batches_open",
     "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers delayed deadlines dead_letters"
     " files files_expiring batches batches_due steward_time",
     "hash": "scheduling pauses virtual_time tenant_weights tenant_output_shares prefix_groups admitting attempts owner"

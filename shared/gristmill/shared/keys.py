@@ -96,6 +96,11 @@ class Keys:
         """SET: reasons for which ids are parked."""
         return f"{self.prefix}parked"
 
+    @property
+    def parked_claimable(self) -> str:
+        """SET: those of the reasons whose ids some worker may have."""
+        return f"{self.prefix}parked_claimable"
+
     def parked_for(self, reason: str) -> str:
         """ZSET of ids that wait and may not be claimed for this reason -> enqueued_ms."""
         return f"{self.prefix}parked:{reason}"

@@ -10,10 +10,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Self
+from typing import Any, Self
 
 import orjson
 
+from gristmill.shared.answers import mapping
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.names import shown
 
@@ -21,6 +22,10 @@ WHOLE_QUEUE = "queue"
 
 MAX_REASON = 200
 """Most characters of a reason, which is shown within one line."""
+
+
+MAX_MS = 253_402_300_799_999
+"""Last moment that has a date."""
 
 
 def batch_scope(batch: str) -> str:
@@ -76,9 +81,22 @@ class Pause:
 
     @classmethod
     def parse(cls, note: bytes) -> Self:
-        """Read a value of the HASH `pauses`."""
-        fields = orjson.loads(note)
-        return cls(fields["at_ms"], fields["by"], fields.get("reason", ""))
+        """Read a value of the HASH `pauses`, as far as it can be read."""
+        fields = _fields(note)
+        at_ms, by, reason = fields.get("at_ms"), fields.get("by"), fields.get("reason")
+        return cls(
+            at_ms if isinstance(at_ms, int) and 0 <= at_ms <= MAX_MS else 0,
+            by if isinstance(by, str) else "somebody",
+            reason if isinstance(reason, str) else "",
+        )
+
+
+def _fields(note: bytes) -> Mapping[str, Any]:
+    """Return the fields of a note. One that is no JSON is shown as it is: a pause must not stop its readers."""
+    try:
+        return mapping(orjson.loads(note))
+    except ValueError:
+        return {"reason": note.decode(errors="replace")}
 
 
 def pause_in_words(queue: str, pauses: Mapping[str, Pause], batch: str = "") -> str | None:

@@ -1,7 +1,7 @@
 """Write and read which workers of a queue are braked."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -36,6 +36,5 @@ async def read_brakes(redis: Any, keys: Keys, workers: Iterable[str]) -> dict[st
     brakes = {}
     for worker in workers:
         if note := await redis.hget(keys.worker(worker), FIELD):
-            known = orjson.loads(note)
-            brakes[worker] = Brake(**{field.name: known[field.name] for field in fields(Brake)})
+            brakes[worker] = Brake.parse(note)
     return brakes

@@ -34,13 +34,14 @@ class Pauses:
         notes: Any = await self._redis.hgetall(self._keys.pauses)
         return {scope.decode(): Pause.parse(note) for scope, note in notes.items()}
 
-    async def pause(self, scope: str, by: str, reason: str = "") -> bool:
+    async def pause(self, scope: str, by: str, reason: str = "", *, call: str = "") -> bool:
         """Pause the queue or a batch.
 
         Args:
             scope: `WHOLE_QUEUE`, or a `batch_scope`.
             by: Who pauses.
             reason: Why, as one line of up to `MAX_REASON` characters.
+            call: Unique name of this call; the same call sent again after a lost reply returns the same.
 
         Returns:
             True; False if it was paused already, which changes nothing.
@@ -49,8 +50,8 @@ class Pauses:
             InvalidRequest: The reason is not allowed.
         """
         check_reason(reason)
-        note = orjson.dumps({"by": by, "reason": reason})
-        return bool(await self._scripts.run("pause", scope, note))
+        note = {"by": by, "reason": reason} | ({"call": call} if call else {})
+        return bool(await self._scripts.run("pause", scope, orjson.dumps(note)))
 
     async def resume(self, scope: str) -> bool:
         """Resume the queue or a batch; return False if it was not paused."""

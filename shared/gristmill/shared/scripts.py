@@ -19,7 +19,7 @@ from gristmill.shared.queue_format import FORMAT, wrong_format
 from gristmill.shared.redis_full import RedisFull
 
 _CORE = ("schema", "types", "counters")
-_FINISHING = ("batches", "finish")
+_FINISHING = ("pauses", "batches", "finish")
 _WAITING = ("lanes", "tenants", "enqueue")
 
 INCLUDES: dict[str, tuple[str, ...]] = {
@@ -53,9 +53,9 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "register": ("schema", "types", "format", "lanes", "leases"),
     "beat": ("schema", "types", "leases"),
     "deregister": ("schema", "types", "leases"),
-    "seal": ("schema", "types", "batches"),
+    "seal": ("schema", "types", "pauses", "batches"),
     "pause": ("schema", "types"),
-    "resume": ("schema", "types", "doorbell"),
+    "resume": ("schema", "types", "doorbell", "pauses"),
     "purge": ("schema", "counters", "dead_letters"),
     "clear_lanes": ("schema", "types", "lanes"),
     "status": ("schema", "deliveries"),

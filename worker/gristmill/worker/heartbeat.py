@@ -101,10 +101,20 @@ class Heartbeat:
         try:
             while not self._stop.is_set():
                 if self._worker:
-                    await self._beat(queue)
+                    await self._beat_or_report(queue)
                 await asyncio.to_thread(self._stop.wait, self._beat_s)
         finally:
             await queue.redis.aclose()
+
+    async def _beat_or_report(self, queue: Queue) -> None:
+        """Send one heartbeat. An unknown error must not end the thread, or the lease would end for good.
+
+        A worker whose heartbeats all fail counts as cut off from Redis, so its probes fail.
+        """
+        try:
+            await self._beat(queue)
+        except Exception:
+            log.exception("beat.broken", worker=self._worker)
 
     async def _beat(self, queue: Queue) -> None:
         worker = self._worker

@@ -42,7 +42,7 @@ end
 
 local function reply()
   -- A paused queue has nothing due: workers would ask again and again.
-  local due = claim.pauses.queue and {} or call("ZRANGE", prefix .. "delayed", 0, 0, "WITHSCORES")
+  local due = is_paused(claim, "queue") and {} or call("ZRANGE", prefix .. "delayed", 0, 0, "WITHSCORES")
   return { "OK", claim.time_ms, tonumber(due[2] or -1), claim.admitting,
     claim.reply, num_queued(), call("ZCARD", prefix .. "workers") }
 end
@@ -125,11 +125,11 @@ if repeat_last_claim() then
   return reply()
 end
 read_permits(claim)
-if claim.pauses.queue then
+if is_paused(claim, "queue") then
   return reply()
 end
 promote_delayed(claim)
-local num_unparked, has_taken_inbox = unpark_claimable(claim), take_inbox(claim)
+local has_taken_inbox, num_unparked = take_inbox(claim), unpark_claimable(claim)
 if scheduling().is_mixed then
   claim.num_examined = move_misplaced()
 end

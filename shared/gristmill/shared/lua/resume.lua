@@ -5,7 +5,7 @@
 -- Returns  1; 0 if it was not paused
 -- Keeps    -
 
-local was_paused = call("HDEL", key_of("pauses", "HLEN"), ARGV[1])
+local was_paused = end_pause(ARGV[1])
 if was_paused == 1 then
   ring_doorbell()
 end

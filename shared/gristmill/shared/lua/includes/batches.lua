@@ -13,7 +13,7 @@ local function complete_batch(batch, time_ms)
   local total = tonumber(fields[1] or nil)
   if total and done >= total and call("HSETNX", batch_key, "completed_ms", integer(time_ms)) == 1 then
     call("RPUSH", prefix .. "batches_done", batch)
-    call("HDEL", prefix .. "pauses", "batch:" .. batch)
+    end_pause("batch:" .. batch)
     call("LTRIM", prefix .. "batches_done", -MAX_BATCHES_DONE, -1)
   end
   return done

@@ -2,7 +2,8 @@
 -- paused; "facts:<name>,<name>", a worker must understand these facts. The request keeps its place among the parked by
 -- age, and returns to the front of its lane.
 
-local MAX_UNPARKED, MAX_REASONS = 200, 64 -- ids that one claim returns; reasons that it looks at
+local MAX_UNPARKED, MAX_REASONS = 200, 64 -- ids that one claim returns; claimable reasons that it looks at
+local MAX_OTHER_REASONS = 8 -- reasons that it looks at beside these: scripts of protocol 1.0 do not tell claimable ones
 
 -- Return the names of the facts that a worker must understand, joined by commas.
 local function required_facts(header)
@@ -17,14 +18,21 @@ local function parked_key(reason)
   return key_of("parked:" .. reason, "ZCARD")
 end
 
+local function forget_if_empty(reason)
+  if call("EXISTS", parked_key(reason)) == 0 then
+    call("SREM", prefix .. "parked", reason)
+    call("SREM", prefix .. "parked_claimable", reason)
+  end
+end
+
 -- Forget an id that has ended, if it was parked.
 local function unpark(id, header)
   if call("EXISTS", prefix .. "parked") == 0 then
     return
   end
   for _, reason in ipairs({ "batch:" .. header.batch, "facts:" .. required_facts(header) }) do
-    if call("ZREM", parked_key(reason), id) == 1 and call("EXISTS", parked_key(reason)) == 0 then
-      call("SREM", prefix .. "parked", reason)
+    if call("ZREM", parked_key(reason), id) == 1 then
+      forget_if_empty(reason)
     end
   end
 end

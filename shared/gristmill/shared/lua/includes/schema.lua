@@ -12,6 +12,7 @@
 --   pending_prefix:<lane>:<flow>    ZSET   requests with the same prompt prefix stand together
 --   parked                   SET     reasons for which ids are parked: batch:<batch>, facts:<name>,<name>
 --   parked:<reason>          ZSET    ids that wait and may not be claimed, or not by every worker -> enqueued_ms
+--   parked_claimable         SET     those of them whose ids some worker may have: of resumed batches, and facts
 --   pauses                   HASH    "queue" or "batch:<batch>" -> JSON: at_ms, by, reason
 --   flows:<lane>             ZSET    flows with waiting ids -> virtual time (fair share)
 --   debt:<lane>              ZSET    flows without waiting ids that were served ahead -> virtual time
