@@ -14,7 +14,8 @@ import structlog
 from servers import running_cluster, without_dangerous
 
 from gristmill.local.redis_server import running_server, server_binary
-from gristmill.shared.connection import AnyRedis, connect
+from gristmill.shared.any_redis import AnyRedis
+from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 

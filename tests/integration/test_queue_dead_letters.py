@@ -2,8 +2,8 @@
 
 from queues import BODY, ERROR, a_request, claim, claimed_by, counters, open_worker, succeed
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import AnyRedis
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 

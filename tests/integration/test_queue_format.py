@@ -4,8 +4,9 @@ import pytest
 from queues import ERROR, claimed_by, open_worker, some_requests, succeed
 
 from gristmill.shared.errors import WrongFormat
+from gristmill.shared.format_check import check_format
 from gristmill.shared.queue import Queue
-from gristmill.shared.queue_format import FORMAT, check_format
+from gristmill.shared.queue_format import FORMAT
 from gristmill.shared.queue_purge import Holders, holders
 from gristmill.shared.scripts import PROTOCOL, lua_text
 

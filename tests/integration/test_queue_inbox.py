@@ -13,8 +13,8 @@ from queues import (
     succeed,
 )
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import AnyRedis
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 

@@ -21,8 +21,8 @@ from queues import (
 )
 from redis.exceptions import ResponseError
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import MOVED_A_CALL, Queue

@@ -22,8 +22,8 @@ from queues import (
 )
 from redis.exceptions import ResponseError
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import AnyRedis
 from gristmill.shared.errors import QueueFull
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue

@@ -17,8 +17,9 @@ from gristmill.local.redis_server import running_server
 from gristmill.producer import Client, QueueFull
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
-from gristmill.shared.operations import Limits, Settlement, Stats
+from gristmill.shared.operations import Limits, Settlement
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_stats import Stats
 from gristmill.shared.redis_full import RedisFull
 from gristmill.worker.engine import StubEngine
 from gristmill.worker.redis_memory import should_pause_claims

@@ -9,8 +9,8 @@ from queues import end_lease
 from gristmill.producer import Client
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import NotServed
-from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_stats import Stats
 from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS, Request
 from gristmill.shared.settings import QueueSettings
 

@@ -6,7 +6,8 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from gristmill.shared.errors import InvalidRequest, SettingsError
-from gristmill.shared.names import NAME_RULE, shown
+from gristmill.shared.names import NAME_RULE
+from gristmill.shared.one_line import shown
 from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import FIELDS, Request, check_names, is_id

@@ -8,7 +8,7 @@ from gristmill.producer.arguments import kind_of, numbered, one_id
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.known_fields import unknown_in_words
 from gristmill.shared.log import warn
-from gristmill.shared.names import shown
+from gristmill.shared.one_line import shown
 from gristmill.shared.request import EXAMPLE, Request
 
 T = TypeVar("T")

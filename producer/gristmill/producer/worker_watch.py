@@ -9,9 +9,9 @@ import time
 from redis.exceptions import RedisError
 
 from gristmill.shared.log import warn
-from gristmill.shared.operations import Stats, num_live_workers
 from gristmill.shared.pauses import WHOLE_QUEUE, pause_in_words
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_stats import Stats, num_live_workers
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_trouble import trouble
 

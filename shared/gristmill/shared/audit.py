@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
-from gristmill.shared.key_types import moved_in_words
 from gristmill.shared.keys import LANES, ORDERED_KINDS, PENDING
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_stats import moved_in_words
 from gristmill.shared.snapshot import (
     Place,
     Snapshot,

@@ -3,8 +3,8 @@
 Every caller that names many ids in one call comes here: a script over a million ids would block Redis.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -18,3 +18,8 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def pairs(flat: Sequence[Any]) -> Iterable[tuple[str, Any]]:
+    """Yield the fields of a HASH or ZSET, as a script returns them."""
+    return ((name.decode(), value) for name, value in chunks(flat, 2))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import AbstractConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -20,11 +20,10 @@ from redis.asyncio.sentinel import (
 from redis.backoff import NoBackoff
 from redis.connection import HiredisRespSerializer
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.redis_url import RedisUrl, parse
 from gristmill.shared.topology import Cluster, SentinelPool
-
-AnyRedis = Redis | RedisCluster
 
 MAX_CONNECTIONS = 10_000
 """Most connections of one client: a Redis server accepts this number of clients by default. With

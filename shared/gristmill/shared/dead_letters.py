@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import orjson
-from redis.asyncio import Redis, RedisCluster
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.keys import Keys
 from gristmill.shared.scripts import Scripts
 
@@ -57,7 +57,7 @@ class DeadLetters:
         scripts: The queue's scripts.
     """
 
-    def __init__(self, redis: Redis | RedisCluster, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, redis: AnyRedis, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts

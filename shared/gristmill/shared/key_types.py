@@ -1,12 +1,10 @@
-"""The type of each kind of key, and the words for a key that has another type.
+"""The type of each kind of key.
 
 Redis fails a command on a key of a wrong type, and undoes nothing that a script did before. So each script first moves
 such keys away (`lua/includes/types.lua`). The audit also finds those that no script has used yet.
 """
 
 from collections.abc import Mapping
-
-from gristmill.shared.keys import Keys
 
 _KINDS_OF_TYPE = {
     "string": "format request result last_claim tenant file batch_lease idempotency",
@@ -32,17 +30,3 @@ def type_of(kind: str, name: str) -> str | None:
         name: The rest of the key.
     """
     return TYPES.get("parked_for" if kind == "parked" and name else kind)
-
-
-def moved_in_words(keys: Keys, wrong_types: Mapping[str, str]) -> str:
-    """Return what happened to keys of a wrong type and what to do; an empty text without such keys.
-
-    Args:
-        keys: The keys of the queue.
-        wrong_types: Name of a key -> the type that it had; see `Stats`.
-    """
-    return "; ".join(
-        f"{keys.of_kind(name, '')} was a {kind}, a wrong type, and is now {keys.wrong_type(name)}: find out who writes to"
-        " this queue's keys (docs/operations.md, Rights), then delete it"
-        for name, kind in sorted(wrong_types.items())
-    )

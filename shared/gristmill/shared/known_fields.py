@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.names import shown
+from gristmill.shared.one_line import shown
 
 UNKNOWN_FIELD = "unknown_field"
 """Code of the warning, or of the error, about a field that the engine ignores."""

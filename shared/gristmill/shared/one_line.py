@@ -1,4 +1,4 @@
-"""Make one line of a text that has any length, or of a value as JSON; for lists, messages, failures and rows."""
+"""Make one line of a text or a value of any length; for lists, messages, failures and rows."""
 
 from typing import Any
 
@@ -21,6 +21,15 @@ def one_line(text: str, max_characters: int | None = None) -> str:
     if max_characters is None or len(line) <= max_characters:
         return line
     return f"{line[: max_characters - 3]}..."
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, cut to a readable length."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        return f"a value of type {type(value).__name__} that cannot be shown"
+    return text if len(text) <= 80 else f"{text[:77]}... ({len(text):,} characters)"
 
 
 def json_line(value: Any, option: int = 0) -> bytes:

@@ -16,7 +16,7 @@ import orjson
 
 from gristmill.shared.answers import mapping
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.names import shown
+from gristmill.shared.one_line import shown
 
 WHOLE_QUEUE = "queue"
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.chunking import chunks
 from gristmill.shared.dead_letters import DeadLetters
 from gristmill.shared.errors import LeaseLost, QueueFull
@@ -28,11 +29,11 @@ from gristmill.shared.operations import (
     SchedulingPolicy,
     Settlement,
     State,
-    Stats,
     SubmitCode,
     SuspectRoom,
 )
 from gristmill.shared.queue_pauses import Pauses
+from gristmill.shared.queue_stats import Stats
 from gristmill.shared.records import Claimed
 from gristmill.shared.replication import write_to_replicas
 from gristmill.shared.request import Request
@@ -61,7 +62,7 @@ class Queue:
     """
 
     def __init__(
-        self, redis: Redis | RedisCluster, name: str = "default", limits: Limits | None = None
+        self, redis: AnyRedis, name: str = "default", limits: Limits | None = None
     ) -> None:
         self.redis = redis
         self.keys = Keys(name)

@@ -3,8 +3,8 @@
 from typing import Any
 
 import orjson
-from redis.asyncio import Redis, RedisCluster
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.keys import Keys
 from gristmill.shared.pauses import Pause, check_reason
 from gristmill.shared.scripts import Scripts
@@ -19,7 +19,7 @@ class Pauses:
         scripts: Scripts of the queue.
     """
 
-    def __init__(self, redis: Redis | RedisCluster, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, redis: AnyRedis, keys: Keys, scripts: Scripts) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts

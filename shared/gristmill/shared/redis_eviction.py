@@ -4,7 +4,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gristmill.shared.connection import AnyRedis
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.log import warn
 from gristmill.shared.redis_url import redacted
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.errors import NotReplicated, SettingsError
 from gristmill.shared.keys import Keys
 
@@ -16,7 +17,7 @@ REPLICATION_WAIT_MS = 1000
 
 
 async def write_to_replicas(
-    redis: Redis | RedisCluster,
+    redis: AnyRedis,
     keys: Keys,
     min_replicas: int,
     submit: Callable[[Redis], Awaitable[Any]],

@@ -19,7 +19,8 @@ from gristmill.shared.body_fields import check_body, output_limit
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.facts import encode_facts
 from gristmill.shared.known_fields import unknown_fields
-from gristmill.shared.names import NAME, NAME_RULE, is_match, shown
+from gristmill.shared.names import NAME, NAME_RULE, is_match
+from gristmill.shared.one_line import shown
 from gristmill.shared.prefix import prefix_of
 
 Priority = Literal["high", "normal", "low"]

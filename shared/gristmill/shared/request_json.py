@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.names import shown
+from gristmill.shared.one_line import shown
 from gristmill.shared.prefix import prefix_of_key
 from gristmill.shared.request import PLAIN, Request, check_metadata
 

@@ -10,9 +10,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.key_types import type_of
 from gristmill.shared.keys import LANES, queue_of
 from gristmill.shared.queue_format import FORMAT, wrong_format
@@ -125,7 +126,7 @@ class Scripts:
         prefix: Beginning of the queue's keys.
     """
 
-    def __init__(self, redis: Redis | RedisCluster, prefix: str) -> None:
+    def __init__(self, redis: AnyRedis, prefix: str) -> None:
         self._prefix = prefix
         self._scripts = {verb: redis.register_script(script_source(verb)) for verb in VERBS}
 

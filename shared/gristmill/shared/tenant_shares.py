@@ -6,8 +6,7 @@ The CLI and the gateway use it as `queue.tenants`.
 from collections.abc import Mapping
 from typing import Any
 
-from redis.asyncio import Redis, RedisCluster
-
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.keys import Keys
 from gristmill.shared.names import check_tenant
@@ -24,7 +23,7 @@ class TenantShares:
         keys: The queue's keys.
     """
 
-    def __init__(self, redis: Redis | RedisCluster, keys: Keys) -> None:
+    def __init__(self, redis: AnyRedis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
 

@@ -7,7 +7,7 @@ import pytest
 from gristmill.producer.commands.queue_view import View, queue_facts, queue_lines
 from gristmill.shared.brakes import Brake
 from gristmill.shared.fleet import Served
-from gristmill.shared.operations import Stats
+from gristmill.shared.queue_stats import Stats
 
 BRAKE = Brake("401 AuthenticationError", 20, 20, "Unauthorized", "r-1")
 

@@ -3,8 +3,9 @@
 import re
 from inspect import signature
 
-from gristmill.shared.key_types import moved_in_words, type_of
+from gristmill.shared.key_types import type_of
 from gristmill.shared.keys import Keys
+from gristmill.shared.queue_stats import moved_in_words
 from gristmill.shared.scripts import VERBS, lua_text, script_source
 
 

@@ -5,8 +5,8 @@ from typing import Any
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from gristmill.shared.operations import Stats
 from gristmill.shared.pauses import WHOLE_QUEUE, Pause, batch_scope
+from gristmill.shared.queue_stats import Stats
 from gristmill.worker.reports import PauseLog, report_queue
 
 PAUSE = Pause(1, "ann@desk", "new cards")

@@ -16,11 +16,10 @@ from redis.exceptions import RedisError
 
 from gristmill.shared.brakes import Brake
 from gristmill.shared.errors import LeaseLost, WrongFormat
-from gristmill.shared.key_types import moved_in_words
 from gristmill.shared.keys import Keys
-from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_brakes import write_brake
+from gristmill.shared.queue_stats import Stats, moved_in_words
 from gristmill.shared.redis_trouble import remedy
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.other_models import OtherModels

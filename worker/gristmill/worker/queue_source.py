@@ -15,8 +15,9 @@ from redis.exceptions import RedisError
 from ulid import ULID
 
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import Claim, Settlement, Stats
+from gristmill.shared.operations import Claim, Settlement
 from gristmill.shared.queue import Queue
+from gristmill.shared.queue_stats import Stats
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics

@@ -5,7 +5,7 @@
 
 import structlog
 
-from gristmill.shared.operations import Stats
+from gristmill.shared.queue_stats import Stats
 from gristmill.worker import metrics
 
 log = structlog.get_logger()

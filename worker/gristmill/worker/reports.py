@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from gristmill.shared.operations import Stats
 from gristmill.shared.pauses import WHOLE_QUEUE, Pause
+from gristmill.shared.queue_stats import Stats
 from gristmill.shared.records import Claimed
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response

@@ -15,7 +15,7 @@ from gristmill.producer.batches.batch_state import WORK_OF, BatchState
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.parts import Part
 from gristmill.producer.batches.scripts import lua_script
-from gristmill.shared.connection import AnyRedis
+from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.errors import LimitReached, NotFound
 from gristmill.shared.pauses import batch_scope
 from gristmill.shared.queue import Queue

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from gristmill.producer.commands.session import absence
 from gristmill.shared.cli import say
-from gristmill.shared.operations import Stats, num_live_workers
 from gristmill.shared.pauses import pause_in_words
+from gristmill.shared.queue_stats import Stats, num_live_workers
 
 LOOK_S = 1.0
 """Longest time between two looks at the workers, in seconds."""

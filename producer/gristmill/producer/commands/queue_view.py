@@ -6,11 +6,10 @@ from typing import Any
 
 from gristmill.shared.brakes import Brake
 from gristmill.shared.fleet import Served, read_served
-from gristmill.shared.key_types import moved_in_words
 from gristmill.shared.keys import Keys
-from gristmill.shared.operations import Stats
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_brakes import read_brakes
+from gristmill.shared.queue_stats import Stats, moved_in_words
 from gristmill.shared.redis_full import in_words
 
 COUNTERS = (

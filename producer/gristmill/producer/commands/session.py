@@ -13,10 +13,10 @@ from gristmill.producer.client import Client
 from gristmill.shared.cli import say
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.format_check import check_format
 from gristmill.shared.one_line import json_line
-from gristmill.shared.operations import num_live_workers
 from gristmill.shared.queue import Queue
-from gristmill.shared.queue_format import check_format
+from gristmill.shared.queue_stats import num_live_workers
 from gristmill.shared.redis_retry import RETRIES_BEFORE_NOTICE, announce_redis_waits
 from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tasks import end

@@ -26,8 +26,8 @@ from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.gateway.tenant_limits import TenantLimits
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
+from gristmill.shared.format_check import check_format
 from gristmill.shared.queue import Queue
-from gristmill.shared.queue_format import check_format
 from gristmill.shared.request_json import max_element_bytes
 
 

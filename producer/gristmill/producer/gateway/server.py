@@ -29,8 +29,8 @@ from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gat
 from gristmill.producer.gateway.middleware import CallMiddleware
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.shared.errors import SettingsError, WrongFormat
+from gristmill.shared.format_check import check_format
 from gristmill.shared.log import configure_logging
-from gristmill.shared.queue_format import check_format
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
 from gristmill.shared.redis_trouble import error_in_words, remedy, trouble_in_short

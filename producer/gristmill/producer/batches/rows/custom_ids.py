@@ -11,7 +11,7 @@ from gristmill.producer.batches.rows.lines import BadLine, Line
 from gristmill.shared.answers import mapping
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.known_fields import UNKNOWN_FIELD, unknown_in_words
-from gristmill.shared.names import shown
+from gristmill.shared.one_line import shown
 from gristmill.shared.request import Request
 from gristmill.shared.request_json import MAX_CUSTOM_ID
 from gristmill.shared.results import Result
