@@ -221,13 +221,20 @@ async def count_of_queue(queue: Queue) -> Counter[str]:
 
 
 async def purge_queue(
-    store: BatchStore, *, tell: Tell = lambda _: None, may_lack_objects: bool = False
+    store: BatchStore,
+    *,
+    tell: Tell = lambda _: None,
+    may_lack_objects: bool = False,
+    settle_s: float = SETTLE_S,
 ) -> PurgeReport:
     """Remove every key of a queue, and the objects of its files and batches.
+
+    First all API keys are revoked, so that gateways that still run take no call which would write again.
 
     Args:
         store: The batches and files of the queue.
         tell: Called after each chunk.
+        settle_s: Seconds to wait until gateways know; there is no wait if the queue has no API keys.
         may_lack_objects: True if objects of its files were lost with their storage.
 
     Raises:
@@ -236,4 +243,6 @@ async def purge_queue(
     files = FilePurge(store, None)
     await files.check_storage(may_lack_objects=may_lack_objects)
     await files.stop_batches()
+    if await store.queue.redis.unlink(store.queue.keys.api_keys):
+        await asyncio.sleep(settle_s)
     return await Purge(store, files, [*files.kinds(), all_keys(store.queue)], tell).run()

@@ -24,7 +24,7 @@ async def of_tenant(store: BatchStore, **options: Any) -> PurgeReport:
 
 
 async def of_queue(store: BatchStore, **options: Any) -> PurgeReport:
-    return await purge_queue(store, **options)
+    return await purge_queue(store, settle_s=0, **options)
 
 
 pytestmark = pytest.mark.parametrize("any_redis_url", ["valkey"], indirect=True)

@@ -180,7 +180,10 @@ def purge(
     if not force:
         on_store(settings, check_unheld, any_format=True)
     subject = f"queue {settings.queue}"
-    warning = f"This deletes everything in {subject} for good: {in_counts(found)}."
+    warning = (
+        f"This deletes everything in {subject} for good: {in_counts(found)}. Gateways hold no lease: stop those"
+        " that still run, or they write again."
+    )
     confirm(warning, settings.queue, yes=yes)
     purge_it = partial(purge_queue, may_lack_objects=may_lack_objects)
     return run_purge(settings, subject, purge_it, as_json=as_json, any_format=True)
