@@ -14,10 +14,10 @@ import structlog
 from servers import running_cluster, without_dangerous
 
 from gristmill.local.redis_server import running_server, server_binary
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_types import AnyRedis
 
 # Before anything imports it: what it asserts is told as in a test.
 pytest.register_assert_rewrite("faults.outcome")

@@ -14,12 +14,12 @@ import orjson
 from queues import ERROR, a_request, claim, die, settlement
 
 import gristmill.shared.queue
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.pauses import WHOLE_QUEUE
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
+from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.results import Result
 from gristmill.shared.scripts import PROTOCOL
 

@@ -2,10 +2,10 @@
 
 from queues import BODY, ERROR, a_request, claim, claimed_by, counters, open_worker, succeed
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_types import AnyRedis
 
 MAX_DEAD_LETTERS, MAX_DEAD_LETTER_BYTES = 100_000, 256 * 2**20
 

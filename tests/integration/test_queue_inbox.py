@@ -13,10 +13,10 @@ from queues import (
     succeed,
 )
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_types import AnyRedis
 
 GARBAGE = b'1|\x00\xff{"prompt": \n'
 

@@ -21,12 +21,12 @@ from queues import (
 )
 from redis.exceptions import ResponseError
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import MOVED_A_CALL, Queue
 from gristmill.shared.records import Claimed
+from gristmill.shared.redis_types import AnyRedis
 
 
 async def test_beats_keep_ownership_through_many_lease_times(redis: AnyRedis, queue: Queue) -> None:

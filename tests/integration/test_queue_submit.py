@@ -22,11 +22,11 @@ from queues import (
 )
 from redis.exceptions import ResponseError
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.audit import audit
 from gristmill.shared.errors import QueueFull
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_types import AnyRedis
 
 
 async def test_accepted_id_has_request_or_result_never_both(queue: Queue) -> None:

@@ -5,12 +5,12 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.format_check import check_format
 from gristmill.shared.keys import Keys
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_trouble import error_in_words
+from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.tasks import end
 
 FIRST_ANSWER_S = 10.0

@@ -6,10 +6,10 @@ from typing import Any
 
 from gristmill.shared.key_scan import SCANNED_A_CALL, scan_names
 from gristmill.shared.keys import ALL_QUEUES, queue_of
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
 
 
-async def unknown_tenant(queue: Queue, name: str) -> str:
+async def unknown_tenant(queue: QueueAccess, name: str) -> str:
     """Return the message for a tenant of which the queue has nothing."""
     nearest = _nearest(name, await _known_tenants(queue))
     return (
@@ -18,7 +18,7 @@ async def unknown_tenant(queue: Queue, name: str) -> str:
     )
 
 
-async def unknown_queue(queue: Queue) -> str:
+async def unknown_queue(queue: QueueAccess) -> str:
     """Return the message for a queue that has no key."""
     name, redis = queue.keys.queue, queue.redis
     keys = redis.scan_iter(match=ALL_QUEUES, count=SCANNED_A_CALL)
@@ -26,7 +26,7 @@ async def unknown_queue(queue: Queue) -> str:
     return f"this Redis has no queue {name!r}{_nearest(name, known)}; check --queue and --redis-url"
 
 
-async def _known_tenants(queue: Queue) -> set[str]:
+async def _known_tenants(queue: QueueAccess) -> set[str]:
     redis: Any = queue.redis
     names = {name.decode() for name in await redis.smembers(queue.keys.tenants)}
     names |= {

@@ -12,7 +12,7 @@ from gristmill.shared.errors import (
     QueueFull,
     TooLargeForRedis,
 )
-from gristmill.shared.fleet import FleetCache
+from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import SubmitCode
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_full import RedisFull

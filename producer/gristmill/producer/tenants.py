@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.key_scan import SCANNED_A_CALL
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
 from gristmill.shared.request import Priority
 
 NAME = r"[a-z0-9-]{1,64}"
@@ -105,7 +105,7 @@ class Tenants:
         queue: The queue that the tenants use.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: QueueAccess) -> None:
         self._redis: Any = queue.redis
         self._keys = queue.keys
 

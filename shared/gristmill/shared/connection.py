@@ -20,8 +20,8 @@ from redis.asyncio.sentinel import (
 from redis.backoff import NoBackoff
 from redis.connection import HiredisRespSerializer
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.errors import SettingsError
+from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.redis_url import RedisUrl, parse
 from gristmill.shared.topology import Cluster, SentinelPool
 

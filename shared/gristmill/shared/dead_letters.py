@@ -9,9 +9,8 @@ from typing import Any, Self
 
 import orjson
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.keys import Keys
-from gristmill.shared.scripts import Scripts
+from gristmill.shared.redis_types import AnyRedis, ScriptRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class DeadLetters:
         scripts: The queue's scripts.
     """
 
-    def __init__(self, redis: AnyRedis, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, redis: AnyRedis, keys: Keys, scripts: ScriptRunner) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts

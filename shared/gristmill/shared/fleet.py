@@ -1,22 +1,17 @@
-"""Find out what the live workers of a queue serve, and refuse requests that none of them serves.
+"""What the live workers of a queue serve, and the refusal of requests that none of them serves.
 
 Producers check before they submit: a worker would refuse an unknown model too, but long afterwards. A queue
-without workers takes every request, since workers may come later.
+without workers takes every request, since workers may come later. `fleet_cache.py` reads the fleet.
 """
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from gristmill.shared.errors import NotServed
-from gristmill.shared.queue import Queue
-from gristmill.shared.redis_retry import retrying
+from gristmill.shared.queue_access import QueueAccess
 from gristmill.shared.request import ENDPOINTS, Request
-
-FRESH_S = 5.0
-"""Seconds for which a fleet is taken as known; afterwards the next request reads it again."""
 
 NUM_NAMED = 10
 """Models that an error or a line names; it counts the others."""
@@ -103,66 +98,7 @@ class Fleet:
         )
 
 
-class FleetCache:
-    """The fleet of one queue, read again after a few seconds or before a request is refused.
-
-    Args:
-        queue: The queue.
-    """
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._reading = asyncio.Lock()
-        self._fleet: Fleet | None = None
-        self._read_at_s = 0.0
-
-    async def fleet(self, fresh_s: float = FRESH_S) -> Fleet:
-        """Return the fleet, at most `fresh_s` seconds old."""
-        async with self._reading:
-            if self._fleet is None or time.monotonic() - self._read_at_s > fresh_s:
-                self._fleet = await retrying(lambda: read_fleet(self._queue))
-                self._read_at_s = time.monotonic()
-            return self._fleet
-
-    async def check(self, requests: Sequence[Request]) -> None:
-        """Check that some worker serves each request, or that the queue has it already.
-
-        The fleet is read again before a request is refused.
-
-        Raises:
-            NotServed: No worker serves one of them.
-        """
-        if not any(map((await self.fleet()).refusal, requests)):
-            return
-        self._fleet = None
-        refusals = list(map((await self.fleet()).refusal, requests))
-        ids = [request.id for request in requests]
-        states = await retrying(lambda: self._queue.status(ids))
-        for refusal, (state, _) in zip(refusals, states, strict=True):
-            if refusal and state == "unknown":  # a known request was accepted before
-                raise refusal
-
-
-async def read_fleet(queue: Queue) -> Fleet:
-    """Read what the live workers of a queue serve."""
-    leases = (await queue.stats()).workers
-    alive = [worker for worker, remaining_ms in leases.items() if remaining_ms > 0]
-    workers = await read_served(queue, alive)
-    lengths: dict[str, int] = {}
-    for served in workers.values():
-        for name in served.models:
-            lengths[name] = max(served.max_model_len, lengths.get(name, 0))
-    return Fleet(
-        queue=queue.keys.queue,
-        workers=workers,
-        max_model_len=lengths,
-        endpoints=frozenset(path for served in workers.values() for path in served.endpoints),
-        is_known=bool(workers)
-        and all(served.models and served.endpoints for served in workers.values()),
-    )
-
-
-async def read_served(queue: Queue, workers: Iterable[str]) -> dict[str, Served]:
+async def read_served(queue: QueueAccess, workers: Iterable[str]) -> dict[str, Served]:
     """Read what registered workers serve."""
     names = list(workers)
     return dict(
@@ -170,7 +106,7 @@ async def read_served(queue: Queue, workers: Iterable[str]) -> dict[str, Served]
     )
 
 
-async def _served(queue: Queue, worker: str) -> Served:
+async def _served(queue: QueueAccess, worker: str) -> Served:
     redis: Any = queue.redis
     fields = ["models", "endpoints", "max_model_len"]
     return Served.parse(*await redis.hmget(queue.keys.worker(worker), fields))

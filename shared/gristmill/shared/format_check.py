@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue_format import FORMAT, NO_FORMAT, wrong_format
+from gristmill.shared.redis_types import AnyRedis
 
 
 async def check_format(redis: AnyRedis, keys: Keys) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
 
 KEYS_A_CHUNK = 500
 """Most keys in one chunk, so that a call that reads them all stays short."""
@@ -11,7 +11,7 @@ SCANNED_A_CALL = 1_000
 """Keys that one call of SCAN looks at; this keeps each call near 1 ms."""
 
 
-async def scan_keys(queue: Queue, pattern: str | None = None) -> AsyncIterator[list[bytes]]:
+async def scan_keys(queue: QueueAccess, pattern: str | None = None) -> AsyncIterator[list[bytes]]:
     """Yield the keys of a queue in chunks; a key may come twice, as SCAN allows.
 
     Args:
@@ -29,7 +29,7 @@ async def scan_keys(queue: Queue, pattern: str | None = None) -> AsyncIterator[l
         yield chunk
 
 
-async def scan_names(queue: Queue, kind: str) -> AsyncIterator[list[str]]:
+async def scan_names(queue: QueueAccess, kind: str) -> AsyncIterator[list[str]]:
     """Yield what follows the first word in the keys of one kind, such as the ids of `request:<id>`."""
     async for keys in scan_keys(queue, queue.keys.of_kind(kind, "*")):
         yield [queue.keys.parse(key)[1] for key in keys]

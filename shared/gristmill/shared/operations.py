@@ -50,6 +50,14 @@ class Limits:
     min_replicas: int = 0
 
 
+def max_element_bytes(max_request_bytes: int) -> int:
+    r"""Return the most bytes of an element of the inbox or a file that is parsed.
+
+    Escapes such as \u4e2d take up to twice the bytes of the text in a body, so the factor is 2.
+    """
+    return 2 * max_request_bytes + 65_536
+
+
 class Delivery(NamedTuple):
     """A request in flight: its id, and the number that is its fence."""
 

@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 from redis.asyncio import Redis
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.chunking import chunks
 from gristmill.shared.dead_letters import DeadLetters
 from gristmill.shared.errors import LeaseLost, QueueFull
@@ -31,13 +30,14 @@ from gristmill.shared.operations import (
     State,
     SubmitCode,
     SuspectRoom,
+    max_element_bytes,
 )
 from gristmill.shared.queue_pauses import Pauses
 from gristmill.shared.queue_stats import Stats
 from gristmill.shared.records import Claimed
+from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.replication import write_to_replicas
 from gristmill.shared.request import Request
-from gristmill.shared.request_json import max_element_bytes
 from gristmill.shared.results import Result
 from gristmill.shared.scripts import Scripts
 from gristmill.shared.tenant_shares import TenantShares

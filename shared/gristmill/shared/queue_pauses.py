@@ -4,10 +4,9 @@ from typing import Any
 
 import orjson
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.keys import Keys
 from gristmill.shared.pauses import Pause, check_reason
-from gristmill.shared.scripts import Scripts
+from gristmill.shared.redis_types import AnyRedis, ScriptRunner
 
 
 class Pauses:
@@ -16,10 +15,10 @@ class Pauses:
     Args:
         redis: Client of the queue.
         keys: Keys of the queue.
-        scripts: Scripts of the queue.
+        scripts: ScriptRunner of the queue.
     """
 
-    def __init__(self, redis: AnyRedis, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, redis: AnyRedis, keys: Keys, scripts: ScriptRunner) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = scripts

@@ -4,8 +4,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.log import warn
+from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.redis_url import redacted
 
 SAFE_POLICY = "noeviction"

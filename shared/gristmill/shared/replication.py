@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.errors import NotReplicated, SettingsError
 from gristmill.shared.keys import Keys
+from gristmill.shared.redis_types import AnyRedis
 
 REPLICATION_WAIT_MS = 1000
 """Most milliseconds to wait for the replicas; a healthy replica answers within one."""

@@ -17,6 +17,7 @@ import orjson
 
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.one_line import shown
+from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.prefix import prefix_of_key
 from gristmill.shared.request import PLAIN, Request, check_metadata
 
@@ -64,14 +65,6 @@ _HOW_TO_NAME = (
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
 _JSON_TYPES |= {float: "a number", bool: "a boolean", type(None): "null"}
 _NOT_A_NUMBER = re.compile(r"-?(NaN|Infinity)")
-
-
-def max_element_bytes(max_request_bytes: int) -> int:
-    r"""Return the most bytes of an element that is parsed.
-
-    Escapes such as \u4e2d take up to twice the bytes of the text in a body, so the factor is 2.
-    """
-    return 2 * max_request_bytes + 65_536
 
 
 def request_from_json(

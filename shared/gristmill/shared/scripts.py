@@ -13,11 +13,11 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.key_types import type_of
 from gristmill.shared.keys import LANES, queue_of
 from gristmill.shared.queue_format import FORMAT, wrong_format
 from gristmill.shared.redis_full import RedisFull
+from gristmill.shared.redis_types import AnyRedis
 
 _CORE = ("schema", "types", "counters")
 _FINISHING = ("pauses", "batches", "finish")

@@ -6,10 +6,10 @@ The CLI and the gateway use it as `queue.tenants`.
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.keys import Keys
 from gristmill.shared.names import check_tenant
+from gristmill.shared.redis_types import AnyRedis
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000
 """Bounds of a tenant's weight; `lua/includes/tenants.lua` has the same."""

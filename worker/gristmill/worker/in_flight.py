@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import structlog
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.fleet import FleetCache
+from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record

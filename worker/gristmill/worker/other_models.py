@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from gristmill.shared.fleet import Served, read_served
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
 
 log = structlog.get_logger()
 
@@ -32,7 +32,7 @@ class OtherModels:
         self._own = own
         self._known: set[str] = set()
 
-    async def look(self, queue: Queue, worker: str, workers: Iterable[str]) -> None:
+    async def look(self, queue: QueueAccess, worker: str, workers: Iterable[str]) -> None:
         """Warn if a worker that was not there at the last look serves other models.
 
         Args:

@@ -15,10 +15,10 @@ from gristmill.producer.batches.batch_state import WORK_OF, BatchState
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.parts import Part
 from gristmill.producer.batches.scripts import lua_script
-from gristmill.shared.any_redis import AnyRedis
 from gristmill.shared.errors import LimitReached, NotFound
 from gristmill.shared.pauses import batch_scope
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
+from gristmill.shared.redis_types import AnyRedis
 
 FENCE_S = 600
 """Seconds for which `fence` keeps stewards away; a purge that dies leaves the batch to them after that."""
@@ -34,7 +34,7 @@ class BatchRecords:
         queue: Queue of the batches; gives the Redis and the keys.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: QueueAccess) -> None:
         self._redis: Any = queue.redis
         self._keys = queue.keys
         self._create = lua_script(queue.redis, "create")

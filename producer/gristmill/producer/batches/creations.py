@@ -4,7 +4,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from gristmill.shared.errors import IdConflict
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
 
 KEY_TTL_S = 24 * 3600
 """Seconds for which a key is known, as with Stripe."""
@@ -34,7 +34,7 @@ class Creations:
         queue: Queue whose Redis has the keys.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: QueueAccess) -> None:
         self._redis: Any = queue.redis
         self._keys = queue.keys
 

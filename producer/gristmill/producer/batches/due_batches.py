@@ -11,7 +11,7 @@ from typing import Any
 from gristmill.producer.batches.batch_records import BatchRecords
 from gristmill.producer.batches.batch_state import WORK_OF, BatchState, Phase, Work, phase_of
 from gristmill.producer.batches.scripts import lua_script
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
 
 MAX_BACKOFF_S = 60
 """Longest delay in seconds, so that a batch continues within a minute after a repair."""
@@ -54,7 +54,7 @@ class DueBatches:
         records: The batches of that queue.
     """
 
-    def __init__(self, queue: Queue, records: BatchRecords) -> None:
+    def __init__(self, queue: QueueAccess, records: BatchRecords) -> None:
         self._redis: Any = queue.redis
         self._keys = queue.keys
         self._records = records

@@ -3,7 +3,7 @@
 from importlib.resources import files
 from typing import Any
 
-from gristmill.shared.any_redis import AnyRedis
+from gristmill.shared.redis_types import AnyRedis
 
 
 def lua_script(redis: AnyRedis, name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from gristmill.producer.batches.scripts import lua_script
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.errors import StorageQuotaReached
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
 
 
 class StorageUse:
@@ -20,7 +20,7 @@ class StorageUse:
         queue: Queue whose Redis has the counts.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: QueueAccess) -> None:
         self._redis: Any = queue.redis
         self._keys = queue.keys
         self._tenants = Tenants(queue)

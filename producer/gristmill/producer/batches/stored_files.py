@@ -20,7 +20,7 @@ from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.batches.storage_use import StorageUse
 from gristmill.shared.errors import InvalidRequest, NotFound
-from gristmill.shared.queue import Queue
+from gristmill.shared.queue_access import QueueAccess
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class StoredFiles:
     """
 
     def __init__(
-        self, queue: Queue, storage: Storage, settings: BatchSettings, batches: BatchRecords
+        self, queue: QueueAccess, storage: Storage, settings: BatchSettings, batches: BatchRecords
     ) -> None:
         self._redis: Any = queue.redis
         self._keys = queue.keys

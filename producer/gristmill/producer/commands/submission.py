@@ -33,7 +33,8 @@ from gristmill.producer.commands.session import (
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
 from gristmill.shared.errors import IdConflict, InvalidRequest
-from gristmill.shared.fleet import Fleet, read_fleet
+from gristmill.shared.fleet import Fleet
+from gristmill.shared.fleet_cache import read_fleet
 from gristmill.shared.pauses import pause_in_words
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_eviction import warn_of_eviction

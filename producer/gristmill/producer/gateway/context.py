@@ -27,8 +27,8 @@ from gristmill.producer.gateway.tenant_limits import TenantLimits
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.format_check import check_format
+from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.queue import Queue
-from gristmill.shared.request_json import max_element_bytes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.shared.errors import NotFound
-from gristmill.shared.fleet import read_fleet
+from gristmill.shared.fleet_cache import read_fleet
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import ENDPOINTS
 

@@ -28,9 +28,9 @@ from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import LimitReached, NotFound, QueueFull
 from gristmill.shared.known_fields import unknown_in_words
 from gristmill.shared.media import names_media
+from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.redis_full import RedisFull
 from gristmill.shared.request import Request as QueuedRequest
-from gristmill.shared.request_json import max_element_bytes
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 

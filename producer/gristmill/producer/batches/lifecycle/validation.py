@@ -20,7 +20,7 @@ from gristmill.producer.batches.rows import BadLine, CustomIds, bad_line_row, li
 from gristmill.shared.body_schemas import read_body_schemas
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.file_format import check_stream
-from gristmill.shared.fleet import read_fleet
+from gristmill.shared.fleet_cache import read_fleet
 
 Outcome = Literal["ended", "cancelled", "paused"]
 

@@ -8,8 +8,9 @@ from gristmill.producer.batches.rows.lines import BadLine, Line
 from gristmill.producer.highest_lane import check_priority
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet
+from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.request import Priority, Request
-from gristmill.shared.request_json import max_element_bytes, request_from_json
+from gristmill.shared.request_json import request_from_json
 
 
 class LineReader:
