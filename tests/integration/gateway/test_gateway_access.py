@@ -16,7 +16,7 @@ from servers import kill, port_of, with_least_user
 
 from gristmill.local.processes import die_with_parent, free_port
 from gristmill.local.redis_server import running_server
-from gristmill.producer.gateway import authentication, redis_retry, routes_requests
+from gristmill.producer.gateway import authentication, failover_retry, routes_requests
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
@@ -142,7 +142,7 @@ async def test_probes_and_metrics_need_no_key(gateway: RunningGateway, key: str)
 async def test_while_redis_is_away_calls_are_told_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_retry, "REDIS_RETRY_S", 0.3)
+    monkeypatch.setattr(failover_retry, "REDIS_RETRY_S", 0.3)
     monkeypatch.setattr(routes_requests, "REDIS_RETRY_S", 0.3)
     with running_server() as url:
         redis = connect(url)
@@ -171,7 +171,7 @@ async def test_while_redis_is_away_calls_are_told_503(
 
 
 async def test_a_full_redis_is_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_retry, "REDIS_RETRY_S", 0.3)
+    monkeypatch.setattr(failover_retry, "REDIS_RETRY_S", 0.3)
     monkeypatch.setattr(routes_requests, "REDIS_RETRY_S", 0.3)
     with running_server() as url:
         redis = connect(url)

@@ -14,8 +14,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gristmill.producer.batches.batch_records import BatchRecords
 from gristmill.producer.batches.batch_spec import BatchSpec
-from gristmill.producer.gateway import redis_retry
-from gristmill.producer.gateway.tenant_limits import TenantLimits
+from gristmill.producer.gateway import failover_retry
+from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.queue import Queue
 
@@ -125,7 +125,7 @@ async def test_a_lost_reply_creates_one_batch(
 async def test_a_call_that_may_have_created_something_is_not_to_be_repeated(
     api: httpx.AsyncClient, new_batch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_retry, "REDIS_RETRY_S", 0.0)
+    monkeypatch.setattr(failover_retry, "REDIS_RETRY_S", 0.0)
 
     async def lost(*_: Any, **__: Any) -> None:
         raise RedisConnectionError("gone")
@@ -165,16 +165,16 @@ async def test_a_client_that_has_left_creates_no_batch(
     gateway: RunningGateway, key: str, api: httpx.AsyncClient, new_batch: dict[str, Any]
 ) -> None:
     """Regression: a client that timed out and called again had two batches, all work twice."""
-    count_call, has_left = TenantLimits.count_call, asyncio.Event()
+    count_call, has_left = TenantLimiter.count_call, asyncio.Event()
 
-    async def late(self: TenantLimits, tenant: Tenant) -> None:
+    async def late(self: TenantLimiter, tenant: Tenant) -> None:
         await has_left.wait()
         await count_call(self, tenant)
 
     body = orjson.dumps(new_batch)
     head = f"POST /v1/batches HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n"
     tasks = gateway.server.server_state.tasks
-    with patch.object(TenantLimits, "count_call", late):
+    with patch.object(TenantLimiter, "count_call", late):
         host, port = gateway.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body)

@@ -44,7 +44,7 @@ class ClaimResult(NamedTuple):
     next_due_s: float | None
 
 
-class Source(Protocol):
+class ClaimSource(Protocol):
     """The part of a `QueueSource` that a batcher uses; it leaves out leases and heartbeats."""
 
     weight: int
@@ -78,7 +78,7 @@ class Batcher:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ClaimSource],
         policy: BatchPolicy,
         context: WorkerContext,
         is_stopping: Callable[[], bool],
@@ -92,7 +92,7 @@ class Batcher:
         self._brake = context.brake
         self._is_stopping = is_stopping
         self._shares = QueueShares([source.weight for source in sources])
-        self._urgent_looks: dict[Source, float] = {}  # moment of each queue's last claim
+        self._urgent_looks: dict[ClaimSource, float] = {}  # moment of each queue's last claim
         self._room_kind: RoomKind = "plain"  # of the last claim that found requests
 
     @property
@@ -135,7 +135,7 @@ class Batcher:
         return []
 
     async def wait_for_change(
-        self, doorbells: Sequence[Source] = (), doorbell_s: float = 0.0
+        self, doorbells: Sequence[ClaimSource] = (), doorbell_s: float = 0.0
     ) -> None:
         """Wait until a request ends, a doorbell rings, or `doorbell_s` seconds have passed.
 
@@ -152,7 +152,7 @@ class Batcher:
         finally:
             await end(*waits)
 
-    async def _claim_round(self, batch: list[ClaimedRequest]) -> dict[Source, ClaimResult]:
+    async def _claim_round(self, batch: list[ClaimedRequest]) -> dict[ClaimSource, ClaimResult]:
         """Ask the queues in turn until one has something, and add it to the batch.
 
         The round stops there, because the tokens of a claim decide which queue comes first in the
@@ -175,7 +175,7 @@ class Batcher:
         return claims
 
     async def _claim_from(
-        self, source: Source, batch: Sequence[ClaimedRequest]
+        self, source: ClaimSource, batch: Sequence[ClaimedRequest]
     ) -> ClaimResult | None:
         now_s = time.monotonic()
         room = self._room(source, batch, now_s)
@@ -205,16 +205,18 @@ class Batcher:
         self._room_kind = room.kind
         return claim
 
-    def _room(self, source: Source, batch: Sequence[ClaimedRequest], now_s: float) -> Room:
+    def _room(self, source: ClaimSource, batch: Sequence[ClaimedRequest], now_s: float) -> Room:
         return self._admission.room([request.record for request in batch], source.demand, now_s)
 
-    def _urgent_room(self, source: Source, batch: Sequence[ClaimedRequest], now_s: float) -> Room:
+    def _urgent_room(
+        self, source: ClaimSource, batch: Sequence[ClaimedRequest], now_s: float
+    ) -> Room:
         """Return the room for urgent requests of a queue, once in `URGENT_S`."""
         if now_s - self._urgent_looks.get(source, 0) < URGENT_S:
             return NO_ROOM
         return self._admission.urgent_room([request.record for request in batch])
 
-    def _suspect_width_of(self, source: Source) -> int:
+    def _suspect_width_of(self, source: ClaimSource) -> int:
         """Return how many suspects of a queue may run.
 
         It is 0 while this worker holds suspects of another queue. After an engine's death,
@@ -229,7 +231,7 @@ class Batcher:
                 await self.wait_for_change()
 
     async def _wait_for_work(
-        self, claims: Mapping[Source, ClaimResult], opened_at: float | None
+        self, claims: Mapping[ClaimSource, ClaimResult], opened_at: float | None
     ) -> None:
         """Wait for a doorbell, a delayed request, the batch's timeout or a change of the load.
 

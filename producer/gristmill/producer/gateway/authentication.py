@@ -3,8 +3,8 @@
 import time
 from hashlib import sha256
 
+from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
-from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.tenants import Tenant, Tenants
 
 CACHE_TTL_S = 5.0

@@ -19,11 +19,11 @@ from gristmill.producer.batches.storage import Storage
 from gristmill.producer.client import Client
 from gristmill.producer.gateway.authentication import ANONYMOUS, Authenticator
 from gristmill.producer.gateway.body_pool import BodyPools, Caller
+from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
-from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.gateway.request_body import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
-from gristmill.producer.gateway.tenant_limits import TenantLimits
+from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.format_check import check_format
@@ -53,7 +53,7 @@ class Gateway:
     client: Client
     batches: Batches
     authenticator: Authenticator
-    tenant_limits: TenantLimits
+    tenant_limits: TenantLimiter
     media: MediaGuard
     body_pools: BodyPools
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,7 +87,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             client=client,
             batches=Batches(BatchStore(queue, Storage(settings.storage_url), settings)),
             authenticator=Authenticator(Tenants(queue), is_open=settings.is_open),
-            tenant_limits=TenantLimits(queue),
+            tenant_limits=TenantLimiter(queue),
             media=media,
             body_pools=BodyPools(max_element_bytes(settings.max_request_bytes)),
         )

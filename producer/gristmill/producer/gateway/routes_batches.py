@@ -19,7 +19,7 @@ from gristmill.producer.batches.creations import CreationKey
 from gristmill.producer.batches.objects import BatchObject, Mode, Order, UnknownFields
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, caller_of
 from gristmill.producer.gateway.creation import IdempotencyKey, creating
-from gristmill.producer.gateway.redis_retry import retry_redis
+from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.request_body import read_body
 from gristmill.producer.gateway.upload_form import MAX_EXPIRY_S, MIN_EXPIRY_S
 from gristmill.producer.highest_lane import lower_of

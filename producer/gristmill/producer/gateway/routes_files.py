@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from gristmill.producer.batches.objects import FileObject, Purpose
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, caller_of
 from gristmill.producer.gateway.creation import IdempotencyKey
+from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.file_upload import CHUNK_BYTES, FileUpload
-from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.gateway.request_body import declared_bytes
 from gristmill.producer.gateway.upload_form import FORM_SCHEMA
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
+from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
-from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.shared.errors import NotFound
 from gristmill.shared.fleet_cache import read_fleet
 from gristmill.shared.queue import Queue

@@ -17,7 +17,7 @@ from ulid import ULID
 
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway, caller_of
 from gristmill.producer.gateway.creation import IdempotencyKey, creating
-from gristmill.producer.gateway.redis_retry import REDIS_RETRY_S, retry_redis
+from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
 from gristmill.producer.gateway.request_body import (
     BODY_SCHEMA,
     declared_bytes,

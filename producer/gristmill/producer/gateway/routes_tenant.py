@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
-from gristmill.producer.gateway.redis_retry import retry_redis
+from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.shared.request import Priority
 
 router = APIRouter(tags=["tenant"])

@@ -10,8 +10,8 @@ from typing import Any
 
 from prometheus_client import Counter
 
+from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
-from gristmill.producer.gateway.redis_retry import retry_redis
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import LimitReached
 from gristmill.shared.queue import Queue
@@ -43,7 +43,7 @@ return 0
 """
 
 
-class TenantLimits:
+class TenantLimiter:
     """Enforces the limits of the tenants of one queue.
 
     Args:
