@@ -10,7 +10,7 @@ from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
 
 FRESH_S = 5.0
-"""Seconds for which a fleet is taken as known; afterwards the next request reads it again."""
+"""Default of `fresh_s`; afterwards the next request reads the fleet again."""
 
 
 class FleetCache:
@@ -18,21 +18,27 @@ class FleetCache:
 
     Args:
         queue: The queue.
+        fresh_s: Seconds for which a fleet is taken as known.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, fresh_s: float = FRESH_S) -> None:
         self._queue = queue
+        self._fresh_s = fresh_s
         self._reading = asyncio.Lock()
         self._fleet: Fleet | None = None
         self._read_at_s = 0.0
 
-    async def fleet(self, fresh_s: float = FRESH_S) -> Fleet:
+    async def fleet(self) -> Fleet:
         """Return the fleet, at most `fresh_s` seconds old."""
         async with self._reading:
-            if self._fleet is None or time.monotonic() - self._read_at_s > fresh_s:
+            if self._fleet is None or time.monotonic() - self._read_at_s > self._fresh_s:
                 self._fleet = await retrying(lambda: read_fleet(self._queue))
                 self._read_at_s = time.monotonic()
             return self._fleet
+
+    async def answers(self, model: str, endpoint: str) -> bool:
+        """Return whether some worker serves requests for a model (or any, if empty) and an endpoint."""
+        return (await self.fleet()).answers(model, endpoint)
 
     async def check(self, requests: Sequence[Request]) -> None:
         """Check that some worker serves each request, or that the queue has it already.

@@ -3,6 +3,7 @@
 import pytest
 
 from gristmill.shared.connection import connect
+from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import Claim, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
@@ -24,7 +25,8 @@ RECORD = Record.parse(b"1|0|0|default|normal|d||0|0|3||/v1/completions|||\n\n{}"
     ],
 )
 def test_room_for_suspects(crashes: list[int], width: int, expected: SuspectRoom) -> None:
-    in_flight = InFlight(Queue(connect("redis://127.0.0.1:1")), EngineLoad())
+    queue = Queue(connect("redis://127.0.0.1:1"))
+    in_flight = InFlight(queue, EngineLoad(), FleetCache(queue).answers)
     claimed = [Claimed(f"r{i}", 1, 1, number, RECORD) for i, number in enumerate(crashes)]
     in_flight.add(Claim(0, None, [], claimed), "w")
     assert in_flight.suspect_room(width) == expected

@@ -6,14 +6,13 @@ ack, nack or release itself. This is the only list of them in the worker.
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import structlog
 
 from gristmill.shared.chunking import chunks
-from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
@@ -26,8 +25,8 @@ from gristmill.worker.engine_load import EngineLoad
 
 log = structlog.get_logger()
 
-FLEET_FRESH_S = 1.0
-"""Seconds for which the live workers of a queue count as known."""
+IsServed = Callable[[str, str], Awaitable[bool]]
+"""Returns whether some live worker of the queue serves a model and an endpoint."""
 
 
 class ClaimedRequest:
@@ -131,8 +130,7 @@ class ClaimedRequest:
 
     async def is_served(self) -> bool:
         """Return whether some live worker of the queue serves the request's model and endpoint."""
-        fleet = await self._in_flight.fleet.fleet(FLEET_FRESH_S)
-        return fleet.answers(self.record.model, self.record.endpoint)
+        return await self._in_flight.is_served(self.record.model, self.record.endpoint)
 
     async def release(self, delay_ms: int = 0) -> None:
         """Return the request to the front of its lane; this attempt does not count.
@@ -170,17 +168,18 @@ class InFlight:
     Args:
         queue: The queue; nacks and releases go to it.
         load: Counter of the running requests of all queues.
+        is_served: Asks what the live workers of the queue serve.
 
     Attributes:
         queue: The queue.
-        fleet: What the live workers of the queue serve.
+        is_served: As given.
         num_running: Requests of this queue in the engine.
         finished: Ended requests for the `AckWriter`.
     """
 
-    def __init__(self, queue: Queue, load: EngineLoad) -> None:
+    def __init__(self, queue: Queue, load: EngineLoad, is_served: IsServed) -> None:
         self.queue = queue
-        self.fleet = FleetCache(queue)
+        self.is_served = is_served
         self._load = load
         self._requests: dict[str, ClaimedRequest] = {}
         self.num_running = 0

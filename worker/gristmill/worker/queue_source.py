@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from ulid import ULID
 
 from gristmill.shared.errors import LeaseLost
+from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import Claim, Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_stats import Stats
@@ -25,6 +26,7 @@ from gristmill.worker.ack_writer import AckWriter
 from gristmill.worker.admission.room import Demand, Room
 from gristmill.worker.batcher import ClaimResult
 from gristmill.worker.context import WorkerContext
+from gristmill.worker.death_report import DeathReport
 from gristmill.worker.heartbeat import Heartbeat, HeartbeatEvents
 from gristmill.worker.in_flight import InFlight, cancel
 from gristmill.worker.inbox import admit_element
@@ -38,6 +40,9 @@ log = structlog.get_logger()
 
 STOP_TIMEOUT_S = 10.0
 """Most seconds to release the remaining requests; after that the lease expires by itself."""
+
+FLEET_FRESH_S = 1.0
+"""Seconds for which the live workers of a queue count as known."""
 
 
 class QueueSource:
@@ -64,7 +69,9 @@ class QueueSource:
         self._context = context
         self._queue = open_queue()
         self._name = self._queue.keys.queue
-        self._in_flight = InFlight(self._queue, context.load)
+        fleet = FleetCache(self._queue, FLEET_FRESH_S)
+        self._in_flight = InFlight(self._queue, context.load, fleet.answers)
+        self._death_report = DeathReport(self._queue, self._in_flight)
         self._acks = AckWriter(
             self._queue,
             self._in_flight.finished,
@@ -95,7 +102,6 @@ class QueueSource:
         self._pause = ClaimPause(self._name)
         self._pause_log = PauseLog(self._name)
         self._is_in_doubt = False  # the queue may count requests for this worker that it lacks
-        self._death: Mapping[str, Any] | None = None  # evidence not reported yet
 
     @property
     def has_suspects(self) -> bool:
@@ -197,32 +203,11 @@ class QueueSource:
 
     def note_death(self, evidence: Mapping[str, Any]) -> None:
         """Store the evidence of the engine's death; `report_death` sends it to the queue."""
-        self._death = {**evidence, "worker": self._lease.worker}
+        self._death_report.note({**evidence, "worker": self._lease.worker})
 
     async def report_death(self) -> None:
-        """Report the engine's death to the queue.
-
-        The queue makes suspects of the requests that had started. The worker releases the others.
-        """
-        if self._death is None:
-            return
-        evidence = self._death
-        await self._in_flight.finished.join()
-        requests = self._in_flight.requests
-        await self._in_flight.release([request for request in requests if request.task is None])
-        worker, moved = self._lease.worker, -1
-        await self._in_flight.release_unknown(worker)  # of a cancelled claim; they never ran
-        while moved:
-            moved, killed = await retrying(lambda: self._queue.crash(worker, evidence))
-            for request_id in killed:
-                log.error(
-                    "request.dead_lettered",
-                    queue=self._name,
-                    id=request_id,
-                    reason="engine_killed",
-                )
-        self._in_flight.forget([request.claimed for request in requests])
-        self._death = None
+        """Report the engine's death to the queue, if there is one to report."""
+        await self._death_report.send(self._lease)
 
     async def stop(self) -> None:
         """Release the remaining requests, and close the lease and the connections.
