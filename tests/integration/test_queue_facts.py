@@ -106,3 +106,19 @@ async def test_lanes_do_not_bound_suspects(queue: Queue) -> None:
     none = LaneRoom(0, 0, 0)
     claimed = await queue.claim(worker, "n", 9, suspects=SuspectRoom(2), lanes=none)
     assert len(claimed.claimed) == 2
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        f"|{'n' * 33}=1",
+        f"|!{'n' * 33}=1",
+        f"|name={'v' * 513}",
+        "".join(f"|n{n}={'v' * 300}" for n in range(4)),
+    ],
+)
+async def test_facts_beyond_their_limits_are_refused(queue: Queue, facts: str) -> None:
+    values = list(a_request().submit_values())
+    values[6] = f"{values[6]!s}{facts}"
+    with pytest.raises(ResponseError, match="INVALID request 1"):
+        await queue.scripts.run("submit", 9, 9999, *values)

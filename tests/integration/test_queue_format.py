@@ -1,7 +1,9 @@
 """A queue that another version wrote is refused with words, never half read."""
 
+from typing import Any
+
 import pytest
-from queues import ERROR, claimed_by, open_worker, some_requests, succeed
+from queues import ERROR, claimed_by, contents, open_worker, some_requests, succeed
 
 from gristmill.shared.errors import WrongFormat
 from gristmill.shared.format_check import check_format
@@ -69,3 +71,24 @@ async def test_a_queue_of_another_format_can_be_purged(
     assert await holders(queue) == Holders([], [])
     await queue.redis.zadd(queue.keys.workers, {"w": 2e12, "dead": 1})
     assert await holders(queue) == Holders(["w"], [])
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "seal", "cancel", "expire", "requeue"])
+async def test_no_verb_of_a_client_touches_a_queue_of_another_format(
+    queue: Queue, verb: str
+) -> None:
+    await queue.redis.set(queue.keys.format, "2")
+    await queue.redis.set(queue.keys.request("r"), b"2|x|acme|secret")
+    await queue.redis.zadd(queue.keys.deadlines, {"r": 1})
+    before = await contents(queue)
+    operations: dict[str, Any] = {
+        "pause": lambda: queue.pauses.pause("queue", "ann"),
+        "resume": lambda: queue.pauses.resume("queue"),
+        "seal": lambda: queue.seal("b", 1),
+        "cancel": lambda: queue.cancel(["r"]),
+        "expire": queue.expire,
+        "requeue": lambda: queue.dead_letters.requeue("d", "r2"),
+    }
+    with pytest.raises(WrongFormat):
+        await operations[verb]()
+    assert await contents(queue) == before

@@ -3,9 +3,21 @@
 import asyncio
 from typing import Any
 
-from queues import a_request, claim, claimed_by, open_worker, some_requests, succeed
+import pytest
+from queues import (
+    ERROR,
+    a_request,
+    claim,
+    claimed_by,
+    counters,
+    fail,
+    open_worker,
+    some_requests,
+    succeed,
+)
 
 from gristmill.shared.audit import audit
+from gristmill.shared.operations import Scheduling, SchedulingPolicy
 from gristmill.shared.queue import Queue
 
 
@@ -80,3 +92,42 @@ async def test_pace_forgets_half_after_a_minute_of_work(queue: Queue) -> None:
     await succeed(queue, "w", items)
     assert await pace(queue, "tokens") == 5000
     assert 30_000 <= await pace(queue, "busy_ms") < 31_000
+
+
+@pytest.mark.parametrize("order", ["fair", "fcfs"])
+async def test_counters_of_an_unreadable_record_of_another_version_are_true(
+    queue: Queue, order: Scheduling
+) -> None:
+    worker = await open_worker(queue)
+    await queue.register(worker, {}, SchedulingPolicy(order))
+    await queue.submit(
+        [a_request("bad", tenant="acme", prompt_tokens=5, max_tokens=100), a_request("good")]
+    )
+    key = queue.keys.request("bad")
+    record: Any = await queue.redis.get(key)
+    await queue.redis.set(key, b"2" + record[1:])
+    assert len(await claim(queue, worker)) == 1
+    assert await queue.tenants.load("acme") == (0, 0)
+    assert await audit(queue) == []
+
+
+async def test_an_empty_queue_has_no_tokens_and_no_bytes_whatever_was_lost(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit(some_requests(4, tenant="acme", max_tokens=1000))
+    items = await claim(queue, worker)
+    await queue.redis.unlink(*(queue.keys.request(item.id) for item in items))
+    await queue.release(worker, items[:1])
+    await queue.nack(worker, items[1], 0, ERROR)
+    await succeed(queue, worker, items[2:3])
+    await queue.crash(worker, {})
+    found = await counters(queue)
+    assert not {"in_flight", "in_flight_tokens", "queued_tokens", "bytes"} & set(found)
+    assert await queue.tenants.load("acme") == (0, 0)
+
+
+async def test_a_refused_request_makes_no_pace(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit(some_requests(20, max_tokens=100_000))
+    for _ in range(2):
+        assert await fail(queue, worker, await claim(queue, worker, 10)) == [1] * 10
+    assert (await queue.stats()).tokens_per_s is None

@@ -26,7 +26,7 @@ _WAITING = ("lanes", "tenants", "enqueue")
 INCLUDES: dict[str, tuple[str, ...]] = {
     "submit": (*_CORE, "format", "records", "doorbell", *_WAITING, "accept"),
     "admit": (*_CORE, "records", "doorbell", *_WAITING, "dead_letters", "accept"),
-    "requeue": (*_CORE, "records", "doorbell", *_WAITING, "dead_letters", "accept"),
+    "requeue": (*_CORE, "format", "records", "doorbell", *_WAITING, "dead_letters", "accept"),
     "claim": (
         *_CORE, "records", "deliveries", "doorbell", *_WAITING, *_FINISHING, "dead_letters",
         "inflow", "parking", "claim_parking", "popping", "virtual_time", "taking", "misplaced",
@@ -45,18 +45,18 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         "suspects", "leases",
     ),
     "cancel": (
-        *_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
+        *_CORE, "format", "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
     ),
     "expire": (
-        *_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
+        *_CORE, "format", "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
         "dead_letters",
     ),
     "register": ("schema", "types", "format", "lanes", "leases"),
     "beat": ("schema", "types", "leases"),
     "deregister": ("schema", "types", "leases"),
-    "seal": ("schema", "types", "pauses", "batches"),
-    "pause": ("schema", "types"),
-    "resume": ("schema", "types", "doorbell", "pauses"),
+    "seal": ("schema", "types", "format", "pauses", "batches"),
+    "pause": ("schema", "types", "format"),
+    "resume": ("schema", "types", "format", "doorbell", "pauses"),
     "purge": ("schema", "counters", "dead_letters"),
     "clear_lanes": ("schema", "types", "lanes"),
     "status": ("schema", "deliveries"),

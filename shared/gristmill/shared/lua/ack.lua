@@ -101,7 +101,9 @@ local function settle(n, id, fence, status, outcome, prompt_tokens, output_token
     return 0
   end
   learn_output_share(header, output_tokens)
-  num_settled_tokens = num_settled_tokens + header.cost
+  if status == "succeeded" or output_tokens > 0 then -- a refused request made no tokens, whatever its max_tokens
+    num_settled_tokens = num_settled_tokens + header.cost
+  end
   if not is_held then
     end_late(id, header)
     return 2

@@ -6,6 +6,10 @@
 --          before), unknown
 -- Keeps    2, 4
 
+local wrong_format = format_error(false)
+if wrong_format then
+  return wrong_format
+end
 local time_ms = now_ms()
 local codes = {}
 for i = 2, #ARGV do

@@ -6,6 +6,10 @@
 -- Returns  how many requests expired
 -- Keeps    2, 4, 7
 
+local wrong_format = format_error(false)
+if wrong_format then
+  return wrong_format
+end
 local limit, time_ms = tonumber(ARGV[1]), now_ms()
 local expired = 0
 for _, id in ipairs(call("ZRANGE", prefix .. "deadlines", 0, time_ms, "BYSCORE", "LIMIT", 0, limit)) do

@@ -7,6 +7,10 @@
 --          another scope or note
 -- Keeps    7 (a batch's field goes when the batch completes or is resumed)
 
+local wrong_format = format_error(true)
+if wrong_format then
+  return wrong_format
+end
 local scope, note = ARGV[1], ARGV[2]
 if scope ~= "queue" and not string.match(scope, "^batch:[%w._:/@=+-]+$") then
   return redis.error_reply("INVALID scope: use queue, or batch: and the name of a batch")

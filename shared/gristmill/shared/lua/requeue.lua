@@ -6,6 +6,10 @@
 --          dead letter, or one that was never a request)
 -- Keeps    1, 2
 
+local wrong_format = format_error(false)
+if wrong_format then
+  return wrong_format
+end
 local id, new_id = ARGV[1], ARGV[2]
 if call("EXISTS", prefix .. "request:" .. new_id) == 1 then
   return "queued"

@@ -5,6 +5,10 @@
 -- Returns  how many are terminal so far; an error INVALID if the total is no whole number
 -- Keeps    2 (the crossing to complete pushes the batch to batches_done exactly once)
 
+local wrong_format = format_error(true)
+if wrong_format then
+  return wrong_format
+end
 if not string.match(ARGV[2] or "", "^%d+$") then
   return redis.error_reply("INVALID total of the batch: use a whole number")
 end

@@ -23,7 +23,8 @@ local FORMAT = "^" .. table.concat({ NAME, NAME, NUMBER, NUMBER, "%x+", MAYBE_NA
 -- Beginnings of a value that cjson takes for a number and JSON does not (NaN, -inf, 0x1F, 01, +1), and of a lone 0.
 local STRANGE, NAN = '[:,%[]%s*%-?[^%s"{%[tfn1-9-]', "[:,%[]%s*%-?n[^u]"
 local MAX_REQUESTS = 500
-local FACT = "^|!?%l[%l%d_]*=[%w._:/@=+,;-]*"
+local FACT = "^|!?(%l[%l%d_]*)=([%w._:/@=+,;-]*)"
+local MAX_FACT_NAME, MAX_FACT_VALUE, MAX_FACTS = 32, 512, 1024 -- characters; the last of all facts of a request
 
 local strict_json -- made at need, because it costs more than the check of a request
 
@@ -47,9 +48,12 @@ end
 
 -- Return whether what follows the last field is a sequence of facts.
 local function are_facts(text)
+  if #text > MAX_FACTS then
+    return false
+  end
   while text ~= "" do
-    local _, last = string.find(text, FACT)
-    if not last then
+    local _, last, name, value = string.find(text, FACT)
+    if not last or #name > MAX_FACT_NAME or #value > MAX_FACT_VALUE then
       return false
     end
     text = string.sub(text, last + 1)

@@ -44,15 +44,35 @@ local function depth_and_bytes()
   return (tonumber(now[1]) or 0) + (tonumber(now[2]) or 0), tonumber(now[3]) or 0
 end
 
-writers[1] = function()
+-- Set to 0 what an empty queue cannot have. A record that somebody deleted or damaged takes tokens, bytes and a tenant
+-- with it that no script knows any more.
+local function settle_emptied(field, tokens)
+  if tokens ~= 0 then
+    call("HSET", prefix .. "stats", field .. "_tokens", 0)
+  end
+  local depth, bytes = depth_and_bytes()
+  if depth == 0 and bytes ~= 0 then
+    call("HSET", prefix .. "stats", "bytes", 0)
+    call("DEL", prefix .. "tenant_load")
+  end
+end
+
+-- The last to write counters.
+local function write_counts()
+  local reached = {} -- field -> its new amount
   for field, amount in pairs(counts) do
     if amount ~= 0 then
-      call("HINCRBY", prefix .. "stats", field, integer(amount))
+      reached[field] = call("HINCRBY", prefix .. "stats", field, integer(amount))
+    end
+  end
+  for _, field in ipairs({ "queued", "in_flight" }) do
+    if reached[field] == 0 then
+      settle_emptied(field, reached[field .. "_tokens"])
     end
   end
 end
 
-writers[2] = function()
+writers[1] = function()
   for tenant, load in pairs(loads) do
     for what, amount in pairs(load) do
       local field = tenant .. "|" .. what
@@ -68,4 +88,5 @@ local function flush(ttl_ms, time_ms)
   for _, write in ipairs(writers) do
     write(ttl_ms, time_ms)
   end
+  write_counts()
 end

@@ -7,6 +7,7 @@ local IS_PRIORITY = { high = true, normal = true, low = true }
 local TEXT = "|([^|\n]*)"
 local HEADER = "^1|(%d+)|(%d+)" .. TEXT .. TEXT .. TEXT .. TEXT .. "|(%d+)|(%d+)|(%d+)" .. TEXT .. TEXT
   .. "|[^|\n]*|[^|\n]*|[^|\n]*([^\n]*)\n([^\n]*)\n"
+local COUNTED = "^[^|\n]*|[^|\n]*|[^|\n]*|([%w._:/@=+-]+)" .. string.rep("|[^|\n]*", 3) .. "|(%d+)|(%d+)|" -- of any version
 local MODEL_AND_PREFIX = "^1" .. string.rep("|[^|\n]*", 11) .. "|([^|\n]*)|([^|\n]*)" -- fields 13 and 14
 
 -- Bound what a request costs its tenant. Below 1, a tenant of free requests would always be next.
@@ -19,11 +20,13 @@ local function bounded_cost(tokens)
   return tokens < MAX_COST and tokens or MAX_COST
 end
 
--- Return a header with which an unreadable record can still be ended, so that no script stops half-way.
+-- Return a header, with what counters need if it can be told, with which an unreadable record can still be ended, so that no script stops half-way.
 -- A record is unreadable if it has another version, or if somebody wrote it past the scripts. Invariant 6.
-local function unreadable_header()
-  return { is_readable = false, enqueued_ms = "0", deadline_ms = 0, tenant = "default", priority = "normal",
-    digest = "", batch = "", prompt_tokens = 1, max_tokens = 0, cost = 1, max_attempts = 1, reply = "",
+local function unreadable_header(record)
+  local tenant, prompt_tokens, max_tokens = string.match(record, COUNTED)
+  return { is_readable = false, enqueued_ms = "0", deadline_ms = 0, tenant = tenant or "default", priority = "normal",
+    digest = "", batch = "", prompt_tokens = 1, max_tokens = 0,
+    cost = tenant and bounded_cost(prompt_tokens + max_tokens) or 1, max_attempts = 1, reply = "",
     endpoint = "", facts = "", metadata = "", record = "\n" }
 end
 
@@ -36,7 +39,7 @@ local function header_of(record)
   local enqueued_ms, deadline_ms, tenant, priority, digest, batch, prompt_tokens, max_tokens, max_attempts, reply,
     endpoint, facts, metadata = string.match(record, HEADER)
   if not IS_PRIORITY[priority] then
-    return unreadable_header()
+    return unreadable_header(record)
   end
   prompt_tokens, max_tokens = tonumber(prompt_tokens), tonumber(max_tokens)
   return { is_readable = true, enqueued_ms = enqueued_ms, deadline_ms = tonumber(deadline_ms), tenant = tenant,
