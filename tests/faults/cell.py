@@ -14,7 +14,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from faults.foreign import Foreign
 from faults.processes import (
+    MAX_RESULT_BYTES,
     ProducerOrder,
     Prompt,
     WorkerOrder,
@@ -25,7 +27,8 @@ from faults.processes import (
 )
 from faults.proxy import Fate, Proxy, Trap
 from faults.redis_server import RedisServer
-from faults.schedule import LEASE_S, REDIS_FAULTS, Fault
+from faults.schedule import BYTE_BOMBS, LEASE_S, LOST_LEASES, REDIS_FAULTS, WRONG_TYPES, Fault
+from faults.server import faulty_server
 
 from gristmill.local.redis_server import server_binary
 from gristmill.shared.operations import Limits
@@ -54,6 +57,11 @@ WORKER_SETTINGS: dict[str, Any] = {
     "backoff_max_s": 0.1,
     "drain_timeout_s": 0.3,
 }
+
+SMALL_LIMITS = {
+    "max_request_bytes": 65_536, "max_result_bytes": MAX_RESULT_BYTES, "max_in_flight_bytes": 65_536,
+}  # fmt: skip
+"""Settings under which byte bombs are small: two large bodies do not fit into one worker."""
 
 
 class Pod:
@@ -122,6 +130,7 @@ class Cell:
     Attributes:
         redis: The server.
         queue: The queue, past all proxies.
+        foreign: Who writes to the queue's keys past its verbs.
         folder: Logs and journals.
         workers: Pods of workers.
         producer: The pod of the producer, once there is one.
@@ -134,6 +143,7 @@ class Cell:
         self.queue = Queue(
             redis.admin, f"faults-{redis.port}", Limits(lease_ms=int(LEASE_S * 1000))
         )
+        self.foreign = Foreign(self.queue)
         self.workers: list[Pod] = []
         self.producer: Pod | None = None
         self.journal = folder / "journal"
@@ -155,6 +165,10 @@ class Cell:
         self.workers.append(pod)
         return pod
 
+    async def add_server(self) -> str:
+        """Start a server that fails for some; returns its URL, for `vllm_url` of workers."""
+        return await self._stack.enter_async_context(faulty_server())
+
     async def add_producer(self, prompts: dict[str, Prompt]) -> Pod:
         """Start a producer of these requests; its pod is done when it has seen all results."""
         proxy = await self._stack.enter_async_context(Proxy(self.redis.port))
@@ -168,6 +182,11 @@ class Cell:
         """Wait until a counter of the queue has reached a number."""
         while (await retrying(self.queue.stats)).counters.get(counter, 0) < number:
             await asyncio.sleep(0.005)
+
+    async def until_inbox_is_empty(self) -> None:
+        """Wait until workers have taken each element of the inbox."""
+        while (await retrying(self.queue.stats)).num_inbox:
+            await asyncio.sleep(0.02)
 
     async def inflict(self, fault: Fault) -> None:
         """Let a fault happen at its moment, or lay a trap for it."""
@@ -201,6 +220,9 @@ class Cell:
             "maxmemory": (redis.fill, redis.empty),
             "MISCONF": (redis.fail_snapshots, redis.mend_snapshots),
             "READONLY": (redis.demote, redis.promote),
+            BYTE_BOMBS: (self.foreign.throw_bombs, _nothing),
+            WRONG_TYPES: (self.foreign.push_to_keys, _nothing),
+            LOST_LEASES: (lambda: self.foreign.end_leases(pod.process.pid or 0), _nothing),
         }
         begin, mend = beginnings[fault.kind]
         is_of_redis = fault.kind in REDIS_FAULTS

@@ -8,7 +8,15 @@ from itertools import cycle, islice
 from typing import Any
 
 from faults.cell import Cell
-from faults.processes import FAILS_ONCE, IS_WRONG, KILLS_ENGINE, KILLS_WORKER, Journal, Prompt
+from faults.processes import (
+    ANSWERS_TOO_MUCH,
+    FAILS_ONCE,
+    IS_WRONG,
+    KILLS_ENGINE,
+    KILLS_WORKER,
+    Journal,
+    Prompt,
+)
 from queues import kinds_of_keys
 
 from gristmill.shared.audit import audit
@@ -95,7 +103,7 @@ async def audited(
     num_doubled += max(0, num_ended - len(prompts))
     innocents = [
         request_id for request_id, result in results.items()
-        if result and result.error and prompts[request_id].kind not in CULPRITS
+        if result and _code(result) == "engine_killed" and prompts[request_id].kind not in CULPRITS
     ]  # fmt: skip
     assert (num_lost, num_doubled) == (0, 0)
     assert num_ended == counters["submitted"] == len(prompts)
@@ -107,9 +115,18 @@ async def audited(
             assert seen_id != request_id or statuses == [result.status]
     assert [counters.get(name, 0) for name in ("queued", "in_flight", "bytes")] == [0, 0, 0]
     assert (stats.num_delayed, stats.num_inbox, stats.workers) == (0, 0, {})
-    assert await kinds_of_keys(cell.queue) <= LASTING
+    await cell.foreign.check()
+    assert await kinds_of_keys(cell.queue) <= LASTING | await expiring(cell)
     assert await audit(cell.queue) == []
     return Outcome(len(prompts), num_lost, num_doubled, len(innocents))
+
+
+async def expiring(cell: Cell) -> set[str]:
+    """Return "worker" if such a key has a TTL: a worker noted its brake when its lease had just been lost."""
+    queue = cell.queue
+    found = [key async for key in queue.redis.scan_iter(match=queue.keys.worker("*"), count=1000)]
+    assert -1 not in [await queue.redis.pttl(key) for key in found]
+    return {"worker"} if found else set()
 
 
 def check_answer(prompt: Prompt, result: Result) -> None:
@@ -118,6 +135,8 @@ def check_answer(prompt: Prompt, result: Result) -> None:
         assert (result.status, _code(result)) == ("failed", "engine_killed"), result
     elif prompt.kind == IS_WRONG:
         assert (result.status, result.status_code) == ("failed", 400), result
+    elif prompt.kind == ANSWERS_TOO_MUCH:
+        assert (result.status, result.status_code) == ("failed", 413), result
     elif prompt.kind == FAILS_ONCE and result.status == "failed":
         assert result.status_code == 500, result  # its second try was in another process
     else:

@@ -29,15 +29,20 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import announce_redis_waits
 from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.worker.__main__ import serve
-from gristmill.worker.engine import InProcessEngine, Response, StubEngine
+from gristmill.worker.engine import Engine, InProcessEngine, Response, StubEngine
+from gristmill.worker.engine.remote import RemoteEngine
 from gristmill.worker.settings import WorkerSettings
 
 TOKEN_S = 0.01
 
-KILLS_WORKER, KILLS_ENGINE, FAILS_ONCE, IS_WRONG, HOLDS_INTERPRETER = (
-    "kills-worker", "kills-engine", "fails-once", "is-wrong", "holds-interpreter",
+KILLS_WORKER, KILLS_ENGINE, FAILS_ONCE, IS_WRONG, HOLDS_INTERPRETER, ANSWERS_TOO_MUCH, UNSERVED_AT_FIRST = (
+    "kills-worker", "kills-engine", "fails-once", "is-wrong", "holds-interpreter", "answers-too-much",
+    "unserved-at-first",
 )  # fmt: skip
 """First words of prompts that are no plain ones."""
+
+MAX_RESULT_BYTES = 16_384
+"""Largest answer of a worker of the suite, so that byte bombs stay small."""
 
 HOLD_S = 1.0
 """How long one holds the interpreter's lock: no beat, no probe, no loop."""
@@ -54,6 +59,8 @@ class FaultyEngine(StubEngine):
         kind = str(orjson.loads(body)["prompt"]).partition(" ")[0]
         if kind == IS_WRONG:
             return Response(400, b'{"error":{"message":"wrong"}}')
+        if kind == ANSWERS_TOO_MUCH:
+            return Response(200, b'{"choices":[{"text":"%s"}]}' % (b"x" * MAX_RESULT_BYTES))
         if kind == HOLDS_INTERPRETER:
             ctypes.PyDLL(None).usleep(int(HOLD_S * 1e6))  # PyDLL keeps the lock
         if kind in (KILLS_WORKER, KILLS_ENGINE):
@@ -81,7 +88,7 @@ class WorkerOrder:
     """What a worker process is told.
 
     Attributes:
-        settings: Of the worker.
+        settings: Of the worker; with `vllm_url`, its engine is the server there.
         log: Where its output goes.
         clock_offset_s: How wrong its host's clock is.
         engine_argv: Of a true engine, in vLLM's flags; the stub without.
@@ -103,8 +110,14 @@ def run_worker(order: WorkerOrder) -> None:
         true_time = time.time
         time.time = lambda: true_time() + order.clock_offset_s
     configure_logging()
-    engine = InProcessEngine(order.engine_argv) if order.engine_argv else FaultyEngine()
-    sys.exit(asyncio.run(serve(WorkerSettings(**order.settings), engine)))
+    settings = WorkerSettings(**order.settings)
+    sys.exit(asyncio.run(serve(settings, _engine(settings, order.engine_argv))))
+
+
+def _engine(settings: WorkerSettings, argv: tuple[str, ...]) -> Engine:
+    if settings.vllm_url:
+        return RemoteEngine(settings.vllm_url)
+    return InProcessEngine(argv) if argv else FaultyEngine()
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ import shutil
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import report
-from faults.cell import BINARIES, open_cell
+from faults.cell import BINARIES, SMALL_LIMITS, open_cell
 from faults.outcome import Outcome, audited, come_to_rest
 from faults.schedule import Schedule, schedule_of
 
@@ -25,17 +26,22 @@ LIMIT_S = 60
 async def run(schedule: Schedule, folder: Path) -> Outcome:
     """Run a schedule to its end and check it."""
     async with open_cell(BINARIES[schedule.seed % len(BINARIES)], folder) as cell:
+        limits: dict[str, Any] = dict(SMALL_LIMITS)
+        if schedule.has_server:
+            limits["vllm_url"] = await cell.add_server()
         for offset_s in schedule.clock_offsets_s:
             await cell.add_worker(
                 clock_offset_s=offset_s,
                 max_in_flight=schedule.max_in_flight,
                 refill=schedule.refill,
+                **limits,
             )
         producer = await cell.add_producer(schedule.prompts)
         inflicting = asyncio.gather(*(cell.inflict(fault) for fault in schedule.faults))
         async with asyncio.timeout(LIMIT_S):
             await producer.living
             await inflicting
+            await cell.until_inbox_is_empty()
             await come_to_rest(cell, may_be_killed="kill -9" in schedule.kinds)
         return await audited(cell, schedule.prompts)
 
