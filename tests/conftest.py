@@ -43,6 +43,18 @@ def plain_logging(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         structlog.configure(**before)
 
 
+@pytest.fixture(autouse=True)
+def logs_of_later_tests() -> Iterator[None]:
+    """Undo the setup of logs that a command in this process has left; it hides events from later tests."""
+    was_configured, before = structlog.is_configured(), structlog.get_config()
+    yield
+    if structlog.get_config() == before:
+        return
+    structlog.reset_defaults()
+    if was_configured:
+        structlog.configure(**before)
+
+
 def pytest_configure() -> None:
     # A shell starts its background jobs with SIGINT ignored, and whatever the tests start inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,22 +1,12 @@
 """Test the errors of commands that take vLLM's flags, such as a flag before `--`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from click.testing import CliRunner, Result
 
 from gristmill.shared.cli import gristmill
 from gristmill.shared.errors import SettingsError
-
-
-@pytest.fixture(autouse=True)
-def logs_of_later_tests() -> Iterator[None]:
-    """Undo the commands' own setup of logs, which hides warnings."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 def called(*words: str) -> Result:
