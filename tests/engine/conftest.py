@@ -107,6 +107,7 @@ def server_url(argv: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     port = _free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *argv]
     command += ["--scheduling-policy", "priority", "--shutdown-timeout", "60"]  # our defaults
+    command += ["--renderer-num-workers", "2"]  # part of the fingerprint in each answer
     command += ["--worker-cls", CPU_WORKER]  # by itself vLLM does not ask for AMX
     log = tmp_path_factory.mktemp("server") / "server.log"
     with log.open("wb") as output:
