@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from gristmill.shared.operations import Settlement, SuspectRoom
+from gristmill.shared.operations import ClaimTerms, Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import COMPLETIONS, Request
@@ -44,7 +44,7 @@ async def claim(
 ) -> list[Claimed]:
     """Claim under a fresh nonce."""
     room = SuspectRoom(max_suspects, has_suspects)
-    claim = await queue.claim(worker, uuid4().hex, number, suspects=room, **options)
+    claim = await queue.claim(worker, uuid4().hex, number, ClaimTerms(suspects=room, **options))
     return list(claim.claimed)
 
 

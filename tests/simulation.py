@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from queues import settlement
 
+from gristmill.shared.operations import ClaimTerms
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.worker.admission.room import Admission, Capacity, Demand
@@ -71,7 +72,7 @@ class SimulatedWorker:
             self._num_claims += 1
             tokens = claim_tokens(POLICY, room, 2**40)
             nonce = f"{self.name}-{self._num_claims}"
-            claim = await self.queue.claim(self.name, nonce, size, max_tokens=tokens)
+            claim = await self.queue.claim(self.name, nonce, size, ClaimTerms(max_tokens=tokens))
             stats = await self.queue.stats()
             self._demand = Demand(stats.counters["queued"], len(stats.workers))
             for item in claim.claimed:

@@ -19,7 +19,7 @@ from queues import (
 
 from gristmill.shared.audit import audit
 from gristmill.shared.errors import LeaseLost
-from gristmill.shared.operations import SuspectRoom
+from gristmill.shared.operations import ClaimTerms, SuspectRoom
 from gristmill.shared.queue import Queue
 
 
@@ -316,7 +316,9 @@ async def test_claims_cancelled_a_thousand_times_lose_nothing(queue: Queue) -> N
     worker = await open_worker(queue)
     nonce = uuid4().hex
     while num_cancelled < 1000 or not producer.done():
-        task = asyncio.create_task(queue.claim(worker, nonce, 8, suspects=SuspectRoom(8)))
+        task = asyncio.create_task(
+            queue.claim(worker, nonce, 8, ClaimTerms(suspects=SuspectRoom(8)))
+        )
         if chance.random() < 0.7 and num_cancelled < 1000:
             for _ in range(chance.randrange(12)):
                 await asyncio.sleep(0)

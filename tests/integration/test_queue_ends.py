@@ -18,7 +18,7 @@ from queues import (
 )
 
 from gristmill.shared.audit import audit
-from gristmill.shared.operations import SuspectRoom
+from gristmill.shared.operations import ClaimTerms, SuspectRoom
 from gristmill.shared.queue import MOVED_A_CALL, Queue
 
 LASTING = {
@@ -172,7 +172,9 @@ async def _live_through_everything(queue: Queue) -> None:
     ((token, _),) = (await queue.claim("w1", "inbox", 1)).inbox
     await die(queue, "w1")
     worker = await open_worker(queue, "w2")
-    ((token, _),) = (await queue.claim(worker, "again", 1, suspects=SuspectRoom(0))).inbox
+    ((token, _),) = (
+        await queue.claim(worker, "again", 1, ClaimTerms(suspects=SuspectRoom(0)))
+    ).inbox
     await queue.admit_garbage(worker, token, f"inbox-{token}", {})
     await die(queue, worker)
     worker = await open_worker(queue, "w3")

@@ -6,7 +6,7 @@ from redis.exceptions import ResponseError
 
 from gristmill.shared.audit import audit
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.operations import LaneRoom, SuspectRoom
+from gristmill.shared.operations import ClaimTerms, LaneRoom, SuspectRoom
 from gristmill.shared.queue import Queue
 
 TRACE = {"trace": "00-4bf92f35-01", "budget": "7"}
@@ -104,7 +104,7 @@ async def test_lanes_do_not_bound_suspects(queue: Queue) -> None:
     await die(queue, "w1")
     worker = await open_worker(queue)
     none = LaneRoom(0, 0, 0)
-    claimed = await queue.claim(worker, "n", 9, suspects=SuspectRoom(2), lanes=none)
+    claimed = await queue.claim(worker, "n", 9, ClaimTerms(suspects=SuspectRoom(2), lanes=none))
     assert len(claimed.claimed) == 2
 
 

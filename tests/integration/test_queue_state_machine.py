@@ -33,6 +33,7 @@ from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import (
     ANY_LANE,
     Claim,
+    ClaimTerms,
     LaneRoom,
     Limits,
     Scheduling,
@@ -467,8 +468,10 @@ class QueueMachine(RuleBasedStateMachine):
 
         async def operation() -> Claim:
             return await self.queue.claim(
-                name, nonce, number, suspects=SuspectRoom(max_suspects, has_suspects), lanes=lanes,
-                understands=["stream"] if understands else [],
+                name, nonce, number, ClaimTerms(
+                    suspects=SuspectRoom(max_suspects, has_suspects), lanes=lanes,
+                    understands=["stream"] if understands else [],
+                ),
             )  # fmt: skip
 
         if not self.workers[name].has_lease:
@@ -818,7 +821,10 @@ class QueueMachine(RuleBasedStateMachine):
             await self.queue.pauses.resume(name if name == WHOLE_QUEUE else batch_scope(name))
         while True:
             answer = await self.queue.claim(
-                "drain", uuid4().hex, 128, suspects=SuspectRoom(128), understands=["stream"]
+                "drain",
+                uuid4().hex,
+                128,
+                ClaimTerms(suspects=SuspectRoom(128), understands=["stream"]),
             )
             for token, element in answer.inbox:
                 await self.queue.admit_garbage(

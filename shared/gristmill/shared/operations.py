@@ -110,6 +110,36 @@ ANY_LANE = LaneRoom()
 """Default of a claim: no limit on any lane."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimTerms:
+    """What a claim may take; each default takes what any worker may.
+
+    Attributes:
+        max_tokens: Most estimated tokens of the whole claim; the first request always fits.
+        max_bytes: Most bytes of the claimed records; the first request always fits.
+        suspects: Limit on the suspects that the claim may take.
+        lanes: Most requests to take from each lane.
+        ms_per_token: Milliseconds between two tokens of one request on this worker's engine, 0
+            if unknown. The order `deadline` uses it to find deadlines that cannot be met.
+        understands: Names of facts that this worker understands. A request that requires
+            another fact stays in the queue for a worker that does.
+        avoid: Tenants to take from only if no other has anything. It has no effect under an
+            order that treats all tenants alike.
+    """
+
+    max_tokens: int = 2**53
+    max_bytes: int = MAX_CLAIM_BYTES
+    suspects: SuspectRoom = ONE_SUSPECT
+    lanes: LaneRoom = ANY_LANE
+    ms_per_token: float = 0
+    understands: Sequence[str] = ()
+    avoid: Sequence[str] = ()
+
+
+ANY_WORK = ClaimTerms()
+"""Default of a claim."""
+
+
 class SchedulingPolicy(NamedTuple):
     """The order of waiting requests, and the ageing of lanes.
 

@@ -16,20 +16,17 @@ from gristmill.shared.dead_letters import DeadLetters
 from gristmill.shared.errors import LeaseLost, QueueFull
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import (
-    ANY_LANE,
-    MAX_CLAIM_BYTES,
-    ONE_SUSPECT,
+    ANY_WORK,
     Beat,
     Claim,
+    ClaimTerms,
     Delivery,
     HeldLease,
-    LaneRoom,
     Limits,
     SchedulingPolicy,
     Settlement,
     State,
     SubmitCode,
-    SuspectRoom,
     max_element_bytes,
 )
 from gristmill.shared.queue_pauses import Pauses
@@ -185,14 +182,7 @@ class Queue:
         worker: str,
         nonce: str,
         max_requests: int,
-        *,
-        max_tokens: int = 2**53,
-        max_bytes: int = MAX_CLAIM_BYTES,
-        suspects: SuspectRoom = ONE_SUSPECT,
-        ms_per_token: float = 0,
-        lanes: LaneRoom = ANY_LANE,
-        understands: Iterable[str] = (),
-        avoid: Iterable[str] = (),
+        terms: ClaimTerms = ANY_WORK,
     ) -> Claim:
         """Lease waiting requests to a worker.
 
@@ -201,25 +191,17 @@ class Queue:
             nonce: Unique name of this claim; a claim sent again with the same nonce returns the
                 same.
             max_requests: Most requests to take, up to 128.
-            max_tokens: Most estimated tokens of the whole claim; the first request always fits.
-            max_bytes: Most bytes of the claimed records; the first request always fits.
-            suspects: Limit on the suspects that the claim may take.
-            ms_per_token: Milliseconds between two tokens of one request on this worker's engine, 0
-                if unknown. The order `deadline` uses it to find deadlines that cannot be met.
-            lanes: Most requests to take from each lane.
-            understands: Names of facts that this worker understands. A request that requires
-                another fact stays in the queue for a worker that does.
-            avoid: Tenants to take from only if no other has anything. It has no effect under an
-                order that treats all tenants alike.
+            terms: What else bounds the claim.
 
         Raises:
             LeaseLost: The worker holds no lease.
         """
+        limits, suspects = self.limits, terms.suspects
         reply = await self.scripts.run(
-            "claim", worker, nonce, max_requests, max_tokens, suspects.max_new, int(suspects.holds_some),
-            self.limits.max_depth, self.limits.max_bytes, self.limits.result_ttl_ms, ms_per_token,
-            ",".join(understands), *("" if room is None else room for room in lanes),
-            max_bytes, max_element_bytes(self.limits.max_request_bytes), ",".join(avoid),
+            "claim", worker, nonce, max_requests, terms.max_tokens, suspects.max_new, int(suspects.holds_some),
+            limits.max_depth, limits.max_bytes, limits.result_ttl_ms, terms.ms_per_token,
+            ",".join(terms.understands), *("" if room is None else room for room in terms.lanes),
+            terms.max_bytes, max_element_bytes(limits.max_request_bytes), ",".join(terms.avoid),
         )  # fmt: skip
         if reply[0] == b"LOST":
             raise LeaseLost(f"worker {worker} holds no lease on queue {self.keys.queue}", worker)

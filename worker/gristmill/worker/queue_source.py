@@ -16,7 +16,7 @@ from ulid import ULID
 
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.fleet_cache import FleetCache
-from gristmill.shared.operations import Claim, Settlement
+from gristmill.shared.operations import Claim, ClaimTerms, Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_stats import Stats
 from gristmill.shared.redis_retry import retrying
@@ -183,16 +183,18 @@ class QueueSource:
         width = self._losses.suspect_width(suspect_width, time.monotonic())
         return await retrying(
             lambda: self._queue.claim(
-                worker,
-                nonce,
-                room.num_requests,
-                max_tokens=room.num_tokens,
-                max_bytes=room.num_bytes,
-                suspects=self._in_flight.suspect_room(width),
-                ms_per_token=self._context.load.token_time.ms_per_token,
-                avoid=avoid,
-                lanes=room.lanes,
+                worker, nonce, room.num_requests, self._terms(room, width, avoid)
             )
+        )
+
+    def _terms(self, room: Room, suspect_width: int, avoid: Sequence[str]) -> ClaimTerms:
+        return ClaimTerms(
+            max_tokens=room.num_tokens,
+            max_bytes=room.num_bytes,
+            suspects=self._in_flight.suspect_room(suspect_width),
+            lanes=room.lanes,
+            ms_per_token=self._context.load.token_time.ms_per_token,
+            avoid=avoid,
         )
 
     # -- the engine's death and the worker's end -----------------------------------------------------
