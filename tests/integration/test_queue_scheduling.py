@@ -90,13 +90,12 @@ async def test_sjf_gives_credit_for_waiting(queue: Queue) -> None:
         queue = another(queue)
         await queue.register(worker, {}, SchedulingPolicy("sjf", 0))
         await queue.submit([a_request("long", max_tokens=50_000)])
-        items = await claim(queue, worker)
         key = queue.keys.request("long")
         record: Any = await queue.redis.get(key)
         fields = record.split(b"|")
         fields[1] = str(int(fields[1]) - waited_s * 1000).encode()
         await queue.redis.set(key, b"|".join(fields))
-        await queue.release(worker, items)
+        await queue.release(worker, await claim(queue, worker))
         await queue.submit([a_request("short", max_tokens=100)])
         assert names(await claim(queue, worker)) == expected
 
@@ -517,7 +516,8 @@ async def test_no_claim_goes_without_while_a_backlog_moves(
 ) -> None:
     """What lies where the old policy has put it must not be looked at instead of what was moved."""
     await worker_under(queue, old)
-    await queue.submit([r for i in range(20) for r in some_requests(50, tenant=f"t{i}")])
+    for number in range(20):
+        await queue.submit(some_requests(50, tenant=f"t{number}"))
     worker = await worker_under(queue, new)
     assert [len(await claim(queue, worker, 8)) for _ in range(20)] == [8] * 20
     assert await audit(queue) == []
