@@ -490,7 +490,15 @@ class QueueMachine(RuleBasedStateMachine):
         self._promote_due()
         self._check_permits(answer.claimed, lanes, understands)
         self._check_claim(answer.claimed, number, max_suspects, has_suspects)
-        if len(answer.claimed) < number and len(self.live("waiting")) < MAX_WAITING_EXAMINED:
+        # A claim unparks no more than it may take. With a limit on lanes it may take less of that, and leave the rest parked.
+        is_complete = lanes == ANY_LANE or not self.run(
+            self.queue.redis.exists(self.queue.keys.parked)
+        )
+        if (
+            len(answer.claimed) < number
+            and is_complete
+            and len(self.live("waiting")) < MAX_WAITING_EXAMINED
+        ):
             self._check_nothing_is_left_out(answer.claimed, lanes, understands)
             self._check_suspects_left(answer.claimed, max_suspects, has_suspects, understands)
         for item in answer.claimed:

@@ -27,8 +27,11 @@ async def write_brake(
     if brake is None:
         await redis.hdel(key, FIELD)
         return
-    await redis.hset(key, FIELD, orjson.dumps(asdict(brake) | {"at_ms": now_ms}))
-    await redis.pexpire(key, lease_ms * 4)  # the lease may have ended in between
+    note = orjson.dumps(asdict(brake) | {"at_ms": now_ms})
+    # Both in one step: the lease may have ended, and a key of a dead worker must not stay for ever.
+    await (
+        redis.pipeline(transaction=True).hset(key, FIELD, note).pexpire(key, lease_ms * 4).execute()
+    )
 
 
 async def read_brakes(redis: Any, keys: Keys, workers: Iterable[str]) -> dict[str, Brake]:
