@@ -20,7 +20,7 @@ import pytest
 from gristmill.local.processes import die_with_parent
 
 RELEASE = "1cb3a9c031434eada9dd593ca9ccafbb1d021bc3"
-"""Commit of version 0.1.0; CHANGELOG.md names it."""
+"""Commit of version 0.1.0, as CHANGELOG.md names it."""
 
 HERE = Path(__file__).resolve().parents[1]
 PORTIONS = ("bench", "local", "producer", "shared", "worker", "tests")

@@ -491,9 +491,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._check_permits(answer.claimed, lanes, understands)
         self._check_claim(answer.claimed, number, max_suspects, has_suspects)
         # A claim unparks no more than it may take. With a limit on lanes it may take less of that, and leave the rest parked.
-        is_complete = lanes == ANY_LANE or not self.run(
-            self.queue.redis.exists(self.queue.keys.parked)
-        )
+        is_complete = lanes == ANY_LANE or not self.run(self._has_parked())
         if (
             len(answer.claimed) < number
             and is_complete
@@ -555,6 +553,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert all(
             taken[lane] <= most for lane, most in lanes._asdict().items() if most is not None
         )
+
+    async def _has_parked(self) -> bool:
+        return bool(await self.queue.redis.exists(self.queue.keys.parked))
 
     def _left(self, claimed: Sequence[Claimed], understands: bool) -> list[Item]:
         """Return what waits after a claim and might have been taken."""

@@ -67,7 +67,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
 
 VERBS = tuple(INCLUDES)
 
-PROTOCOL = f"{FORMAT}.0"
+PROTOCOL = f"{FORMAT}.1"
 """Version of keys and verbs that a worker registers with: the format, then what was added since."""
 
 USED_AND_MAX_MEMORY = slice(7, 9)
