@@ -260,7 +260,7 @@ class Batches:
         for file_id in (record.output_file_id, record.error_file_id):
             if file_id is not None:
                 await self.files.get(tenant, file_id)
-        return RowStream(self.store, batch_id).rows(follow=follow)
+        return RowStream(self.store.records, self.store.files, batch_id).rows(follow=follow)
 
 
 def new_batch_id() -> str:

@@ -4,8 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
-from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.batch_records import BatchRecords
 from gristmill.producer.batches.objects import BatchRecord
+from gristmill.producer.batches.stored_files import StoredFiles
 from gristmill.shared.errors import InvalidRequest
 
 POLL_S = 1.0
@@ -21,14 +22,15 @@ class RowStream:
     the unread rest of the file begins at the total size of the parts that were read.
 
     Args:
-        store: The batches of the queue.
+        records: The batches of the queue.
+        files: The files of the queue.
         batch: Id of the batch.
     """
 
-    def __init__(self, store: BatchStore, batch: str) -> None:
-        self._records = store.records
-        self._files = store.files
-        self._storage = store.storage
+    def __init__(self, records: BatchRecords, files: StoredFiles, batch: str) -> None:
+        self._records = records
+        self._files = files
+        self._storage = files.storage
         self._batch = batch
         self._num_parts = 0
         self._num_bytes: Counter[str] = Counter()
