@@ -1,28 +1,21 @@
 """`gristmill batch`: OpenAI's Batch API without HTTP, for users who reach Redis and the storage."""
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.shared.cli import queue_options, say
+from gristmill.producer.commands.batch_options import (
+    batch_options,
+    checked_tenant,
+    id_argument,
+    json_option,
+    tenant_option,
+)
+from gristmill.shared.cli import say
 
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
-    from gristmill.shared.settings import QueueSettings
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
-)
-lost_objects_option = click.option(
-    "--lost-objects",
-    "may_lack_objects",
-    is_flag=True,
-    help="Delete although the storage lacks objects that were lost.",
-)
-id_argument = click.argument("batch_id", metavar="BATCH")
 
 
 @click.group("batch")
@@ -32,47 +25,6 @@ def batch_group() -> None:
     A steward (gristmill steward) validates a file, submits it a window at a time and writes the
     rows. No command has to stay open.
     """
-
-
-def _checked_tenant(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
-    """Refuse a name that no tenant can have before anything else happens."""
-    if name is not None:
-        from gristmill.shared.names import check_tenant
-
-        check_tenant(name)
-    return name
-
-
-tenant_option = click.option(
-    "--tenant",
-    metavar="NAME",
-    callback=_checked_tenant,
-    help="Tenant whose batches this command may use.  [default: all tenants]",
-)
-
-
-def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--storage-url`, `--redis-url` and `--queue` to a command; it gets a `BatchSettings`."""
-
-    @queue_options
-    @click.option(
-        "--storage-url",
-        metavar="URL",
-        help="Storage of the files: a folder, or a URL that fsspec knows."
-        "  [env: GRISTMILL_STORAGE_URL; default: ~/.local/share/gristmill]",
-    )
-    @functools.wraps(command)
-    def with_settings(
-        *args: Any, settings: "QueueSettings", storage_url: str | None, **options: Any
-    ) -> Any:
-        from gristmill.producer.batches.settings import BatchSettings
-        from gristmill.shared.settings import read_settings
-
-        given = {"redis_url": settings.redis_url, "queue": settings.queue}
-        of_batches = read_settings(BatchSettings, storage_url=storage_url, **given)
-        return command(*args, settings=of_batches, **options)
-
-    return with_settings
 
 
 @batch_group.command()
@@ -131,7 +83,7 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--tenant",
     metavar="NAME",
-    callback=_checked_tenant,
+    callback=checked_tenant,
     default="default",
     show_default=True,
     help="Tenant that owns the batch; its requests use this tenant's share of the engine.",

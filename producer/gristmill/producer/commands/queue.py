@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gristmill.producer.commands.batch import batch_options, lost_objects_option
+from gristmill.producer.commands.batch_options import batch_options, lost_objects_option
 from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.producer.commands.batch import batch_options, json_option, lost_objects_option
+from gristmill.producer.commands.batch_options import (
+    batch_options,
+    json_option,
+    lost_objects_option,
+)
 from gristmill.shared.cli import queue_options, say
 from gristmill.shared.request import PRIORITIES
 
