@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 from gristmill.shared.chunking import chunks, pairs
+from gristmill.shared.errors import QueueFull
 from gristmill.shared.records import Claimed, Record
 
 Scheduling = Literal[
@@ -48,6 +49,21 @@ class Limits:
     dead_letter_ttl_ms: int = 7 * 24 * 3600 * 1000
     lease_ms: int = 15_000
     min_replicas: int = 0
+
+    def exceeded(self, queue: str, depth: int, num_bytes: int) -> QueueFull:
+        """Return the error for requests that these bounds refuse.
+
+        Args:
+            queue: Name of the queue.
+            depth: Requests in it.
+            num_bytes: Bytes of their records.
+        """
+        message = (
+            f"queue {queue} is full: {depth:,} of {self.max_depth:,} requests and "
+            f"{num_bytes:,} of {self.max_bytes:,} bytes; wait for workers to drain it, or "
+            "ask the operator to raise GRISTMILL_MAX_DEPTH or GRISTMILL_MAX_BYTES"
+        )
+        return QueueFull(message, depth, num_bytes)
 
 
 def max_element_bytes(max_request_bytes: int) -> int:
@@ -228,3 +244,9 @@ class Settlement:
     prompt_tokens: int = 0
     output_tokens: int = 0
     fence: str = ""
+
+    def ack_values(self) -> tuple[str | int | bytes, ...]:
+        """Return the arguments of `lua/ack.lua` for this settlement."""
+        fence = self.fence or self.delivery
+        tokens = (self.prompt_tokens, self.output_tokens)
+        return (self.id, fence, self.status, self.outcome, *tokens)

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from gristmill.shared.chunking import chunks
 from gristmill.shared.dead_letters import DeadLetters
-from gristmill.shared.errors import LeaseLost, QueueFull
+from gristmill.shared.errors import LeaseLost
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import (
     ANY_WORK,
@@ -106,16 +106,8 @@ class Queue:
         if reply[0] == b"LOST":
             raise LeaseLost(f"{lease.key if lease else ''} is held by another", "")
         if reply[0] == b"FULL":
-            raise self._full(depth=reply[1], num_bytes=reply[2])
+            raise self.limits.exceeded(self.keys.queue, depth=reply[1], num_bytes=reply[2])
         return [code.decode() for code in reply[1:]]
-
-    def _full(self, depth: int, num_bytes: int) -> QueueFull:
-        message = (
-            f"queue {self.keys.queue} is full: {depth:,} of {self.limits.max_depth:,} requests and "
-            f"{num_bytes:,} of {self.limits.max_bytes:,} bytes; wait for workers to drain it, or "
-            "ask the operator to raise GRISTMILL_MAX_DEPTH or GRISTMILL_MAX_BYTES"
-        )
-        return QueueFull(message, depth, num_bytes)
 
     async def status(self, ids: Sequence[str]) -> list[tuple[State, str]]:
         """Return the state of each request and the worker that runs it, or ""."""
@@ -229,18 +221,7 @@ class Queue:
             A code for each: 1 stored; 2 stored late, by a worker that no longer held it; 0 nothing
                 changed.
         """
-        values = [
-            v
-            for s in settlements
-            for v in (
-                s.id,
-                s.fence or s.delivery,
-                s.status,
-                s.outcome,
-                s.prompt_tokens,
-                s.output_tokens,
-            )
-        ]
+        values = [value for settlement in settlements for value in settlement.ack_values()]
         codes: list[int] = await self.scripts.run("ack", worker, self.limits.result_ttl_ms, *values)
         return codes
 
