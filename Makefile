@@ -14,7 +14,7 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 CUDA_ONLY = torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-faults check format docs bench install-worker-cpu install-worker-gpu install-producer install-desk clean
+.PHONY: help demo test test-long test-faults images-check check format docs bench install-worker-cpu install-worker-gpu install-producer install-desk clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ test-faults: $(VENV)/.cpu $(VENV)/.test  ## Run the whole fault suite: 2,000 ran
 		GRISTMILL_SOAK_REQUESTS=100000 GRISTMILL_SOAK_ENGINE_REQUESTS=5000 $(BIN)/python -m pytest \
 		tests/faults tests/engine/test_faults_on_true_engine.py tests/engine/test_supervision_on_true_engine.py \
 		tests/integration/test_soak.py tests/engine/test_soak_on_true_engine.py
+
+images-check: $(VENV)/.test  ## Build the images with Docker, run Compose, kill its worker in a batch, read all rows
+	@$(BIN)/python k8s/images_check.py
 
 check: $(VENV)/.check  ## Check lint, format, types, import rules, deployment files, generated documents
 	@$(BIN)/ruff check .
