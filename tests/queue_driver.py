@@ -1,7 +1,7 @@
 """Drive queues with this tree's code, step by step: one JSON array a line in, one JSON value a line out.
 
-The test of two versions runs this file of the released version beside the current code, on one queue. Its lines are the
-interface between the two, so their meaning never changes. A version that renames something in `Queue` changes this file
+The test of two versions runs this file of the released version beside the current code, on one queue. The test talks to
+every version in these lines, so their meaning never changes. A version that renames something in `Queue` changes this file
 with it.
 """
 

@@ -1,4 +1,4 @@
-"""The released version as a tree of its own, and its queue driver and workers as processes.
+"""Unpack the released version, and run the queue driver of a tree as a process.
 
 The tree is what `git archive` gives of the release's commit, so a clone with its history has it. A clone without it
 (`git clone --depth`) fetches that one commit.
@@ -61,7 +61,10 @@ class DriverProcess:
         assert self._process.stdout is not None
         self._process.stdin.write(orjson.dumps([verb, *arguments]) + b"\n")
         self._process.stdin.flush()
-        return orjson.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the driver of {self.tree} ended in {verb}")
+        return orjson.loads(line)
 
 
 @contextmanager
@@ -76,5 +79,3 @@ def running_driver(tree: Path, redis_url: str) -> Iterator[DriverProcess]:
     )
     with process:
         yield DriverProcess(process, tree)
-        assert process.stdin is not None
-        process.stdin.close()

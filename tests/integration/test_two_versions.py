@@ -1,4 +1,4 @@
-"""Version 0.1.0 and the current tree share a queue: every step of a request, in both directions."""
+"""Version 0.1.0 and the current tree share a queue, in both directions: from the submit to the end, with deaths and pauses."""
 
 import asyncio
 import sys

@@ -166,7 +166,7 @@ async def test_refusals_of_the_worker_do_not_close_it(
         assert worker.liveness.brake is None
 
 
-async def test_worker_errors_close_it(queue: Queue, start: Callable[..., Any]) -> None:
+async def test_worker_errors_brake_it(queue: Queue, start: Callable[..., Any]) -> None:
     class Raising(StubEngine):
         async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
             raise OSError(28, "No space left on device")
@@ -261,7 +261,7 @@ async def test_a_new_lease_shows_the_brake_again(queue: Queue, start: Callable[.
             await asyncio.sleep(0.01)
 
 
-async def test_tries_alternate_between_tenants_so_a_wrong_template_keeps_it_closed(
+async def test_tries_alternate_between_tenants_so_a_wrong_template_keeps_it_braked(
     queue: Queue, start: Callable[..., Any]
 ) -> None:
     await submit(queue, prompts(500, tenant="a") + prompts(500, tenant="b"))

@@ -1,6 +1,6 @@
 """Show which workers are braked: their engine fails everything, or they lose their lease again and again.
 
-A worker writes the fact into the field `braked` of `worker:<worker>`, and `gristmill queue stats` reads it (`queue_brakes.py`).
+A worker writes its brake into the field `braked` of `worker:<worker>`, and `gristmill queue stats` reads it (`queue_brakes.py`).
 """
 
 from dataclasses import dataclass

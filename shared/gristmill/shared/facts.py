@@ -26,8 +26,8 @@ def encode_facts(facts: Mapping[str, str]) -> str:
     for name, value in facts.items():
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                f"fact {name!r} is not allowed; a name has lower-case letters, digits and _, with ! in front if a"
-                " worker must understand it"
+                f"fact {name!r} is not allowed; use a lower-case letter, then up to 31 of a-z, 0-9 and _, with ! in"
+                " front if a worker must understand it"
             )
         if not _VALUE.fullmatch(value):
             raise InvalidRequest(
@@ -37,6 +37,6 @@ def encode_facts(facts: Mapping[str, str]) -> str:
     text = "".join(f"|{name}={value}" for name, value in facts.items())
     if len(text) > MAX_FACTS_CHARS:
         raise InvalidRequest(
-            f"the facts have {len(text):,} characters; the limit is {MAX_FACTS_CHARS:,}"
+            f"the facts have {len(text):,} characters; the limit is {MAX_FACTS_CHARS:,}; shorten them"
         )
     return text

@@ -1,6 +1,6 @@
 """Pause and resume a queue, or one batch of it. `queue_pauses.py` has the operations.
 
-While something is paused, no claim takes from it. Requests that run end, and submits are accepted. A pause lies in
+While something is paused, no claim takes from it. Running requests finish, and submits are accepted. A pause lies in
 Redis, so it survives restarts of workers and of a Redis that keeps its data.
 """
 

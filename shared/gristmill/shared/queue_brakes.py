@@ -13,7 +13,7 @@ from gristmill.shared.keys import Keys
 async def write_brake(
     redis: Any, keys: Keys, worker: str, brake: Brake | None, *, now_ms: int, lease_ms: int
 ) -> None:
-    """Write that a worker is braked, or delete the fact.
+    """Write that a worker is braked, or that it no longer is.
 
     Args:
         redis: Client of the queue.

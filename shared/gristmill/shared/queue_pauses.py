@@ -43,7 +43,7 @@ class Pauses:
             call: Unique name of this call; the same call sent again after a lost reply returns the same.
 
         Returns:
-            True; False if it was paused already, which changes nothing.
+            True; False if it was paused already or the batch has completed, which changes nothing.
 
         Raises:
             InvalidRequest: The reason is not allowed.

@@ -10,7 +10,7 @@ from gristmill.shared.operations import MAX_CLAIM
 from gristmill.shared.records import Claimed, Record
 from gristmill.worker.admission.room import Demand, Room, RoomKind
 from gristmill.worker.batch_policy import (
-    GULP_SIZE,
+    MAX_GULP_START,
     BatchPolicy,
     PolicyKind,
     claim_size,
@@ -78,7 +78,7 @@ def test_claim_is_never_above_any_bound(
     policy = BatchPolicy(kind, size, 0)
     got = claim_size(policy, running=running, gathered=gathered, room=room, demand=demand)
     assert 0 <= got <= MAX_CLAIM
-    largest = GULP_SIZE if room.kind == "gulp" else policy.gather_size
+    largest = MAX_GULP_START if room.kind == "gulp" else policy.gather_size
     assert gathered + got <= max(gathered, largest)
     if kind == "continuous":
         assert got <= room.num_requests
@@ -173,7 +173,7 @@ def test_other_policies_keep_the_order_of_the_claims() -> None:
         (64, 64, True, None),  # more of the gulp is to come
         (65, 1, False, "gulp"),
         (64, 0, True, "joined"),  # the queue has no more
-        (GULP_SIZE, 64, True, "full"),
+        (MAX_GULP_START, 64, True, "full"),
     ],
 )
 def test_a_gulp_starts_whole(gathered: int, got: int, has_room: bool, expected: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Test when failures of one kind close the brake of a worker, and what opens it."""
+"""Test when failures brake a worker, and what ends the brake."""
 
 from itertools import cycle
 
@@ -37,7 +37,7 @@ def outcomes(
 
 
 @pytest.mark.parametrize(
-    ("parts", "closes"),
+    ("parts", "brakes"),
     [
         ([(20, BROKEN)], True),
         ([(19, BROKEN)], False),  # too few
@@ -51,17 +51,17 @@ def outcomes(
     ],
 )
 def test_broken_engine_fails_nearly_always(
-    parts: list[tuple[int, Failure | None]], closes: bool
+    parts: list[tuple[int, Failure | None]], brakes: bool
 ) -> None:
     cause = cause_of(outcomes(*parts))
-    assert (cause is not None) is closes
+    assert (cause is not None) is brakes
     if cause:
         assert cause.failure == BROKEN
         assert cause.num_outcomes == sum(number for number, _ in parts)
 
 
 @pytest.mark.parametrize(
-    ("parts", "sources", "closes"),
+    ("parts", "sources", "brakes"),
     [
         ([(32, BAD)], (A,), False),  # one bad file
         ([(32, BAD)], (A, B), True),
@@ -76,9 +76,9 @@ def test_broken_engine_fails_nearly_always(
     ],
 )
 def test_bad_requests_close_it_only_if_all_of_a_mixed_load_fail(
-    parts: list[tuple[int, Failure | None]], sources: tuple[Source, ...], closes: bool
+    parts: list[tuple[int, Failure | None]], sources: tuple[Source, ...], brakes: bool
 ) -> None:
-    assert (cause_of(outcomes(*parts, sources=sources)) is not None) is closes
+    assert (cause_of(outcomes(*parts, sources=sources)) is not None) is brakes
 
 
 @pytest.mark.parametrize("field", ["queue", "tenant"])
@@ -114,7 +114,7 @@ class Worker:
         outcome = Outcome(self.now_s, source, failure)
         return [self.brake.note(outcome, self.now_s) for _ in range(number)]
 
-    def closed(self, failure: Failure = BROKEN) -> "Worker":
+    def braked(self, failure: Failure = BROKEN) -> "Worker":
         for source in [A, B] * 16:
             self.run(1, failure, source)
         assert self.brake.cause
@@ -128,15 +128,15 @@ class Worker:
         return self.brake.note_try(Outcome(self.now_s, source, failure))
 
 
-def test_it_closes_once_at_the_last_outcome_needed() -> None:
+def test_it_brakes_once_at_the_last_outcome_needed() -> None:
     changes = Worker().run(MIN_OUTCOMES + 5, BROKEN)
-    assert changes == [None] * (MIN_OUTCOMES - 1) + ["closed"] + [None] * 5
+    assert changes == [None] * (MIN_OUTCOMES - 1) + ["braked"] + [None] * 5
 
 
 def test_a_well_worker_loses_at_most_a_window() -> None:
     worker = Worker()
     worker.run(1000, None)
-    assert worker.run(WINDOW, BROKEN).index("closed") < WINDOW
+    assert worker.run(WINDOW, BROKEN).index("braked") < WINDOW
 
 
 def test_slow_failures_do_not_close_it() -> None:
@@ -147,7 +147,7 @@ def test_slow_failures_do_not_close_it() -> None:
 
 
 def test_pauses_grow_from_the_first_to_the_longest() -> None:
-    worker = Worker().closed()
+    worker = Worker().braked()
     moments = []
     for _ in range(9):
         worker.attempt(BROKEN)
@@ -157,7 +157,7 @@ def test_pauses_grow_from_the_first_to_the_longest() -> None:
 
 
 def test_pause_runs_from_the_end_of_a_try() -> None:
-    worker = Worker().closed()
+    worker = Worker().braked()
     worker.now_s += 1
     worker.brake.begin_try(worker.now_s)
     worker.brake.note_try(Outcome(worker.now_s + 50, A, BROKEN))
@@ -165,18 +165,18 @@ def test_pause_runs_from_the_end_of_a_try() -> None:
     assert worker.brake.may_try(worker.now_s + 52)
 
 
-def test_first_success_opens_it_and_the_count_begins_anew() -> None:
-    worker = Worker().closed()
+def test_first_success_ends_it_and_the_count_begins_anew() -> None:
+    worker = Worker().braked()
     assert worker.attempt(BROKEN) is None
     assert worker.attempt(None) == "succeeded"
     assert worker.brake.cause is None
     assert worker.run(MIN_OUTCOMES - 1, BROKEN) == [None] * (MIN_OUTCOMES - 1)
-    assert worker.run(1, BROKEN) == ["closed"]
+    assert worker.run(1, BROKEN) == ["braked"]
     assert worker.brake.pause_s == 1
 
 
 def test_what_ran_before_a_change_counts_no_more() -> None:
-    worker = Worker().closed()
+    worker = Worker().braked()
     claimed_at_s = worker.now_s
     worker.attempt(None)
     late = Outcome(worker.now_s, A, BROKEN)
@@ -184,34 +184,34 @@ def test_what_ran_before_a_change_counts_no_more() -> None:
 
 
 def test_success_of_an_older_run_does_not_open_it() -> None:
-    worker = Worker().closed()
+    worker = Worker().braked()
     worker.run(10, None)
     assert worker.brake.cause
 
 
 def test_tries_that_fail_otherwise_open_it() -> None:
     """The engine is well again, and a bad file comes first."""
-    worker = Worker().closed()
+    worker = Worker().braked()
     assert [worker.attempt(BAD) for _ in range(NUM_TRIES)] == [None] * 4 + ["disproved"]
 
 
 def test_bad_requests_of_one_source_open_it() -> None:
-    worker = Worker().closed(BAD)
+    worker = Worker().braked(BAD)
     assert [worker.attempt(BAD) for _ in range(NUM_TRIES)] == [None] * 4 + ["disproved"]
 
 
-def test_bad_requests_of_a_mixed_load_keep_it_closed() -> None:
-    worker = Worker().closed(BAD)
+def test_bad_requests_of_a_mixed_load_keep_it_braked() -> None:
+    worker = Worker().braked(BAD)
     assert [worker.attempt(BAD, source) for source in [A, B] * 20] == [None] * 40
 
 
-def test_broken_engine_with_one_source_keeps_it_closed() -> None:
-    worker = Worker().closed()
+def test_broken_engine_with_one_source_keeps_it_braked() -> None:
+    worker = Worker().braked()
     assert [worker.attempt(BROKEN) for _ in range(40)] == [None] * 40
 
 
 def test_try_that_never_reached_the_engine_costs_no_pause() -> None:
-    worker = Worker().closed()
+    worker = Worker().braked()
     worker.now_s += 1
     worker.brake.begin_try(worker.now_s)
     worker.brake.void_try(worker.now_s)
@@ -220,7 +220,7 @@ def test_try_that_never_reached_the_engine_costs_no_pause() -> None:
 
 
 def test_restart_of_the_engine_allows_a_try_at_once() -> None:
-    worker = Worker().closed()
+    worker = Worker().braked()
     for _ in range(5):
         worker.attempt(BROKEN)
     worker.brake.forget(worker.now_s)

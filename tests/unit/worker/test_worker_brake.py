@@ -22,7 +22,7 @@ def test_each_tenant_has_a_try_before_one_has_a_second() -> None:
     brake = WorkerBrake(1.0, 60.0, liveness)
     for _ in range(20):
         brake.spares(a_run("bad"), BROKEN)
-    assert brake.is_closed
+    assert brake.is_braked
     tried = []
     for tenant in ("bad", "ill", "bad", "ill"):
         tried.append(list(brake.tried_tenants))

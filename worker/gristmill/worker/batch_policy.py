@@ -14,8 +14,8 @@ from gristmill.shared.operations import MAX_CLAIM
 from gristmill.shared.records import Record
 from gristmill.worker.admission.room import Demand, Room, RoomKind
 
-GULP_SIZE = 2 * MAX_CLAIM
-"""Most requests of a gulp that start together."""
+MAX_GULP_START = 2 * MAX_CLAIM
+"""Most requests of a gulp that start together; a larger gulp starts in parts."""
 
 BUCKETS = 4
 """Batches that the bucketed policy gathers before it sorts their requests by length."""
@@ -159,7 +159,7 @@ def _end_of_claims(kind: RoomKind, got: int, has_room: bool) -> CloseReason | No
 
 def _batch_size(policy: BatchPolicy, kind: RoomKind) -> int:
     """Return how many requests start together; a gulp starts whole, whatever the size of a claim."""
-    return GULP_SIZE if kind == "gulp" else policy.gather_size
+    return MAX_GULP_START if kind == "gulp" else policy.gather_size
 
 
 def _end_of_window(policy: BatchPolicy, got: int) -> CloseReason | None:

@@ -92,12 +92,12 @@ class Batcher:
         self._brake = context.brake
         self._is_stopping = is_stopping
         self._shares = QueueShares([source.weight for source in sources])
-        self._urgent_looks: dict[ClaimSource, float] = {}  # moment of each queue's last claim
+        self._claimed_s: dict[ClaimSource, float] = {}  # moment of each queue's last claim
         self._room_kind: RoomKind = "plain"  # of the last claim that found requests
 
     @property
     def _policy(self) -> BatchPolicy:
-        return ONE_AT_A_TIME if self._brake.is_closed else self._open_policy
+        return ONE_AT_A_TIME if self._brake.is_braked else self._open_policy
 
     async def next_batch(self) -> list[ClaimedRequest]:
         """Claim until the policy closes the batch; return an empty list when stopping."""
@@ -160,7 +160,7 @@ class Batcher:
         and all queues between the tries of a braked worker.
 
         Returns:
-            The result of each queue that the round asked; empty if it skipped all queues.
+            The result of each queue that the round asked, except an urgent claim that found nothing; empty without any.
         """
         claims = {}
         for place in self._shares.order():
@@ -192,11 +192,11 @@ class Batcher:
         size = int(min(size, self._limit.num_free(num_held, now_s)))
         if size == 0 or not self._brake.may_claim():
             return None
-        is_try = self._brake.is_closed
+        is_try = self._brake.is_braked
         max_tokens = batch_policy.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
         granted = Room(size, max_tokens, min(room.num_bytes, MAX_CLAIM_BYTES), room.kind)
         width, tried = self._suspect_width_of(source), self._brake.tried_tenants
-        self._urgent_looks[source] = now_s
+        self._claimed_s[source] = now_s
         claim = await source.claim(granted, width, tried)
         if is_try and claim and claim.requests:
             self._brake.begin_try(claim.requests[0])
@@ -211,8 +211,8 @@ class Batcher:
     def _urgent_room(
         self, source: ClaimSource, batch: Sequence[ClaimedRequest], now_s: float
     ) -> Room:
-        """Return the room for urgent requests of a queue, once in `URGENT_S`."""
-        if now_s - self._urgent_looks.get(source, 0) < URGENT_S:
+        """Return the room for urgent requests; none within `URGENT_S` of the queue's last claim."""
+        if now_s - self._claimed_s.get(source, 0) < URGENT_S:
             return NO_ROOM
         return self._admission.urgent_room([request.record for request in batch])
 

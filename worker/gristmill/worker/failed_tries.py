@@ -34,7 +34,7 @@ class Try(NamedTuple):
 @dataclass(slots=True)
 class _Tries:
     first_s: float
-    since_s: float  # moment of the first try after the last one that counted
+    since_s: float  # moment of the last try that counted, or else of the first one
     num_uncounted: int = 0
     num_all: int = 0
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from gristmill.worker.failures import Failure
 
 WINDOW = 32
-"""Latest outcomes that count. Few, because those that fail before the brake closes are lost."""
+"""Latest outcomes that count. Few, because those that fail before the worker is braked are lost."""
 
 MIN_OUTCOMES = 20
 """Outcomes without which nothing is proven."""
@@ -34,7 +34,7 @@ NUM_TRIES = 5
 """Failed tries that can disprove the cause: 31 s with the default pauses."""
 
 MAX_DOUBLINGS = 16
-"""Tries after which the bound of the pause grows no more."""
+"""Largest exponent of the pause, so that it cannot overflow; `max_s` bounds the pause before."""
 
 
 class Source(NamedTuple):
@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Why the brake closed.
+    """Why a worker is braked.
 
     Attributes:
         failure: The last failure of the most frequent kind.
@@ -73,8 +73,8 @@ class Cause(NamedTuple):
     num_outcomes: int
 
 
-Change = Literal["closed", "succeeded", "disproved"]
-"""Change of the brake: it closed, a try succeeded, or the tries no longer show the cause."""
+Change = Literal["braked", "succeeded", "disproved"]
+"""Change of the brake: the worker is braked now, a try succeeded, or the tries no longer show the cause."""
 
 
 def is_mixed(sources: Sequence[Source]) -> bool:
@@ -117,15 +117,15 @@ def _typical(failures: Sequence[Failure]) -> Failure:
 
 
 class FailureBrake:
-    """The brake of one worker. While it is closed, the worker tries single requests.
+    """The brake of one worker. While it is on, the worker tries single requests.
 
     Args:
-        base_s: Seconds from the closing to the first try; each failed try doubles the pause.
+        base_s: Seconds from the start of the brake to the first try; each failed try doubles the pause.
         max_s: Longest pause in seconds.
 
     Attributes:
-        cause: Why the brake is closed; None while it is open.
-        num_tries: Tries since it closed.
+        cause: Why the worker is braked; None while it is not.
+        num_tries: Tries since the worker is braked.
     """
 
     def __init__(self, base_s: float, max_s: float) -> None:
@@ -143,7 +143,7 @@ class FailureBrake:
         return min(self._max_s, self._base_s * 2.0 ** min(self.num_tries, MAX_DOUBLINGS))
 
     def note(self, outcome: Outcome, claimed_at_s: float) -> Change | None:
-        """Count an outcome that is no try; return whether it closed the brake.
+        """Count an outcome that is no try; return whether it brakes the worker.
 
         Requests claimed before the last change of the brake do not count. They say how the engine
         was then.
@@ -157,18 +157,18 @@ class FailureBrake:
         if self.cause is None:
             return None
         self._change(outcome.at_s)
-        return "closed"
+        return "braked"
 
     def note_try(self, outcome: Outcome) -> Change | None:
-        """Count the outcome of a try; return whether it opened the brake."""
+        """Count the outcome of a try; return whether it ends the brake."""
         if self.cause is None:
             return None
         self._tries.append(outcome)
         self._next_try_s = outcome.at_s + self.pause_s
         if outcome.failure is None:
-            return self._open(outcome.at_s, "succeeded")
+            return self._end(outcome.at_s, "succeeded")
         if len(self._tries) == NUM_TRIES and not self._tries_show(self.cause.failure):
-            return self._open(outcome.at_s, "disproved")
+            return self._end(outcome.at_s, "disproved")
         return None
 
     def may_try(self, now_s: float) -> bool:
@@ -199,7 +199,7 @@ class FailureBrake:
         shows = any(each.failure and counts_for(each.failure, cause) for each in self._tries)
         return shows and (not cause.may_be_own or is_mixed([each.source for each in self._tries]))
 
-    def _open(self, now_s: float, change: Change) -> Change:
+    def _end(self, now_s: float, change: Change) -> Change:
         self.cause = None
         self._change(now_s)
         return change

@@ -1,6 +1,6 @@
 """Name the kind of a failed run, and whose fault it may be.
 
-`runner.py` calls this module; `failure_brake.py` counts the failures. A kind never has text of a
+`runner.py` and `worker_brake.py` call this module; `failure_brake.py` counts the failures. A kind never has text of a
 message, because messages contain ids and numbers.
 """
 
@@ -41,7 +41,7 @@ class Failure:
 
 
 def failure_of_answer(response: Response) -> Failure | None:
-    """Return the failure that an answer tells, or None if the answer tells none of the engine.
+    """Return the failure that an answer shows; None for a success, or if the worker wrote the answer.
 
     A 401 is not the request's own: a request carries no login, so `VLLM_API_KEY` is wrong. A 501 is:
     the request asks for what this engine does not have. The message of a failure that may be the

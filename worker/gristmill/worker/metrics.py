@@ -40,7 +40,7 @@ settling = Gauge(
 max_in_flight = Gauge("gristmill_max_in_flight", "Most requests that the engine may hold")
 gulp = Gauge(
     "gristmill_gulp_places",
-    "Free places that a full engine waits for before a claim; 1 refills each place at once",
+    "Free places that a full engine waits for before a claim; 1 for a shallow queue, 0 without gulps",
 )
 step = Histogram(
     "gristmill_step_seconds",

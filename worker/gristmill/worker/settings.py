@@ -86,7 +86,7 @@ class WorkerSettings(QueueSettings):
         Field(
             ge=1,
             le=65_536,
-            description="free places that a full engine waits for before it claims, with `continuous`; 1 refills each place at once. Unset computes the number for a CUDA engine with graphs and is 1 for other engines",
+            description="free places that a full engine waits for before it claims, with `continuous`; 1 turns gulps off. Unset computes the number for a CUDA engine with graphs and is 1 for other engines",
         ),
     ] = None
     scheduling: Annotated[

@@ -133,7 +133,7 @@ def open_queue(settings: WorkerSettings, name: str) -> Queue:
 def _report_engine(info: EngineInfo, capacity: Capacity) -> None:
     model = info.models[0] if info.models else ""
     metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
-    metrics.max_in_flight.set(capacity.limit)
+    metrics.max_in_flight.set(capacity.max_held)
 
 
 def _engine_args(engine: Engine) -> str:
@@ -157,7 +157,7 @@ def _worker_facts(info: EngineInfo, capacity: Capacity, engine_args: str) -> dic
         "dtype": info.dtype,
         "max_num_seqs": info.max_num_seqs,
         "max_model_len": info.max_model_len,
-        "max_in_flight": capacity.limit,
+        "max_in_flight": capacity.max_held,
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }

@@ -31,7 +31,7 @@ MAX_TRIED = 64
 
 REASONS = {
     "succeeded": "a request succeeded",
-    "disproved": "the last tries failed otherwise, or all came from one source",
+    "disproved": "the last tries failed otherwise, or too many came from one source",
 }
 
 
@@ -61,7 +61,7 @@ class WorkerBrake:
     """The brake of one worker.
 
     Args:
-        base_s: Seconds from the closing to the first try; each failed try doubles the pause.
+        base_s: Seconds from the start of the brake to the first try; each failed try doubles the pause.
         max_s: Longest pause in seconds.
         liveness: Record in which probes and heartbeats find the reason.
 
@@ -77,13 +77,13 @@ class WorkerBrake:
         self.tried_tenants: deque[str] = deque(maxlen=MAX_TRIED)
 
     @property
-    def is_closed(self) -> bool:
+    def is_braked(self) -> bool:
         """True while the worker only tries single requests."""
         return self._rule.cause is not None
 
     def may_claim(self) -> bool:
         """Return whether the worker may claim now: any time, or the next try if it is braked."""
-        if not self.is_closed:
+        if not self.is_braked:
             return True
         is_trying = self._try is not None and self._try.is_held
         return not is_trying and self._rule.may_try(time.monotonic())
@@ -97,8 +97,8 @@ class WorkerBrake:
         self._rule.begin_try(time.monotonic())
 
     def holds_back(self, request: RunRequest) -> bool:
-        """Return whether a claimed request must go back unstarted: the brake has closed since."""
-        return self.is_closed and request is not self._try
+        """Return whether a claimed request must go back unstarted: the worker was braked since."""
+        return self.is_braked and request is not self._try
 
     def spares_after_answer(self, request: RunRequest, response: Response) -> bool:
         """Note the engine's answer, as `spares` does; the worker's own refusals tell nothing."""
@@ -116,8 +116,8 @@ class WorkerBrake:
             failure: The failure; None for a success.
 
         Returns:
-            True if the request must go back uncounted instead of failing: it ran before the brake
-            closed, and its failure can have the same cause.
+            True if the request must go back uncounted instead of failing: it ran before the
+            worker was braked, and its failure can have the same cause.
         """
         now_s, cause = time.monotonic(), self._rule.cause
         is_try = request is self._try
@@ -137,14 +137,14 @@ class WorkerBrake:
     def _report(self, change: Change | None, request: RunRequest) -> None:
         if change:
             self.tried_tenants.clear()
-        if change == "closed" and self._rule.cause:
-            self._report_closed(self._rule.cause, request)
+        if change == "braked" and self._rule.cause:
+            self._report_braked(self._rule.cause, request)
         elif change:
             brake, self._liveness.brake, self._try = self._liveness.brake, None, None
             metrics.braked.set(0)
             log.info("worker.unbraked", kind=brake and brake.kind, reason=REASONS[change])
 
-    def _report_closed(self, cause: Cause, request: RunRequest) -> None:
+    def _report_braked(self, cause: Cause, request: RunRequest) -> None:
         failure, self._try = cause.failure, None
         brake = Brake(
             failure.kind, cause.num_failed, cause.num_outcomes, failure.message, request.id

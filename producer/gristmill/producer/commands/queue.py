@@ -181,7 +181,7 @@ def purge(
         on_store(settings, check_unheld, any_format=True)
     subject = f"queue {settings.queue}"
     warning = (
-        f"This deletes everything in {subject} for good: {in_counts(found)}. Gateways hold no lease: stop those"
+        f"This deletes everything in {subject} for good: {in_counts(found)}. Its API keys are revoked, so gateways refuse calls: stop those"
         " that still run, or they write again."
     )
     confirm(warning, settings.queue, yes=yes)

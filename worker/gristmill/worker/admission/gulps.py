@@ -14,7 +14,7 @@ MAX_WAIT_S = 0.5
 
 URGENT_S = 0.1
 """Seconds between two claims for the lane `high` alone while places wait for a gulp. A request of
-that lane waits about so long, and its promise is 0.2 s."""
+that lane waits about so long for its claim."""
 
 SHARE_AT_FIRST = 1 / 8
 """Share of the sequences in a gulp before the lengths of the outputs are known."""

@@ -118,13 +118,13 @@ class CacheAccount:
             return ceil(self._seen.uncorrected(self._budget))
         if self._full_since_s is not None and not self._may_look_again(now_s - self._full_since_s):
             return 0
-        num_tokens = self.urgent_tokens(gathered, num_free)
+        num_tokens = self.fitting_tokens(gathered, num_free)
         self._full_since_s = None if num_tokens else now_s
         self._ended_since_full = Tokens()
         return num_tokens
 
-    def urgent_tokens(self, gathered: Sequence[Record], num_free: int) -> int:
-        """Return what `free_tokens` would return if the cache were not full before."""
+    def fitting_tokens(self, gathered: Sequence[Record], num_free: int) -> int:
+        """Return how many tokens fit now, without the wait of a full cache; see `free_tokens`."""
         estimates = [self._estimated(record) for record in gathered]
         num_held = len(self._promises) + len(estimates)
         taken = self._seen.corrected(reduce(add, estimates, self._held))

@@ -19,11 +19,11 @@ from gristmill.worker.engine.interface import EngineStats, Response
 UNBOUNDED = 2**53
 """Token limit of a claim if the size of the cache is unknown: in effect, no limit."""
 
-WAITING_SHARE = 10
+WAITING_DIVISOR = 10
 """Divisor. One request may wait in the engine for each ten sequences, so that it replaces an ended
 one at once."""
 
-REFILL_SHARE = 20
+REFILL_DIVISOR = 20
 """Divisor. A claim for a full engine waits until a twentieth of its places is free, so not every
 end of a request causes a claim. A twentieth is half of the requests that wait in the engine, so the
 engine never runs out of work."""
@@ -43,7 +43,7 @@ class Capacity:
         max_num_seqs: Sequences that run at the same time.
         kv_cache_tokens: Tokens that its KV cache holds; 0 for an engine that does not report it,
             such as a server behind a URL. Then only `max_in_flight` limits the requests.
-        gulp: Free places that a full engine waits for; 1 refills each place at once; None computes
+        gulp: Free places that a full engine waits for; 1 turns gulps off; None computes
             the number from the lengths of the outputs (`gulps.py`).
     """
 
@@ -55,17 +55,17 @@ class Capacity:
     @property
     def max_waiting(self) -> int:
         """Requests that may wait in the engine."""
-        return -(-self.max_num_seqs // WAITING_SHARE)
+        return -(-self.max_num_seqs // WAITING_DIVISOR)
 
     @property
-    def num_running(self) -> int:
+    def max_running(self) -> int:
         """Most requests that run at the same time."""
         return min(self.max_in_flight, self.max_num_seqs)
 
     @property
-    def limit(self) -> int:
+    def max_held(self) -> int:
         """Most requests in the engine; with gulps, none waits in it."""
-        return self.num_running if self.has_gulps else self.max_in_flight
+        return self.max_running if self.has_gulps else self.max_in_flight
 
     @property
     def has_gulps(self) -> bool:
@@ -140,7 +140,7 @@ def others_run_the_rest(capacity: Capacity, demand: Demand) -> bool:
 
 
 def gulp_size(capacity: Capacity, demand: Demand, mean_output_tokens: float) -> int:
-    """Return how many free places begin a gulp; 1 if what waits must not wait longer.
+    """Return how many free places begin a gulp; 1 if the queue is shallow or nearly empty.
 
     A queue that holds less than a gulp is shallow: each of its requests starts at once.
 
@@ -149,15 +149,15 @@ def gulp_size(capacity: Capacity, demand: Demand, mean_output_tokens: float) -> 
         demand: Demand of the queue to claim from.
         mean_output_tokens: Mean length of the outputs so far; 0 if none has ended yet.
     """
-    size = capacity.gulp or round(capacity.num_running * gulp_share(mean_output_tokens))
-    size = max(1, min(size, capacity.num_running))
+    size = capacity.gulp or round(capacity.max_running * gulp_share(mean_output_tokens))
+    size = max(1, min(size, capacity.max_running))
     is_shallow = demand.num_queued < size or others_run_the_rest(capacity, demand)
     return 1 if is_shallow else size
 
 
 def refill(capacity: Capacity, demand: Demand) -> int:
     """Return how many free places justify a claim; fewer, down to one, if few requests wait."""
-    return max(1, min(ceiling(capacity, demand) // REFILL_SHARE, demand.num_queued))
+    return max(1, min(ceiling(capacity, demand) // REFILL_DIVISOR, demand.num_queued))
 
 
 def free_places(capacity: Capacity, num_held: int, demand: Demand, num_waiting: int) -> int:
@@ -205,6 +205,8 @@ class Admission:
     def room(self, gathered: Sequence[Record], demand: Demand, now_s: float) -> Room:
         """Return the size of a claim that engine and worker have room for now.
 
+        A call may begin or end a gulp.
+
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
             demand: Demand of the queue to claim from.
@@ -220,10 +222,10 @@ class Admission:
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
         """
-        num_free = self._capacity.num_running - self._num_held - len(gathered)
+        num_free = self._capacity.max_running - self._num_held - len(gathered)
         if not self._capacity.has_gulps or num_free <= 0:
             return NO_ROOM
-        num_tokens = self._cache.urgent_tokens(gathered, num_free) if self._cache else UNBOUNDED
+        num_tokens = self._cache.fitting_tokens(gathered, num_free) if self._cache else UNBOUNDED
         if num_tokens == 0:
             return NO_ROOM
         return Room(num_free, num_tokens, self._free_bytes(gathered), "urgent")
@@ -246,12 +248,12 @@ class Admission:
         num_held = self._num_held + num_gathered
         if not self._capacity.has_gulps:
             return free_places(self._capacity, num_held, demand, num_waiting)
-        num_free = self._capacity.num_running - num_held
+        num_free = self._capacity.max_running - num_held
         mean_output_tokens = self._cache.mean_output_tokens if self._cache else 0
         size = gulp_size(self._capacity, demand, mean_output_tokens)
         metrics.gulp.set(size)
         if self._cache:
-            self._cache.refill_share = size / self._capacity.num_running
+            self._cache.refill_share = size / self._capacity.max_running
         if size == 1 or num_held == 0:
             return max(0, num_free)
         num_entered = self._num_entered + num_gathered

@@ -66,7 +66,7 @@ local function stays_first(key, header, reason, fronts)
 end
 
 -- Return whether a parked id may go back to the front of its lane: the claim may take from there, and nothing older
--- stands there. Else the order would turn round while claims take less than what returns. `fronts` is key -> header.
+-- stands there. Otherwise newer ids would come first if a claim takes fewer than it puts back. `fronts` is key -> header.
 local function may_return(claim, header, crashes, reason, fronts)
   local lane, flow, kind = place_of(header, crashes)
   if lane == "suspect" and (claim.max_suspects < 1 or crashes > 1 and claim.has_suspects) then

@@ -1,4 +1,4 @@
-"""Find out how the engine uses CUDA graphs, and tell an operator whose graphs are too small.
+"""Tell whether the engine decodes with CUDA graphs, and warn if they are too small.
 
 vLLM captures a graph for each of some batch sizes, up to 512 sequences by default. A larger batch
 runs without a graph, which is slower. `building.py` calls this module.
@@ -24,7 +24,7 @@ def has_decode_graphs(compilation_config: Any) -> bool:
 
 
 def warn_of_small_graphs(args: Namespace, config: Any) -> None:
-    """Log a warning if the largest graph is smaller than the engine's batch and no flag says so.
+    """Log a warning if the largest graph is smaller than the engine's batch, unless a flag chose its size.
 
     Args:
         args: The parsed arguments of `vllm serve`.
