@@ -42,6 +42,7 @@ def measured(redis_url: str, tmp_path: Path) -> Bench:
             "policies": ["continuous"],
             "schedulings": [],
             "sizes": [],
+            "refills": [],
             "batch_timeout_ms": 10.0,
             "num_rounds": 1,
             "num_warm_up": 2,

@@ -23,6 +23,9 @@ MAX_SCHEMA_BYTES = 4 * 2**20
 
 _COMPONENTS = "#/components/schemas/"
 
+_UNORDERED = ("allOf", "anyOf", "enum", "oneOf", "required", "type")
+"""Keywords of JSON Schema whose lists mean the same in any order."""
+
 
 def published_facts(openapi: Mapping[str, Any], endpoints: Collection[str]) -> dict[str, str]:
     """Return the facts of a worker that publish its schemas; empty if it has none, or too large ones.
@@ -40,7 +43,8 @@ def published_facts(openapi: Mapping[str, Any], endpoints: Collection[str]) -> d
         return {}
     components = openapi.get("components", {}).get("schemas", {})
     needed = _reachable(list(schemas.values()), components)
-    data = orjson.dumps({"paths": schemas, "components": {"schemas": needed}})
+    document = {"paths": schemas, "components": {"schemas": needed}}
+    data = _canonical(document)
     text = base64.b64encode(zlib.compress(data, 9)).decode()
     if len(text) > MAX_PUBLISHED_BYTES or len(data) > MAX_SCHEMA_BYTES:
         return {}
@@ -80,6 +84,23 @@ def schema_of(text: bytes, endpoint: str) -> dict[str, Any] | None:
         return {**document["paths"][endpoint], "components": document["components"]}
     except (binascii.Error, zlib.error, ValueError, TypeError, KeyError):
         return None
+
+
+def _canonical(schema: Any) -> bytes:
+    """Return a schema as JSON in one order, so that equal schemas of two workers have one digest.
+
+    A worker makes parts of its schemas from sets, whose order differs from process to process.
+    """
+    return orjson.dumps(_in_order(schema), option=orjson.OPT_SORT_KEYS)
+
+
+def _in_order(schema: Any, keyword: str = "") -> Any:
+    if isinstance(schema, dict):
+        return {name: _in_order(value, name) for name, value in schema.items()}
+    if isinstance(schema, list):
+        parts = [_in_order(part) for part in schema]
+        return sorted(parts, key=_canonical) if keyword in _UNORDERED else parts
+    return schema
 
 
 def _body_schema(openapi: Mapping[str, Any], path: str) -> Any:

@@ -67,3 +67,22 @@ def packed(data: bytes) -> bytes:
 )  # fmt: skip
 def test_what_cannot_be_read_is_no_schema(text: bytes) -> None:
     assert schema_of(text, CHAT) is None
+
+
+def test_equal_schemas_in_another_order_have_one_digest() -> None:
+    """Two processes make lists from sets, and dicts from what they find, in orders of their own."""
+
+    def facts(*, is_reversed: bool) -> dict[str, str]:
+        step = -1 if is_reversed else 1
+        kinds = [{"type": "string"}, {"$ref": "#/components/schemas/A"}][::step]
+        body = {"properties": {"x": {"anyOf": kinds}}, "required": ["x", "y"][::step]}
+        content = {"application/json": {"schema": body}}
+        components = {"A": {"enum": ["a", "b"][::step]}, "B": {"type": "null"}}
+        document = {
+            "openapi": "3.1.0",
+            "paths": {"/v1/x": {"post": {"requestBody": {"content": content}}}},
+            "components": {"schemas": dict(list(components.items())[::step])},
+        }
+        return published_facts(document, ["/v1/x"])
+
+    assert facts(is_reversed=False) == facts(is_reversed=True) != {}
