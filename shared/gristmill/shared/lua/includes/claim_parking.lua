@@ -1,5 +1,8 @@
 -- claim_parking: park what this worker may not have, and return what it may. Part of claim.
 
+local MAX_UNPARKED, MAX_REASONS = 200, 64 -- ids that one claim returns; claimable reasons that it looks at
+local MAX_OTHER_REASONS = 8 -- reasons that it looks at beside these: scripts of protocol 1.0 do not tell claimable ones
+
 -- Read which facts the worker understands, which tenants come last, and whether anything is paused.
 local function read_permits(claim)
   for name in string.gmatch(ARGV[11] or "", "[^,]+") do
@@ -83,10 +86,11 @@ local function return_parked(claim, reason, number)
   for _, id in ipairs(number > 0 and call("ZRANGE", parked_key(reason), 0, number - 1) or {}) do
     local header = stored_header(id)
     local _, _, crashes = attempts_of(id)
-    if header and may_return(claim, header, crashes, reason, fronts) then
+    local returns = header and may_return(claim, header, crashes, reason, fronts)
+    if returns then
       found[#found + 1] = { id = id, header = header, crashes = crashes }
     end
-    if not header or found[#found] and found[#found].id == id then
+    if returns or not header then
       gone[#gone + 1] = id
     end
   end

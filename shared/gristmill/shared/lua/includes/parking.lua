@@ -1,9 +1,6 @@
 -- parking: set waiting ids aside that the claiming worker may not have. Two reasons: "batch:<batch>", the batch is
--- paused; "facts:<name>,<name>", a worker must understand these facts. The request keeps its place among the parked by
--- age, and returns to the front of its lane.
-
-local MAX_UNPARKED, MAX_REASONS = 200, 64 -- ids that one claim returns; claimable reasons that it looks at
-local MAX_OTHER_REASONS = 8 -- reasons that it looks at beside these: scripts of protocol 1.0 do not tell claimable ones
+-- paused; "facts:<name>,<name>", a worker must understand these facts. Parked ids are ordered by age. A claim that may
+-- have one puts it back to the front of its lane, unless an older one waits there.
 
 -- Return the names of the facts that a worker must understand, joined by commas.
 local function required_facts(header)
