@@ -10,7 +10,9 @@ from gristmill.producer.commands.batch_options import (
     checked_tenant,
     id_argument,
     json_option,
+    lenient_option,
     tenant_option,
+    unknown_fields_option,
 )
 from gristmill.shared.cli import say
 
@@ -41,18 +43,8 @@ def batch_group() -> None:
     show_default=True,
     help="Time after which unfinished lines expire: 30m, 24h, 7d, ...",
 )
-@click.option(
-    "--lenient",
-    is_flag=True,
-    help="Turn bad lines into error rows and run the others, instead of refusing the file.",
-)
-@click.option(
-    "--unknown-fields",
-    type=click.Choice(["report", "refuse"]),
-    default="report",
-    show_default=True,
-    help="Report lines with body fields that the engine ignores, or treat them as bad lines.",
-)
+@lenient_option
+@unknown_fields_option
 @click.option(
     "--order",
     type=click.Choice(["completion", "input"]),

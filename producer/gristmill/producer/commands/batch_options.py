@@ -20,6 +20,18 @@ lost_objects_option = click.option(
     is_flag=True,
     help="Delete although the storage lacks objects that were lost.",
 )
+lenient_option = click.option(
+    "--lenient",
+    is_flag=True,
+    help="Turn bad lines into error rows and run the others, instead of refusing the file.",
+)
+unknown_fields_option = click.option(
+    "--unknown-fields",
+    type=click.Choice(["report", "refuse"]),
+    default="report",
+    show_default=True,
+    help="Report lines with body fields that the engine ignores, or treat them as bad lines.",
+)
 id_argument = click.argument("batch_id", metavar="BATCH")
 
 

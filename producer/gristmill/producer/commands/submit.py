@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gristmill.producer.commands.batch_options import lenient_option, unknown_fields_option
 from gristmill.shared.cli import FiniteRange, queue_options
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
@@ -31,18 +32,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
     type=click.Path(dir_okay=False, path_type=Path),
     help="File for the rows; needs --wait.  [default: stdout]",
 )
-@click.option(
-    "--lenient",
-    is_flag=True,
-    help="Turn bad lines into error rows and run the others, instead of refusing the file.",
-)
-@click.option(
-    "--unknown-fields",
-    type=click.Choice(["report", "refuse"]),
-    default="report",
-    show_default=True,
-    help="Report lines with body fields that the engine ignores, or treat them as bad lines.",
-)
+@lenient_option
+@unknown_fields_option
 @click.option(
     "--priority",
     type=click.Choice(["high", "normal", "low"]),
