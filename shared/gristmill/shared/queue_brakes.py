@@ -1,5 +1,6 @@
 """Write and read which workers of a queue are braked."""
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -36,8 +37,6 @@ async def write_brake(
 
 async def read_brakes(redis: Any, keys: Keys, workers: Iterable[str]) -> dict[str, Brake]:
     """Return those of the workers that are braked, and why."""
-    brakes = {}
-    for worker in workers:
-        if note := await redis.hget(keys.worker(worker), FIELD):
-            brakes[worker] = Brake.parse(note)
-    return brakes
+    names = list(workers)
+    notes = await asyncio.gather(*(redis.hget(keys.worker(name), FIELD) for name in names))
+    return {name: Brake.parse(note) for name, note in zip(names, notes, strict=True) if note}

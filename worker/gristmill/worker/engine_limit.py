@@ -11,7 +11,6 @@ STEP_S = 5.0
 """Seconds after a refusal until one more request may run. After twice the time there may be 8 more,
 after four times 64 more. The growth with the third power of time comes from CUBIC (RFC 9438)."""
 
-
 HAND_BACK_PAUSE_S = 1.0
 """Seconds without claims after the worker gave a request back for another worker to claim."""
 

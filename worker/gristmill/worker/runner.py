@@ -34,7 +34,6 @@ log = structlog.get_logger()
 ENGINE_PRIORITY = {"high": -1, "normal": 0, "low": 1}
 """vLLM's priorities: a lower number runs sooner."""
 
-
 HAND_BACK_DELAY_S = 0.2
 """Seconds before which nobody claims a request that this worker cannot answer. It is shorter than
 this worker's pause (`HAND_BACK_PAUSE_S`), so another worker claims the request first."""
