@@ -1,11 +1,13 @@
 """Steps that the tests of the queue share: short names for what producers and workers do."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from gristmill.shared.operations import ClaimTerms, Settlement, SuspectRoom
+from gristmill.shared.connection import connect
+from gristmill.shared.operations import ClaimTerms, Limits, Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import COMPLETIONS, Request
@@ -15,6 +17,16 @@ BODY = b'{"prompt":"hi"}'
 ERROR = {"code": "engine_error", "message": "boom"}
 
 _numbers = count(1)
+
+
+@asynccontextmanager
+async def fresh_queue(redis_url: str, limits: Limits | None = None) -> AsyncIterator[Queue]:
+    """Open a queue that nobody has used, for the length of a block."""
+    redis = connect(redis_url)
+    try:
+        yield Queue(redis, f"test-{uuid4().hex[:12]}", limits)
+    finally:
+        await redis.aclose()
 
 
 def a_request(request_id: str | None = None, **fields: Any) -> Request:

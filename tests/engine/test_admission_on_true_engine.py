@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from prometheus_client import REGISTRY
+from queues import fresh_queue
 from workers import settings_for
 
-from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
@@ -36,9 +35,8 @@ EXPORTED = {
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=60_000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=60_000)) as queue:
+        yield queue
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import uuid4
 
 import psutil
 import pytest
 from culprit_worker import CULPRIT
+from queues import fresh_queue
 from workers import TRUE, WorkerProcess, worker_process
 
 from gristmill.producer import Client
@@ -32,9 +32,8 @@ ENVIRONMENT = {
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=5000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=5000)) as queue:
+        yield queue
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from command_line import SettlingWorker
 from pydantic import SecretStr
+from queues import fresh_queue
 
 from gristmill.producer import Client, SyncClient
 from gristmill.shared.connection import connect
@@ -27,9 +27,8 @@ from gristmill.shared.settings import QueueSettings
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(max_depth=50))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(max_depth=50)) as queue:
+        yield queue
 
 
 @pytest.fixture

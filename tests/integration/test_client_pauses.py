@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from command_line import CommandLine
-from queues import a_request
+from queues import a_request, fresh_queue
 
 from gristmill.producer import Client, InvalidRequest, SyncClient
 from gristmill.shared.connection import connect
@@ -19,9 +19,8 @@ from gristmill.shared.queue import Queue
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}")
-    await redis.aclose()
+    async with fresh_queue(redis_url) as queue:
+        yield queue
 
 
 @pytest.fixture

@@ -4,17 +4,15 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
-from uuid import uuid4
 
 import pytest
 from command_line import SettlingWorker
 from pydantic import SecretStr
-from queues import end_lease, open_worker, some_requests
+from queues import end_lease, fresh_queue, open_worker, some_requests
 from structlog.testing import capture_logs
 
 from gristmill.producer import Client, SyncClient, worker_watch
 from gristmill.producer.worker_watch import WorkerWatch
-from gristmill.shared.connection import connect
 from gristmill.shared.pauses import batch_scope
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings
@@ -22,9 +20,8 @@ from gristmill.shared.settings import QueueSettings
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}")
-    await redis.aclose()
+    async with fresh_queue(redis_url) as queue:
+        yield queue
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from uuid import uuid4
 
 import pytest
+from queues import fresh_queue
 from structlog.testing import capture_logs
 from workers import local_worker, settings_for
 
@@ -23,9 +23,8 @@ from gristmill.worker.engine.refusals import error_response
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=10_000)) as queue:
+        yield queue
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from uuid import uuid4
 
 import pytest
-from queues import ERROR, a_request, claim, die, make_due, open_worker, succeed
+from queues import ERROR, a_request, claim, die, fresh_queue, make_due, open_worker, succeed
 from structlog.testing import capture_logs
 from workers import local_worker, settings_for
 
@@ -35,9 +34,8 @@ NAMES = (
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=60_000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=60_000)) as queue:
+        yield queue
 
 
 async def until(condition: Callable[[], bool]) -> None:

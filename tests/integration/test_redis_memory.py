@@ -4,12 +4,11 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 from command_line import CommandLine, ended
 from prometheus_client import REGISTRY
-from queues import claimed_by, outcome, some_requests, succeed
+from queues import claimed_by, fresh_queue, outcome, some_requests, succeed
 from servers import without_dangerous
 from workers import local_worker, settings_for
 
@@ -33,9 +32,8 @@ def own_redis_url() -> Iterator[str]:
 
 @pytest.fixture
 async def queue(own_redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(own_redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
-    await redis.aclose()
+    async with fresh_queue(own_redis_url, Limits(lease_ms=10_000)) as queue:
+        yield queue
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from queues import fresh_queue
 from releases import HERE, DriverProcess, environment_of, running_driver, unpack_release
 from workers import WorkerProcess, worker_process
 
 from gristmill.local.redis_server import running_server
 from gristmill.producer import Client, QueueSettings
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
@@ -37,9 +37,8 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=1500))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=1500)) as queue:
+        yield queue
 
 
 @pytest.fixture(scope="module")

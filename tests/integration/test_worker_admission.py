@@ -6,10 +6,9 @@ from statistics import fmean
 from uuid import uuid4
 
 import pytest
-from queues import open_worker
+from queues import fresh_queue, open_worker
 from simulation import SimulatedWorker, simulate
 
-from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
@@ -21,9 +20,8 @@ NUM_SEQS = 16
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=600_000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=600_000)) as queue:
+        yield queue
 
 
 def lengths(number: int, mu: float, sigma: float, most: int) -> list[int]:

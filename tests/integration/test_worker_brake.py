@@ -5,11 +5,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from command_line import CommandLine
 from prometheus_client import REGISTRY
+from queues import fresh_queue
 from structlog.testing import capture_logs
 from workers import LocalWorker, local_worker, settings_for
 
@@ -33,9 +33,8 @@ NUM_REQUESTS = 2000
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=10_000)) as queue:
+        yield queue
 
 
 @pytest.fixture

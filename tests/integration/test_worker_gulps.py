@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from uuid import uuid4
 
 import pytest
 from prometheus_client import REGISTRY
+from queues import fresh_queue
 from workers import local_worker, settings_for
 
 from gristmill.shared.audit import audit
-from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
@@ -21,9 +20,8 @@ NUM_SEQS = 16
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=10_000)) as queue:
+        yield queue
 
 
 class CountingEngine(StubEngine):

@@ -7,12 +7,11 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from importlib.metadata import version
-from uuid import uuid4
 
 import orjson
 import pytest
 from prometheus_client import REGISTRY
-from queues import claim, die, end_lease, open_worker
+from queues import claim, die, end_lease, fresh_queue, open_worker
 from redis.exceptions import AuthenticationError, NoPermissionError
 from workers import local_worker, settings_for
 
@@ -33,9 +32,8 @@ from gristmill.worker.supervisor import MAX_DEATHS
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=10_000)) as queue:
+        yield queue
 
 
 @pytest.fixture

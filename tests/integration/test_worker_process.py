@@ -5,9 +5,9 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
+from queues import fresh_queue
 from servers import port_of, process_id
 from workers import STUB, WorkerProcess, worker_process
 
@@ -31,9 +31,8 @@ def own_redis_url() -> Iterator[str]:
 
 @pytest.fixture
 async def queue(own_redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(own_redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=1500))
-    await redis.aclose()
+    async with fresh_queue(own_redis_url, Limits(lease_ms=1500)) as queue:
+        yield queue
 
 
 @pytest.fixture

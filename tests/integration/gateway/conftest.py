@@ -2,14 +2,13 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import uuid4
 
 import httpx
 import pytest
 from gateways import RunningGateway, gateway_settings, running_gateway
+from queues import fresh_queue
 from workers import local_worker, settings_for
 
-from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.worker.engine import StubEngine
@@ -17,9 +16,8 @@ from gristmill.worker.engine import StubEngine
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[Queue]:
-    redis = connect(redis_url)
-    yield Queue(redis, f"test-{uuid4().hex[:12]}", Limits(lease_ms=10_000))
-    await redis.aclose()
+    async with fresh_queue(redis_url, Limits(lease_ms=10_000)) as queue:
+        yield queue
 
 
 @pytest.fixture
