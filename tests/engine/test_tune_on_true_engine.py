@@ -13,8 +13,9 @@ from gristmill.bench.tune.budget import Budget
 from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.commands import tune
 from gristmill.bench.tune.engine_flags import setting_of
-from gristmill.bench.tune.engine_runner import EngineRunner
+from gristmill.bench.tune.engine_pool import EnginePool
 from gristmill.bench.tune.load_sample import LoadSample
+from gristmill.bench.tune.time_plan import TimePlan
 from gristmill.shared.errors import EngineDied, SettingsError
 
 EngineProcesses = Callable[[], list[psutil.Process]]
@@ -36,6 +37,12 @@ def sample(tmp_path: Path) -> Path:
     return path
 
 
+def a_pool(flags: list[str], sample: Path, folder: Path) -> EnginePool:
+    """Return a pool for one engine, with points of 8 s and time without end."""
+    plan = TimePlan(Budget(100, monotonic() + 10**6))
+    return EnginePool(flags, LoadSample(str(sample)), folder, plan)
+
+
 def tuned(sample: Path, out: Path, flags: list[str], *options: str) -> None:
     tune.main(
         ["--sample", str(sample), "--out", str(out), *options, "--", *flags], standalone_mode=False
@@ -47,8 +54,7 @@ def tuned(sample: Path, out: Path, flags: list[str], *options: str) -> None:
 async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_point(
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
 ) -> None:
-    budget = Budget(100, monotonic() + 10**6)  # points of 8 s, and no end
-    async with EngineRunner(flags, LoadSample(str(sample)), tmp_path, budget) as runner:
+    async with a_pool(flags, sample, tmp_path) as runner:
         first = setting_of(await runner.start(None, 500))
         assert first == Setting(4, 1024)
         points = [await runner.measure(Candidate(first, number)) for number in (1, 5)]
@@ -67,24 +73,19 @@ async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_poi
 async def test_engine_that_is_killed_while_it_is_measured_is_a_point(
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
 ) -> None:
-    budget = Budget(100, monotonic() + 10**6)
-    async with EngineRunner(flags, LoadSample(str(sample)), tmp_path, budget) as runner:
+    async with a_pool(flags, sample, tmp_path) as runner:
         setting = setting_of(await runner.start(None, 500))
         for process in engine_processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         point = await runner.measure(Candidate(setting, 2))
         assert "its process was killed by SIGKILL. " in point.failure
-        assert not runner.budget.has_time(monotonic() + 10**6 + 200, is_start=True)
     assert engine_processes() == []
 
 
 @pytest.mark.timeout(600)
 async def test_engine_that_does_not_start_says_why(sample: Path, tmp_path: Path) -> None:
-    budget = Budget(100, monotonic() + 10**6)
-    async with EngineRunner(
-        ["--model", "/nowhere"], LoadSample(str(sample)), tmp_path, budget
-    ) as runner:
+    async with a_pool(["--model", "/nowhere"], sample, tmp_path) as runner:
         with pytest.raises(EngineDied, match="model folder /nowhere does not exist"):
             await runner.start(None, 500)
 

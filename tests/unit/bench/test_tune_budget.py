@@ -1,82 +1,154 @@
 """The stated time is kept, whatever an engine's start takes."""
 
-from dataclasses import dataclass, field
-
 import pytest
+from simulated_card import Speed, best_speed, large_model, small_model, tune_on
 
-from gristmill.bench.tune.budget import Budget
+from gristmill.bench.tune.budget import START_MARGIN, Budget
 from gristmill.bench.tune.candidates import Candidate, Setting
-from gristmill.bench.tune.goal import Goal
-from gristmill.bench.tune.measured_point import MeasuredPoint
-from gristmill.bench.tune.run_tune import IS_DONE, TIME_IS_UP, run_search
-from gristmill.bench.tune.search import Search
+from gristmill.bench.tune.slots import Slots, Work
+from gristmill.bench.tune.time_plan import TimePlan
+
+QUARTER, OTHER = Setting(512, 16_384, slots=4), Setting(1024, 16_384, 1024, slots=4)
 
 
 def test_point_is_a_share_of_the_budget_within_bounds() -> None:
     assert [Budget(each, 0).point_s for each in (60, 600, 3600)] == [8, 40, 90]
 
 
-def test_time_for_a_point_leaves_time_to_end_the_engine() -> None:
-    budget = Budget(600, started_at=1000)
-    budget.took_close(10)
-    assert budget.has_time(1569, is_start=False)
-    assert not budget.has_time(1571, is_start=False)
-
-
-def test_time_for_a_start_is_the_longest_so_far() -> None:
-    budget = Budget(600, started_at=1000)
-    budget.took_start(80)
+def test_first_start_does_not_count_once_there_is_another() -> None:
+    budget = Budget(600, started_at=0)
+    budget.took_start(120)
+    budget.took_start(5, has_failed=True)
+    assert budget.start_s == 120
+    budget.took_start(50)
+    budget.took_start(60)
     budget.took_start(40)
-    budget.took_close(10)
-    assert budget.has_time(1479, is_start=True)
-    assert not budget.has_time(1481, is_start=True)
+    assert budget.start_s == 60
 
 
-@dataclass
-class SlowRig:
-    """Engines that take their time, on a clock of their own; more sequences are always faster."""
+def test_cost_counts_points_starts_and_ends_as_long_as_the_longest_so_far() -> None:
+    budget = Budget(600, started_at=0)
+    assert budget.cost_s(points=1, starts=0, closes=0) == 20  # half of the most
+    for seconds in (7, 5):
+        budget.took_point(seconds)
+        budget.took_close(seconds)
+        budget.took_start(10 * seconds)
+    expected = 3 * 7 + 2 * START_MARGIN * 50 + 7
+    assert budget.cost_s(points=3, starts=2, closes=1) == pytest.approx(expected)
 
-    budget: Budget
-    start_s: float
-    close_s: float
-    now: float = 0.0
-    setting: Setting | None = None
-    kept: list[MeasuredPoint] = field(default_factory=list)
 
-    def has_time(self, setting: Setting) -> bool:
-        return self.budget.has_time(self.now, is_start=setting != self.setting)
+def test_candidate_needs_only_the_engines_that_are_missing() -> None:
+    slots = Slots((QUARTER, QUARTER))
+    assert slots.work([Candidate(QUARTER, 512, engines=3)]) == Work(points=1, starts=1)
+    assert slots.work([Candidate(QUARTER, 100, engines=2)]) == Work(points=1)
 
-    async def measure(self, candidate: Candidate) -> MeasuredPoint:
-        if self.setting != candidate.setting:
-            self.now += self.start_s + (self.close_s if self.setting else 0)
-            self.budget.took_start(self.start_s)
-            self.budget.took_close(self.close_s)
-            self.setting = candidate.setting
-        self.now += min(self.budget.point_s, self.budget.left_s(self.now))
-        running = min(candidate.in_flight, candidate.setting.max_num_seqs)
-        return MeasuredPoint(
-            candidate, output_tokens_per_s=running / (running + 5000), tokens_per_step=2 * running
+
+def test_setting_that_is_kept_ends_last() -> None:
+    slots = Slots((QUARTER, OTHER, OTHER, OTHER), keep=QUARTER)
+    new = Candidate(Setting(256, 16_384, slots=4), 256, engines=2)
+    assert slots.to_close(new) == (OTHER, OTHER)
+    assert sorted(slots.after(new).resident) == sorted([QUARTER, OTHER, new.setting, new.setting])
+
+
+def test_larger_slots_end_all_other_engines() -> None:
+    slots = Slots((QUARTER, QUARTER), keep=QUARTER)
+    assert slots.to_close(Candidate(Setting(512, 16_384, slots=2), 512)) == (QUARTER, QUARTER)
+
+
+def test_candidates_side_by_side_are_compared_without_a_start() -> None:
+    first, second = Candidate(QUARTER, 512), Candidate(OTHER, 1024, engines=3)
+    order = Slots((QUARTER, OTHER, OTHER, OTHER)).turns(first, second, 2)
+    assert order == [first, second, first, second]
+
+
+def test_candidates_that_take_turns_on_the_device_start_as_seldom_as_possible() -> None:
+    first, second = Candidate(Setting(4, 512), 5), Candidate(Setting(8, 512), 9)
+    slots = Slots((second.setting,))
+    order = slots.turns(first, second, 2)
+    assert order == [second, first, first, second]
+    assert slots.work(order) == Work(points=4, starts=2, closes=2)
+
+
+def test_nothing_begins_that_leaves_no_time_for_the_comparison() -> None:
+    start, best = Candidate(Setting(4, 512), 5), Candidate(Setting(8, 512), 9)
+    plan = TimePlan(Budget(600, 0), start, Slots((start.setting,)))
+    plan.budget.took_start(50)
+    plan.budget.took_point(10)
+    plan.budget.took_close(0)
+    start_s = START_MARGIN * 50
+    needed_s = (start_s + 10) + (
+        10 + start_s + 10
+    )  # the best, and one round: the best again, the start
+    assert plan.has_time(best, start, 600 - needed_s)
+    assert not plan.has_time(best, start, 601 - needed_s)
+    assert plan.has_time(Candidate(start.setting, 2), start, 600 - 3 * 10 - 20)
+
+
+@pytest.mark.parametrize("budget_s", [480.0, 600.0])
+@pytest.mark.parametrize(
+    ("speed", "start"),
+    [
+        (small_model, Setting(512, 16_384, slots=4)),
+        (small_model, Setting(1024, 16_384, slots=4)),
+        (large_model, Setting(512, 16_384, slots=2)),
+        (large_model, Setting(1024, 16_384, slots=2)),
+    ],
+    ids=["1B 512", "1B 1024", "8B 512", "8B 1024"],
+)
+async def test_card_is_tuned_within_a_few_minutes(
+    speed: Speed, start: Setting, budget_s: float
+) -> None:
+    shares, rounds = list[float](), list[float]()
+    for seed in range(12):
+        tuned = await tune_on(speed, budget_s, start, seed)
+        assert tuned.ended_s <= budget_s
+        shares.append(speed(tuned.recommended) / best_speed(speed, start.slots))
+        rounds.append(len(tuned.comparison.points) / 2 if tuned.comparison else 0)
+    assert sum(share >= 0.95 for share in shares) >= 10
+    assert min(shares) >= 0.85
+    assert sum(number >= 1 for number in rounds) >= 11
+
+
+@pytest.mark.parametrize("budget_s", [480.0, 600.0])
+@pytest.mark.parametrize("speed", [small_model, large_model])
+async def test_card_without_noise_and_with_usual_starts_is_tuned_to_the_best(
+    speed: Speed, budget_s: float
+) -> None:
+    slots = 4 if speed is small_model else 2
+    for sequences in (512, 1024):
+        start = Setting(sequences, 16_384, slots=slots)
+        tuned = await tune_on(speed, budget_s, start, noise=0.0, starts_s=(65, 75))
+        assert speed(tuned.recommended) >= 0.95 * best_speed(speed, slots)
+        assert tuned.comparison is not None
+        assert tuned.comparison.ratio == pytest.approx(
+            speed(tuned.recommended) / speed(tuned.search.start)
         )
 
 
-@pytest.mark.parametrize("budget_s", [130, 300, 600, 1200])
-async def test_walk_ends_in_time_with_the_best_so_far(budget_s: float) -> None:
-    runner = SlowRig(Budget(budget_s, 0), start_s=60, close_s=8)
-    search = Search(Setting(4, 512), Goal())
-    assert await run_search(search, runner, runner.kept.append) == TIME_IS_UP
-    assert runner.now + runner.close_s <= budget_s
-    assert (
-        runner.now + runner.close_s + 60 + 8 + runner.budget.point_s > budget_s
-    )  # nor is time left over
-    assert search.best is runner.kept[-1] or search.best in runner.kept
-    assert search.points == runner.kept
+@pytest.mark.parametrize("budget_s", [130.0, 150.0, 200.0, 300.0])
+async def test_short_time_is_kept_too(budget_s: float) -> None:
+    for seed in range(10):
+        tuned = await tune_on(small_model, budget_s, Setting(512, 16_384, slots=4), seed)
+        assert tuned.ended_s <= budget_s
+        assert tuned.kept
 
 
-async def test_walk_that_is_done_leaves_the_rest_of_the_time() -> None:
-    runner = SlowRig(Budget(1e6, 0), start_s=60, close_s=8)
-    search = Search(
-        Setting(4096, 512 * 64), Goal(max_p95_s=1)
-    )  # which no point keeps: none has a p95
-    assert await run_search(search, runner, runner.kept.append) == IS_DONE
-    assert runner.kept[-1].candidate.in_flight == 1
-    assert search.best is None
+async def test_search_that_is_done_leaves_the_rest_of_the_time() -> None:
+    start = Setting(16_384, 16_384, slots=1)
+    tuned = await tune_on(lambda _: 1000.0, 1e5, start, noise=0.0, has_gulps=False)
+    assert tuned.ended_s < 1e4
+    assert tuned.search.best is not None
+
+
+async def test_start_that_wins_is_recommended() -> None:
+    start = Setting(64, 16_384, slots=1)
+
+    def lucky(candidate: Candidate) -> float:
+        return 1000.0 if candidate.full == candidate else 999.0
+
+    for seed in range(10):
+        tuned = await tune_on(lucky, 480, start, seed, noise=0.05, has_gulps=False)
+        if tuned.comparison and tuned.comparison.ratio <= 1:
+            assert tuned.recommended == tuned.search.start
+            return
+    pytest.fail("the start never won")

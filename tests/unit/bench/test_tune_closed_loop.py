@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from gristmill.bench.loads import LoadRequest, named
-from gristmill.bench.tune.candidates import Candidate, Setting
-from gristmill.bench.tune.closed_loop import measure_point
+from gristmill.bench.tune.candidates import AUTO, Candidate, Setting
+from gristmill.bench.tune.closed_loop import measure_point, measured_point
+from gristmill.bench.tune.steady_load import endless
 from gristmill.shared.errors import EngineDied, InvalidRequest
 from gristmill.worker.engine import Response, StubEngine
 
@@ -15,10 +16,14 @@ COMPLETIONS = "/v1/completions"
 
 
 class Watched(StubEngine):
-    """The stub, with what was in it at most, and the salts of its prompts."""
+    """The stub, with what was in it at most, the salts of its prompts, and groups that were announced."""
 
     most = now = 0
     bodies: list[bytes]
+    groups: list[int]
+
+    def expect_group(self, number: int) -> None:
+        self.groups = [*getattr(self, "groups", []), number]
 
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
         self.bodies = [*getattr(self, "bodies", []), body]
@@ -101,3 +106,49 @@ async def test_a_line_that_is_refused_does_not_stand_for_the_sample() -> None:
     alone = Candidate(Setting(8, 2048), 1)  # whose ramp ends with the first line
     point = await measure_point(engine, "stub", load, alone, max_s=0.6)
     assert 0 < point.num_failed < point.num_requests
+
+
+async def test_gulps_fill_free_places_together() -> None:
+    engine = await started()
+    candidate = Candidate(Setting(8, 2048), 8, refill=4)
+    point = await measure_point(engine, "stub", a_load(), candidate, max_s=0.8)
+    assert (engine.most, engine.groups[0]) == (8, 8)  # first it fills all places
+    assert min(engine.groups[1:]) >= 4
+    assert 4 <= point.gulp_places <= 8
+    assert engine.now == 0
+    assert point.candidate == candidate
+
+
+async def test_gulps_of_the_worker_follow_from_the_outputs() -> None:
+    engine = await started()
+    body = {"prompt": "a b c", "max_tokens": 32}
+    load = [LoadRequest(COMPLETIONS, body, 3, 32)] * 4
+    candidate = Candidate(Setting(32, 2048), 32, refill=AUTO)
+    await measure_point(engine, "stub", load, candidate, max_s=0.8)
+    assert min(engine.groups[1:]) >= 32 * (2 / 32) ** 0.5
+
+
+async def test_load_runs_on_while_other_engines_are_measured() -> None:
+    engine = await started()
+    async with measured_point(engine, endless(a_load(), "stub"), CANDIDATE, 0.3) as point:
+        num_posted = len(engine.bodies)
+        while len(engine.bodies) < num_posted + 20:
+            await asyncio.sleep(0.01)
+        assert point.num_requests > 0
+    assert engine.now == 0
+
+
+async def test_death_while_other_engines_are_measured_is_told() -> None:
+    engine = await started(token_delay_s=0.01)
+    with pytest.raises(EngineDied, match="told to die"):
+        async with measured_point(engine, endless(a_load(), "stub"), CANDIDATE, 0.3):
+            engine.die()
+            await asyncio.sleep(30)
+
+
+def test_engines_side_by_side_run_different_requests() -> None:
+    load = [LoadRequest(COMPLETIONS, {"prompt": str(i)}, 1, 1) for i in range(5)]
+    first = [next(endless(load, "m", skip)).body for skip in (0, 3, 7)]
+    assert [
+        f'"{number}"'.encode() in body for number, body in zip((0, 3, 2), first, strict=True)
+    ] == [True] * 3

@@ -1,4 +1,4 @@
-"""What tune writes: settings that a shell takes, JSON with every point, no secrets."""
+"""What tune writes: settings that a shell takes, a script, JSON with every point, no secrets."""
 
 import json
 import subprocess
@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.bench.tune.candidates import Candidate, Setting
-from gristmill.bench.tune.engine_flags import without_flags
-from gristmill.bench.tune.engine_runner import EngineStart
+from gristmill.bench.tune.candidates import AUTO, PLAIN, Candidate, Setting
+from gristmill.bench.tune.comparison import Comparison
+from gristmill.bench.tune.engine_flags import model_of, value_of, without_flags
+from gristmill.bench.tune.engine_pool import EngineStart
+from gristmill.bench.tune.engine_share import share_flags
 from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.load_sample import LoadSample
-from gristmill.bench.tune.measured_point import MeasuredPoint
+from gristmill.bench.tune.measured_point import MeasuredPoint, together
+from gristmill.bench.tune.print_tune import print_report
 from gristmill.bench.tune.search import Search
-from gristmill.bench.tune.tune_report import TuneReport, clear, print_report, save, worker_command
+from gristmill.bench.tune.tune_files import clear, save, script, settings
+from gristmill.bench.tune.tune_report import TuneReport
 
 SLOW, FAST = Setting(8, 2048), Setting(16, 2048)
 POINTS = {
@@ -43,59 +47,125 @@ def a_report(goal: Goal | None = None) -> TuneReport:
         EngineStart(candidate.setting, 3.0, "out of memory"),
     ]
     sample = LoadSample("lognormal", 12)
-    return TuneReport(
-        goal or Goal(), ARGV, {"max_num_seqs": 8}, sample, search, starts, "it is late", 60.0
+    info = {"max_num_seqs": 8}
+    report = TuneReport(goal or Goal(), ARGV, info, sample, search, starts, "it is late")
+    report.spent_s = 60.0
+    return report
+
+
+def in_turns(best_tokens_per_s: float) -> Comparison:
+    """Return two rounds, in which the start has 100 tokens per second."""
+    comparison = Comparison(Candidate(SLOW, 9), Candidate(FAST, 18))
+    for candidate, speed in ((comparison.start, 100.0), (comparison.best, best_tokens_per_s)):
+        points = [MeasuredPoint(candidate, output_tokens_per_s=speed + i) for i in (-1, 1)]
+        comparison.points += points
+    return comparison
+
+
+def run(folder: Path) -> str:
+    """Return what the written script would execute."""
+    fake = folder / "bin" / "gristmill"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$MAX_IN_FLIGHT $GRISTMILL_REFILL $GRISTMILL_ENGINES $@"\n')
+    fake.chmod(0o700)
+    return subprocess.check_output(
+        ["/bin/sh", str(folder / "worker.sh"), "--queue", "q"],
+        text=True,
+        env={"PATH": f"{fake.parent}:/usr/bin:/bin"},
     )
 
 
-def test_settings_are_taken_by_a_shell(tmp_path: Path) -> None:
-    report = a_report()
-    save(report, tmp_path)
-    script = (
-        f"set -a; . {tmp_path}/settings.env; set +a; echo $MAX_IN_FLIGHT {worker_command(report)}"
+def test_script_starts_the_worker_with_the_settings_beside_it(tmp_path: Path) -> None:
+    save(a_report(), tmp_path)
+    assert run(tmp_path) == (
+        "18   worker --queue q -- --model m --api-key k1 --max-num-seqs 16 --max-num-batched-tokens 2048\n"
     )
-    printed = subprocess.check_output(["sh", "-c", script], text=True)
-    assert printed == (
-        "18 gristmill worker -- --model m --api-key *** --max-num-seqs 16 --max-num-batched-tokens 2048\n"
+    assert (tmp_path / "worker.sh").stat().st_mode & 0o077 == 0  # it holds the key
+
+
+def test_script_has_graphs_and_env_file_has_gulps_and_engines(tmp_path: Path) -> None:
+    candidate = Candidate(Setting(1024, 16_384, 1024, slots=4), 1024, engines=3, refill=PLAIN)
+    (tmp_path / "worker.sh").write_text(script(candidate, ["it's/m"]))
+    (tmp_path / "settings.env").write_text(settings(candidate, has_gulps=True))
+    assert run(tmp_path) == (
+        "1024 1 3 worker --queue q -- it's/m --max-num-seqs 1024 --max-num-batched-tokens 16384"
+        " --max-cudagraph-capture-size 1024\n"
     )
 
 
 def test_settings_have_nothing_that_an_env_file_would_take_literally(tmp_path: Path) -> None:
     save(a_report(), tmp_path)
-    lines = (tmp_path / "settings.env").read_text().splitlines()
-    assert lines == ["MAX_IN_FLIGHT=18", "MAX_NUM_SEQS=16", "MAX_NUM_BATCHED_TOKENS=2048"]
+    assert (tmp_path / "settings.env").read_text().splitlines() == ["MAX_IN_FLIGHT=18"]
+
+
+@pytest.mark.parametrize(
+    ("refill", "has_gulps", "line"),
+    [
+        (AUTO, True, ""),
+        (PLAIN, True, "GRISTMILL_REFILL=1\n"),
+        (64, True, "GRISTMILL_REFILL=64\n"),
+        (PLAIN, False, ""),
+    ],
+)
+def test_refill_is_written_only_where_it_differs_from_the_workers_own(
+    refill: int, has_gulps: bool, line: str
+) -> None:
+    written = settings(Candidate(SLOW, 8, refill=refill), has_gulps=has_gulps)
+    assert written == f"MAX_IN_FLIGHT=8\n{line}"
 
 
 def test_json_has_every_point_and_start_and_no_secret(tmp_path: Path) -> None:
     report = a_report()
+    report.comparison = in_turns(150)
     save(report, tmp_path)
     text = (tmp_path / "tune.json").read_text()
     found = json.loads(text)
     assert [MeasuredPoint.from_json(each) for each in found["points"]] == report.search.points
     assert [point["failure"] for point in found["points"]].count("out of memory") == 1
     assert [each["failure"] for each in found["starts"]] == ["", "", "out of memory"]
-    assert (found["best"]["max_num_seqs"], found["best"]["in_flight"]) == (16, 18)
+    for name in ("best", "recommended"):
+        assert (found[name]["max_num_seqs"], found[name]["in_flight"]) == (16, 18)
+    assert found["comparison"]["ratio"] == pytest.approx(1.5)
     assert found["ended_by"] == "it is late"
     assert "k1" not in text
 
 
-def test_people_see_the_curve_the_gain_and_the_command(
+def test_people_see_curve_comparison_and_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_report(a_report(), tmp_path)
+    report = a_report()
+    report.comparison = in_turns(150)
+    print_report(report, tmp_path)
     printed = capsys.readouterr()
     assert "█" * 24 in printed.out
     assert "out of memory" in printed.out
-    assert "1.50 times what these flags alone do" in printed.err
-    assert f". {tmp_path}/settings.env" in printed.err
+    assert "in turns, your flags: 99 101 tok/s" in printed.out
+    assert "in turns, best: 149 151 tok/s" in printed.out
+    assert "ratio of the medians, best over your flags: 1.50" in printed.out
+    assert f"start the worker with: sh {tmp_path}/worker.sh" in printed.out
+    assert "gristmill worker -- --model m --api-key '***' --max-num-seqs 16" in printed.out
     assert "engine starts: 3, which took 25 s of this time" in printed.err
+
+
+def test_start_that_wins_in_turns_is_recommended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = a_report()
+    report.comparison = in_turns(90)
+    save(report, tmp_path)
+    print_report(report, tmp_path)
+    printed = capsys.readouterr().out
+    assert "ratio of the medians, best over your flags: 0.90" in printed
+    assert "your flags win: keep them" in printed
+    assert "--max-num-seqs 8" in (tmp_path / "worker.sh").read_text()
+    assert (tmp_path / "settings.env").read_text() == "MAX_IN_FLIGHT=9\n"
 
 
 def test_bound_that_no_point_keeps_writes_no_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = a_report()
-    report.goal = report.search._goal = Goal(max_p95_s=0.5)
+    report.goal = report.search.record.goal = Goal(max_p95_s=0.5)
     save(report, tmp_path)
     print_report(report, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tune.json"]
@@ -114,8 +184,38 @@ def test_tuned_flags_are_not_said_twice(argv: list[str], kept: list[str]) -> Non
     assert without_flags(argv) == kept
 
 
+def test_values_of_flags_are_found_in_all_their_forms() -> None:
+    argv = ["m", "--gpu_memory_utilization=0.5", "--gpu-memory-utilization", "0.8"]
+    assert value_of(argv, "--gpu-memory-utilization") == "0.8"
+    assert value_of(argv[:2], "--gpu-memory-utilization") == "0.5"
+    assert value_of(argv, "--max-num-seqs") == ""
+    assert (model_of(argv), model_of(["--model=n"]), model_of(["--x"])) == ("m", "n", "")
+
+
+def test_engines_side_by_side_get_equal_parts_of_the_memory() -> None:
+    assert share_flags(["m"], 1) == []
+    assert share_flags(["m"], 4) == ["--gpu-memory-utilization", "0.225"]
+    assert share_flags(["m", "--gpu-memory-utilization=0.8"], 2) == [
+        "--gpu-memory-utilization",
+        "0.400",
+    ]
+    assert share_flags(["m", "--kv-cache-memory-bytes", "9"], 2) == []
+
+
+def test_points_of_engines_side_by_side_add_up() -> None:
+    candidate = Candidate(SLOW, 9, engines=2)
+    points = [
+        MeasuredPoint(candidate, output_tokens_per_s=speed, p95_s=speed, running=8, num_requests=5)
+        for speed in (100, 120)
+    ]
+    both = together(candidate, points)
+    assert (both.tokens_per_s, both.p95_s, both.running, both.num_requests) == (220, 120, 8, 10)
+    broken = MeasuredPoint(candidate, "it died")
+    assert together(candidate, [points[0], broken]).failure == "it died"
+
+
 def test_what_an_earlier_search_left_is_gone_and_nothing_else(tmp_path: Path) -> None:
-    for name in ("settings.env", "tune.json", "engine-02.log", "mine.log"):
+    for name in ("settings.env", "worker.sh", "tune.json", "engine-02.log", "mine.log"):
         (tmp_path / name).touch()
     clear(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.log"]
@@ -130,9 +230,8 @@ def test_search_whose_every_point_failed_is_printed_too(
     with pytest.raises(StopIteration):
         while True:
             candidate = asks.send(MeasuredPoint(candidate, "out of memory"))
-    report = TuneReport(
-        Goal(), ARGV, {"max_num_seqs": 8}, LoadSample("lognormal", 12), search, [], "done"
-    )
+    info = {"max_num_seqs": 8}
+    report = TuneReport(Goal(), ARGV, info, LoadSample("lognormal", 12), search, [], "done")
     print_report(report, tmp_path)
     printed = capsys.readouterr()
     assert "out of memory" in printed.out
@@ -145,3 +244,4 @@ def test_settings_are_taken_away_when_nothing_keeps_the_bound_any_more(tmp_path:
     none = TuneReport(Goal(), ARGV, {}, LoadSample("lognormal", 12), Search(SLOW, Goal()), [])
     save(none, tmp_path)
     assert not (tmp_path / "settings.env").exists()
+    assert not (tmp_path / "worker.sh").exists()

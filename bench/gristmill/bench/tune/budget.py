@@ -7,6 +7,13 @@ MIN_POINT_S, MAX_POINT_S = 8.0, 90.0
 """A point takes at most a fifteenth of the budget, but never less than 8 s or more than 90 s."""
 
 
+UNKNOWN_CLOSE_S = 8.0
+"""Seconds for the end of engines before one has ended."""
+
+START_MARGIN = 1.15
+"""Ratio of the time that one more start may take to the longest so far."""
+
+
 @dataclass(slots=True)
 class Budget:
     """The time budget of a search, including the starts and ends of engines.
@@ -14,38 +21,56 @@ class Budget:
     Attributes:
         budget_s: Seconds for the whole search.
         started_at: Start of the search in monotonic seconds.
-        start_s: Longest start of an engine so far, in seconds.
-        close_s: Longest end of an engine so far, in seconds.
+        start_s: Longest start of an engine so far, in seconds. The first one does not count once
+            there is another, because it fills the caches of the disk and of compiled code.
+        close_s: Longest end of engines so far, in seconds.
+        longest_point_s: Longest measurement of a point so far, in seconds.
     """
 
     budget_s: float
     started_at: float
     start_s: float = 0.0
-    close_s: float = 0.0
+    close_s: float = UNKNOWN_CLOSE_S
+    longest_point_s: float = 0.0
+    _num_started: int = 0
+    _num_closed: int = 0
 
     @property
     def point_s(self) -> float:
         """Longest time for one point, in seconds."""
         return min(MAX_POINT_S, max(MIN_POINT_S, self.budget_s * POINT_SHARE))
 
-    def took_start(self, seconds: float) -> None:
+    @property
+    def likely_point_s(self) -> float:
+        """Time for one more point, in seconds: the longest so far, at first half of the most."""
+        return self.longest_point_s or self.point_s / 2
+
+    def took_start(self, seconds: float, *, has_failed: bool = False) -> None:
         """Note how long an engine took to start, or to fail."""
-        self.start_s = max(self.start_s, seconds)
+        is_second = self._num_started == 1 and not has_failed
+        self.start_s = seconds if is_second else max(self.start_s, seconds)
+        self._num_started += not has_failed
 
     def took_close(self, seconds: float) -> None:
-        """Note how long an engine took to end."""
-        self.close_s = max(self.close_s, seconds)
+        """Note how long engines took to end."""
+        self.close_s = max(self.close_s, seconds) if self._num_closed else seconds
+        self._num_closed += 1
+
+    def took_point(self, seconds: float) -> None:
+        """Note how long a point took to measure, without the start of its engines."""
+        self.longest_point_s = max(self.longest_point_s, seconds)
 
     def left_s(self, now: float) -> float:
-        """Return the seconds left for work, without the time to end the running engine."""
+        """Return the seconds left for work, without the time to end the running engines."""
         return self.started_at + self.budget_s - now - self.close_s
 
-    def has_time(self, now: float, *, is_start: bool) -> bool:
-        """Return whether another point fits.
+    def cost_s(self, *, points: int, starts: int, closes: int) -> float:
+        """Return the seconds that work will take, by what such work took so far.
 
         Args:
-            now: Monotonic seconds.
-            is_start: True if the point needs another engine and the running one must end.
+            points: Points to measure.
+            starts: Engines to start, one after another.
+            closes: Times that engines must end before others start.
         """
-        before_s = self.start_s + self.close_s if is_start else 0.0
-        return self.left_s(now) >= before_s + self.point_s / 2
+        starts_s = starts * START_MARGIN * self.start_s
+        return points * self.likely_point_s + starts_s + closes * self.close_s

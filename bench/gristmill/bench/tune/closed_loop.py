@@ -10,22 +10,21 @@ then aborts the requests in flight.
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from statistics import fmean, quantiles
-
-from ulid import ULID
 
 from gristmill.bench.loads import LoadRequest
 from gristmill.bench.tune.candidates import Candidate
 from gristmill.bench.tune.measured_point import MeasuredPoint
+from gristmill.bench.tune.steady_load import SteadyLoad, endless
 from gristmill.shared.errors import EngineDied, EngineError, InvalidRequest
 from gristmill.shared.request import Request
 from gristmill.worker.engine import Engine, EngineStats
 
 LOOK_S = 0.05
-"""Seconds between two readings of the engine's counters, and pause after a refused request."""
+"""Seconds between two readings of the engine's counters."""
 
 MIN_WINDOW_S = 3.0
 MIN_REQUESTS = 64
@@ -44,93 +43,93 @@ class _Reading:
     stats: EngineStats
 
 
-@dataclass(slots=True)
-class _ClosedLoop:
-    """The requests in flight. When one ends, the next takes its place."""
-
-    engine: Engine
-    requests: Iterator[Request]
-    enough_refused: int
-    ended: list[tuple[float, int]] = field(default_factory=list)
-    first_error: str = ""
-
-    async def keep_busy(self) -> None:
-        for request in self.requests:
-            posted_at = time.monotonic()
-            response = await self.engine.post(request.endpoint, request.body)
-            self.ended.append((time.monotonic() - posted_at, response.status))
-            if response.status >= 400:
-                self.first_error = self.first_error or response.body[:300].decode(errors="replace")
-                await asyncio.sleep(LOOK_S)  # the engine may refuse all requests at once
-
-    def check(self) -> None:
-        """Raise `InvalidRequest` if `enough_refused` requests ended and the engine refused all."""
-        if len(self.ended) >= self.enough_refused and all(code >= 400 for _, code in self.ended):
-            raise InvalidRequest(f"the engine refuses this sample: {self.first_error}")
-
-    def look(self) -> _Reading:
-        return _Reading(time.monotonic(), len(self.ended), self.engine.stats())
-
-
 async def measure_point(
     engine: Engine, model: str, load: Sequence[LoadRequest], candidate: Candidate, max_s: float
 ) -> MeasuredPoint:
-    """Measure one point.
+    """Measure one point, and abort the load; see `measured_point`.
 
     Args:
         engine: Engine that was started with the candidate's setting.
         model: Served name of the model.
-        load: The sample. Each pass has another salt, so that the prefix cache shares nothing
-            between passes.
+        load: The sample.
         candidate: Candidate to measure.
         max_s: Longest time in seconds.
+    """
+    requests, enough_refused = endless(load, model), min(len(load), MIN_REQUESTS)
+    async with measured_point(engine, requests, candidate, max_s, enough_refused) as point:
+        return point
+
+
+@asynccontextmanager
+async def measured_point(
+    engine: Engine,
+    requests: Iterator[Request],
+    candidate: Candidate,
+    max_s: float,
+    enough_refused: int = MIN_REQUESTS,
+) -> AsyncIterator[MeasuredPoint]:
+    """Measure one point, and keep the load running for the length of a block.
+
+    Other engines on the same device may still be measuring, and need this engine's load.
+
+    Args:
+        engine: Engine that was started with the candidate's setting.
+        requests: Requests to run, without end.
+        candidate: Candidate to measure; its number of engines does not count here.
+        max_s: Longest time in seconds.
+        enough_refused: Number of ended requests that shows a bad sample if all were refused.
 
     Raises:
         EngineDied: The engine died.
         InvalidRequest: The engine refused all of the first requests.
     """
-    loop = _ClosedLoop(engine, _endless(load, model), enough_refused=min(len(load), MIN_REQUESTS))
+    steady = SteadyLoad(engine, requests, candidate, enough_refused)
     try:
         async with asyncio.TaskGroup() as group:
-            places = [group.create_task(loop.keep_busy()) for _ in range(candidate.in_flight)]
-            looks = await _window(loop, candidate.in_flight, max_s)
-            for place in places:
-                place.cancel()
+            running = group.create_task(steady.run())
+            looks = await _window(engine, steady, candidate.in_flight, max_s)
+            yield _point(candidate, steady, looks)
+            running.cancel()
     except* EngineError as errors:
-        raise EngineDied(str(errors.exceptions[0])) from errors
+        raise EngineDied(_first(errors)) from errors
     except* InvalidRequest as errors:
         raise errors.exceptions[0] from None
-    return _point(candidate, loop, looks)
 
 
-def _endless(load: Sequence[LoadRequest], model: str) -> Iterator[Request]:
-    for _ in count():
-        salt = str(ULID())
-        for each in load:
-            yield each.request(model, salt)
+def _first(errors: BaseExceptionGroup) -> str:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
 
 
-async def _window(loop: _ClosedLoop, in_flight: int, max_s: float) -> list[_Reading]:
+def _look(engine: Engine, steady: SteadyLoad) -> _Reading:
+    return _Reading(time.monotonic(), len(steady.ended), engine.stats())
+
+
+async def _window(
+    engine: Engine, steady: SteadyLoad, in_flight: int, max_s: float
+) -> list[_Reading]:
     """Return the readings of the window, once it is closed."""
     started_at = time.monotonic()
     ramp_s = MAX_RAMP_SHARE * max_s
-    while len(loop.ended) < in_flight and _since(started_at) < ramp_s:  # noqa: ASYNC110  # or a time
+    while len(steady.ended) < in_flight and _since(started_at) < ramp_s:  # noqa: ASYNC110  # or a time
         await asyncio.sleep(LOOK_S)
-    loop.check()
-    looks = [loop.look()]
-    enough = len(loop.ended) + max(2 * in_flight, MIN_REQUESTS)
+    steady.check()
+    looks = [_look(engine, steady)]
+    enough = len(steady.ended) + max(2 * in_flight, MIN_REQUESTS)
     while _since(started_at) < max_s:
         await asyncio.sleep(LOOK_S)
-        looks.append(loop.look())
-        if len(loop.ended) >= enough and looks[-1].at - looks[0].at >= MIN_WINDOW_S:
+        looks.append(_look(engine, steady))
+        if len(steady.ended) >= enough and looks[-1].at - looks[0].at >= MIN_WINDOW_S:
             break
-    loop.check()
+    steady.check()
     return looks
 
 
-def _point(candidate: Candidate, loop: _ClosedLoop, looks: Sequence[_Reading]) -> MeasuredPoint:
+def _point(candidate: Candidate, steady: SteadyLoad, looks: Sequence[_Reading]) -> MeasuredPoint:
     first, last = looks[0], looks[-1]
-    ended = loop.ended[first.num_ended : last.num_ended]
+    ended = steady.ended[first.num_ended : last.num_ended]
     seconds = last.at - first.at
     output_tokens = last.stats.output_tokens - first.stats.output_tokens
     prompt_tokens = last.stats.prompt_tokens - first.stats.prompt_tokens
@@ -152,6 +151,7 @@ def _point(candidate: Candidate, loop: _ClosedLoop, looks: Sequence[_Reading]) -
         num_failed=len(ended) - len(good_s),
         seconds=seconds,
         is_settled=2 * first.num_ended >= candidate.in_flight,
+        gulp_places=steady.mean_gulp,
     )
 
 

@@ -48,6 +48,13 @@ def _seconds(context: click.Context, parameter: click.Parameter, text: str) -> f
     metavar="N",
     help="Requests in the sample.  [default: all of a file; 512 of a named load]",
 )
+@click.option(
+    "--engines",
+    "max_engines",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Most engines to try on one device; 1 gives the whole device to one engine.  [default: 4 on a GPU, 1 on a CPU]",
+)
 @scale_option
 @click.option(
     "--seed",
@@ -70,15 +77,18 @@ def tune(
     budget_s: float,
     max_p95_s: float | None,
     requests: int | None,
+    max_engines: int | None,
     scale: float,
     seed: int,
     out: Path,
     engine_argv: tuple[str, ...],
 ) -> None:
-    """Find max_num_seqs, max_num_batched_tokens and MAX_IN_FLIGHT for your model, card and load.
+    """Find the fastest settings of the engine and its worker for your model, card and load.
 
     The words after `--` are vLLM's own flags, as `gristmill worker` takes them. The search begins
-    with their values.
+    with their values. It tries sequences, tokens per step, requests in flight and, on a GPU,
+    several engines, gulps and captured graphs. At the end it measures the best and your flags in
+    turns.
 
     gristmill tune --sample my.jsonl --budget 20m -- --model Qwen/Qwen3-8B
 
@@ -99,5 +109,6 @@ def tune(
         goal=Goal(max_p95_s),
         out=out,
         engine_argv=engine_argv,
+        max_engines=max_engines,
     )
     sys.exit(run_tune(options))

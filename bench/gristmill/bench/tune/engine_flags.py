@@ -6,18 +6,30 @@ from typing import Any
 from gristmill.bench.tune.candidates import Setting
 
 SEQUENCES, TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
+GRAPHS = "--max-cudagraph-capture-size"
+
+NO_GRAPHS = (GRAPHS, "--cudagraph-capture-sizes", "--compilation-config", "-O", "--enforce-eager")
+"""Flags with which the user decides about graphs, so that the search does not."""
+
+PARALLEL = (
+    *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
+    *("--data-parallel-size", "-dp"),
+)
+"""Flags that spread an engine over several devices."""
 
 
-def setting_of(info: dict[str, Any]) -> Setting:
+def setting_of(info: dict[str, Any], slots: int = 1) -> Setting:
     """Return the setting in an engine's `EngineInfo`."""
-    return Setting(info["max_num_seqs"], info["max_num_batched_tokens"])
+    return Setting(info["max_num_seqs"], info["max_num_batched_tokens"], slots=slots)
 
 
 def flags(setting: Setting | None) -> list[str]:
     """Return vLLM's flags for a setting. If vLLM gets a flag twice, the last one counts."""
     if setting is None:
         return []
-    return [SEQUENCES, str(setting.max_num_seqs), TOKENS, str(setting.max_num_batched_tokens)]
+    graphs = [GRAPHS, str(setting.graph_size)] if setting.graph_size else []
+    sequences, tokens = setting.max_num_seqs, setting.max_num_batched_tokens
+    return [SEQUENCES, str(sequences), TOKENS, str(tokens), *graphs]
 
 
 def without_flags(argv: Sequence[str]) -> list[str]:
@@ -31,3 +43,27 @@ def without_flags(argv: Sequence[str]) -> list[str]:
             kept.append(word)
         is_value = is_tuned and not has_value
     return kept
+
+
+def has_any(argv: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether one of these flags is given."""
+    return any(_name(word) in names for word in argv)
+
+
+def value_of(argv: Sequence[str], name: str) -> str:
+    """Return the last value of a flag; empty if it is not given."""
+    value = ""
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if _name(word) == name:
+            value = word.partition("=")[2] if "=" in word else following
+    return value
+
+
+def model_of(argv: Sequence[str]) -> str:
+    """Return the model: the value of `--model`, or the first word."""
+    return value_of(argv, "--model") or (argv[0] if argv and argv[0][:1] != "-" else "")
+
+
+def _name(word: str) -> str:
+    name = word.partition("=")[0]
+    return name.replace("_", "-") if name.startswith("-") else ""

@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -31,25 +31,26 @@ TAIL_LINES = 3
 
 
 class EngineProcess:
-    """One engine in a separate process; `async with` ends it in any case."""
+    """One engine in a separate process; `close` ends it in any case."""
 
-    def __init__(self, argv: Sequence[str], sample: LoadSample, log: Path) -> None:
-        """Keep the arguments of the process.
-
-        Args:
-            argv: vLLM's flags.
-            sample: Load to run.
-            log: File for the output of the process.
-        """
-        self._argv, self._sample, self._log = argv, sample, log
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        """Keep a process; see `spawned`."""
+        self._process, self._log = process, log
+        self._devices: dict[str, Any] | None = None
         self._is_started = False
 
-    async def __aenter__(self) -> Self:
-        with self._log.open("wb") as log:
-            self._process = await _spawned(log)
-        return self
+    @classmethod
+    async def spawned(cls, log: Path) -> "EngineProcess":
+        """Start the process, which loads vLLM and then waits for `start`.
 
-    async def __aexit__(self, *_: object) -> None:
+        Args:
+            log: File for the output of the process.
+        """
+        with log.open("wb") as output:
+            return cls(await _spawned(output), log)
+
+    async def close(self) -> None:
+        """End the engine and its process."""
         self._input.close()
         with contextlib.suppress(TimeoutError):
             timeout_s = CLOSE_S if self._is_started else GIVE_UP_S
@@ -58,35 +59,69 @@ class EngineProcess:
             self._process.kill()  # its engine follows: EngineCore watches its parent
             await self._process.wait()
 
-    async def start(self, timeout_s: float) -> dict[str, Any]:
+    async def devices(self, timeout_s: float) -> dict[str, Any]:
+        """Return the machine's `Devices` as a dictionary, once vLLM is loaded.
+
+        Raises:
+            EngineDied: The process cannot load vLLM; the message says why.
+        """
+        if self._devices is None:
+            self._devices = (await self._heard(timeout_s))["devices"]
+        return self._devices
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        sample: LoadSample,
+        timeout_s: float,
+    ) -> dict[str, Any]:
         """Start the engine, and return its `EngineInfo` as a dictionary.
+
+        Args:
+            argv: vLLM's flags.
+            environment: Variables for the engine beside this process's own.
+            sample: Load to run.
+            timeout_s: Longest start in seconds.
 
         Raises:
             EngineDied: The engine did not start; the message says why.
             InvalidRequest: The process cannot read the sample.
         """
-        order = {"argv": list(self._argv), "sample": asdict(self._sample)}
-        info: dict[str, Any] = (await self._told(order, timeout_s))["started"]
+        begun_at = time.monotonic()
+        await self.devices(timeout_s)
+        order = {"argv": [*argv], "environment": {**environment}, "sample": asdict(sample)}
+        left_s = timeout_s - (time.monotonic() - begun_at)
+        info: dict[str, Any] = (await self._told(order, left_s))["started"]
         self._is_started = True
         return info
 
-    async def measure(self, candidate: Candidate, max_s: float) -> MeasuredPoint:
+    async def measure(
+        self, candidate: Candidate, max_s: float, skip: int = 0, *, hold: bool = False
+    ) -> MeasuredPoint:
         """Measure a point. If the engine fails, return a point with the reason and no figures.
 
         Args:
             candidate: Candidate with this engine's setting.
             max_s: Longest time in seconds.
+            skip: Requests of the sample to leave out at first.
+            hold: True to keep the load running until `release`.
 
         Raises:
             InvalidRequest: The engine refused all of the first requests.
         """
         started_at = time.monotonic()
-        order = {"in_flight": candidate.in_flight, "max_s": max_s}
+        feeding = {"in_flight": candidate.in_flight, "refill": candidate.refill, "skip": skip}
         try:
-            answer = await self._told(order, max_s + GRACE_S)
+            answer = await self._told({**feeding, "max_s": max_s, "hold": hold}, max_s + GRACE_S)
         except EngineDied as error:
             return MeasuredPoint(candidate, str(error), seconds=time.monotonic() - started_at)
-        return MeasuredPoint.from_json(answer["point"])
+        return replace(MeasuredPoint.from_json(answer["point"]), candidate=candidate)
+
+    async def release(self) -> None:
+        """End the load of a point that was measured with `hold`; a dead engine has none."""
+        with contextlib.suppress(EngineDied):
+            await self._told({"release": True}, GRACE_S)
 
     @property
     def _input(self) -> asyncio.StreamWriter:
@@ -95,10 +130,13 @@ class EngineProcess:
         return self._process.stdin
 
     async def _told(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        line = b""
         with contextlib.suppress(ConnectionError):
             self._input.write(orjson.dumps(order) + b"\n")
             await self._input.drain()
+        return await self._heard(timeout_s)
+
+    async def _heard(self, timeout_s: float) -> dict[str, Any]:
+        line = b""
         try:
             async with asyncio.timeout(timeout_s):
                 if self._process.stdout is not None:

@@ -37,4 +37,9 @@ class Goal:
         """
         highest = max(map(self.value, points), default=0.0)
         ties = [point for point in points if highest and self.value(point) >= TIE * highest]
-        return min(ties, key=lambda each: (each.candidate.in_flight, -each.runs), default=None)
+        return min(ties, key=_cost, default=None)
+
+
+def _cost(point: MeasuredPoint) -> tuple[int, int]:
+    """Return the requests in flight in all engines, then fewer for more measurements."""
+    return point.candidate.engines * point.candidate.in_flight, -point.runs

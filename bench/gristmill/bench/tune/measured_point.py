@@ -1,6 +1,8 @@
 """The measurement of one candidate, or the reason why it failed."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any, Self
 
 from gristmill.bench.tune.candidates import Candidate, Setting
@@ -14,6 +16,9 @@ prompt."""
 class MeasuredPoint:
     """The figures of one candidate, or the reason why there are no figures.
 
+    The figures of several engines are sums, except those of a step and of the KV cache, which are
+    of one engine.
+
     Attributes:
         candidate: The measured candidate.
         failure: Reason why there are no figures; "" if there are.
@@ -22,7 +27,7 @@ class MeasuredPoint:
         requests_per_s: Requests answered per second in that window.
         p50_s: Median seconds in the engine of the answered requests; None without an answer.
         p95_s: 95th percentile of the same seconds.
-        running: Mean number of running requests.
+        running: Mean number of running requests in one engine.
         kv_cache_peak: Largest used share of the KV cache, 0 to 1.
         preemptions: Times that the engine pushed a running request back because the KV cache was
             full.
@@ -32,6 +37,7 @@ class MeasuredPoint:
         seconds: Length of the window, after the ramp-up.
         is_settled: False if, before the window, fewer requests ended than half the number in
             flight. The engine then mostly prefills, and the figures say little.
+        gulp_places: Mean free places that began a gulp; 0 without gulps.
         runs: Number of measurements. Figures are means, counts are sums, the KV peak is the
             highest.
     """
@@ -51,6 +57,7 @@ class MeasuredPoint:
     num_failed: int = 0
     seconds: float = 0.0
     is_settled: bool = True
+    gulp_places: float = 0.0
     runs: int = 1
 
     @property
@@ -102,18 +109,51 @@ class MeasuredPoint:
             num_failed=self.num_failed + other.num_failed,
             seconds=self.seconds + other.seconds,
             is_settled=self.is_settled,
+            gulp_places=mean(self.gulp_places, other.gulp_places),
             runs=runs,
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return every figure, together with the candidate's setting and number in flight."""
+        """Return every figure, together with the candidate's setting and how it was fed."""
         fields = asdict(self)
         candidate = fields.pop("candidate")
-        return {**candidate["setting"], "in_flight": candidate["in_flight"], **fields}
+        return {**candidate.pop("setting"), **candidate, **fields}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
         """Return the point that `as_json` wrote."""
         rest = dict(fields)
-        setting = Setting(rest.pop("max_num_seqs"), rest.pop("max_num_batched_tokens"))
-        return replace(cls(Candidate(setting, rest.pop("in_flight"))), **rest)
+        setting = Setting(**{name: rest.pop(name) for name in Setting.__slots__})
+        names = [name for name in Candidate.__slots__ if name != "setting"]
+        candidate = Candidate(setting, **{name: rest.pop(name) for name in names})
+        return replace(cls(candidate), **rest)
+
+
+def together(candidate: Candidate, points: Sequence[MeasuredPoint]) -> MeasuredPoint:
+    """Return one point for engines that were measured at the same time.
+
+    Args:
+        candidate: The engines together.
+        points: A point for each engine. If one failed, the result is its failure.
+    """
+    if failed := next((point for point in points if point.failure), None):
+        return replace(failed, candidate=candidate)
+    p50s = [point.p50_s for point in points if point.p50_s is not None]
+    p95s = [point.p95_s for point in points if point.p95_s is not None]
+    return MeasuredPoint(
+        candidate,
+        output_tokens_per_s=sum(point.output_tokens_per_s for point in points),
+        prompt_tokens_per_s=sum(point.prompt_tokens_per_s for point in points),
+        requests_per_s=sum(point.requests_per_s for point in points),
+        p50_s=fmean(p50s) if p50s else None,
+        p95_s=max(p95s, default=None),
+        running=fmean(point.running for point in points),
+        kv_cache_peak=max(point.kv_cache_peak for point in points),
+        preemptions=sum(point.preemptions for point in points),
+        tokens_per_step=fmean(point.tokens_per_step for point in points),
+        num_requests=sum(point.num_requests for point in points),
+        num_failed=sum(point.num_failed for point in points),
+        seconds=max(point.seconds for point in points),
+        is_settled=all(point.is_settled for point in points),
+        gulp_places=fmean(point.gulp_places for point in points),
+    )

@@ -1,38 +1,48 @@
-"""Run one `gristmill tune`: search, and write the results so far after every point."""
+"""Run one `gristmill tune`: search, compare, and write the results so far after every point."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvloop
 
 from gristmill.bench.tune.budget import Budget
-from gristmill.bench.tune.candidates import Candidate, Setting
-from gristmill.bench.tune.engine_flags import setting_of
-from gristmill.bench.tune.engine_runner import EngineRunner
+from gristmill.bench.tune.candidates import Candidate
+from gristmill.bench.tune.comparison import Comparison
+from gristmill.bench.tune.engine_pool import EnginePool
+from gristmill.bench.tune.first_engine import FirstEngine, first_engine, least_tokens
 from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.measured_point import MeasuredPoint
+from gristmill.bench.tune.print_tune import print_report
 from gristmill.bench.tune.search import Search
-from gristmill.bench.tune.tune_report import TuneReport, clear, point_line, print_report, save
+from gristmill.bench.tune.time_plan import TimePlan
+from gristmill.bench.tune.tune_files import clear, save
+from gristmill.bench.tune.tune_report import TuneReport
+from gristmill.bench.tune.tune_table import point_line
 from gristmill.shared.cli import made_folder, say
-from gristmill.shared.errors import EngineDied, GristmillError, SettingsError
-
-FIRST_START_TIMEOUT_S = 1800.0
-"""Seconds for the first start, which may load and compile. A start longer than the budget is an
-error."""
+from gristmill.shared.errors import SettingsError
 
 IS_DONE, TIME_IS_UP = "the search is done", "the time is up"
 
+Keep = Callable[[MeasuredPoint], None]
+"""Callback for each point, called after its receiver has it."""
+
 
 class Measurer(Protocol):
-    """Measures the points of a search: an `EngineRunner`, or a computed surface in tests."""
+    """Measures the points of a search: an `EnginePool`, or a computed surface in tests."""
 
-    def has_time(self, setting: Setting) -> bool:
-        """Return whether a point of this setting fits into the time left."""
+    def has_time(self, candidate: Candidate, best: Candidate | None) -> bool:
+        """Return whether a candidate can be measured, with time left to compare the best."""
+
+    def fits(self, candidates: Sequence[Candidate]) -> bool:
+        """Return whether these candidates can be measured one after another."""
+
+    def turns(self, best: Candidate) -> list[Candidate]:
+        """Return the order in which to compare the best with the start."""
 
     async def measure(self, candidate: Candidate) -> MeasuredPoint:
         """Measure a point."""
@@ -47,6 +57,7 @@ class TuneOptions:
     goal: Goal
     out: Path
     engine_argv: tuple[str, ...]
+    max_engines: int | None = None
 
 
 def run_tune(options: TuneOptions) -> int:
@@ -59,44 +70,40 @@ def run_tune(options: TuneOptions) -> int:
         GristmillError: The sample, the flags or the budget cannot be used; the message says what to
             do.
     """
-    load = options.sample.requests()  # raises for a wrong line before an engine starts
-    say(f"  {len(load):,} requests, {options.budget_s:,.0f} s")
-    clear(made_folder(options.out))
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(tuned(options))
-    except KeyboardInterrupt:
-        say(f"  stopped; what was measured by then is in {options.out}")
-        raise
+    options.sample.requests()  # a bad line is an error before an engine starts
+    made_folder(options.out)
+    clear(options.out)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        report = runner.run(tuned(options))
     print_report(report, options.out)
-    return 0 if report.best else 1
+    return 0 if report.recommended else 1
 
 
 async def tuned(options: TuneOptions) -> TuneReport:
-    """Search with true engines and save the results so far after each point."""
-    budget = Budget(options.budget_s, time.monotonic())
-    async with EngineRunner(options.engine_argv, options.sample, options.out, budget) as runner:
-        info = await _first_start(runner)
-        search = Search(setting_of(info), options.goal, _least_tokens(info, options.engine_argv))
-        report = TuneReport(
-            options.goal, options.engine_argv, info, options.sample, search, runner.starts
-        )
+    """Search within the budget, and return the report."""
+    plan = TimePlan(Budget(options.budget_s, time.monotonic()))
+    async with EnginePool(options.engine_argv, options.sample, options.out, plan) as pool:
+        first = await first_engine(pool, options.max_engines)
+        least = least_tokens(first.info, options.engine_argv)
+        search = Search(first.setting, options.goal, least, first.card)
+        plan.start = search.start
+        _check_time(plan)
+        report = _report(options, first, search, pool)
 
         def keep(point: MeasuredPoint) -> None:
             say(f"  {point_line(point)}")
-            report.spent_s = time.monotonic() - budget.started_at
+            report.spent_s = time.monotonic() - plan.budget.started_at
             save(report, options.out)
 
-        report.ended_by = await run_search(search, runner, keep)
-    report.spent_s = time.monotonic() - budget.started_at
+        report.ended_by = await run_search(search, pool, keep)
+        report.comparison = await compared(search, pool, keep)
+    report.spent_s = time.monotonic() - plan.budget.started_at
     save(report, options.out)
     return report
 
 
-async def run_search(
-    search: Search, measurer: Measurer, keep: Callable[[MeasuredPoint], None]
-) -> str:
-    """Measure the candidates that the search asks for while there is time.
+async def run_search(search: Search, measurer: Measurer, keep: Keep) -> str:
+    """Measure the candidates that the search asks for, as far as there is time for each.
 
     Args:
         search: Search that chooses the next candidate.
@@ -107,32 +114,58 @@ async def run_search(
         The reason why the search ended.
     """
     asks = search.asks()
-    candidate = next(asks)
-    while measurer.has_time(candidate.setting):
-        point = await measurer.measure(candidate)
+    candidate, is_late = next(asks), False
+    while True:
+        best = search.best.candidate if search.best else None
+        has_time = measurer.has_time(candidate, best)
+        point = await measurer.measure(candidate) if has_time else None
+        is_late = is_late or not has_time
         try:
             candidate = asks.send(point)
+            is_done = False
         except StopIteration:
+            is_done = True
+        if point:
             keep(point)
-            return IS_DONE
+        if is_done:
+            return TIME_IS_UP if is_late else IS_DONE
+
+
+async def compared(search: Search, measurer: Measurer, keep: Keep) -> Comparison | None:
+    """Measure the best point and the start in turns, as often as there is time.
+
+    If there is no time to start the engines of the best again, the next best that is near takes its
+    place.
+
+    Returns:
+        The comparison; None if the start is the best, or if there is no time for one round.
+    """
+    if search.best is None or search.best.candidate == search.start:
+        return None
+    rivals = [each for each in search.near_best() if each != search.start]
+    order = next(filter(None, map(measurer.turns, rivals)), [])
+    if not order:
+        return None
+    comparison = Comparison(search.start, next(each for each in order if each != search.start))
+    while order and measurer.fits(order[:1]):
+        point = await measurer.measure(order.pop(0))
+        comparison.points.append(point)
         keep(point)
-    return TIME_IS_UP
+    return comparison if comparison.is_complete else None
 
 
-async def _first_start(runner: EngineRunner) -> dict[str, Any]:
-    try:
-        info = await runner.start(None, FIRST_START_TIMEOUT_S)
-    except EngineDied as error:
-        raise GristmillError(f"the engine does not start with these flags: {error}") from error
-    if not runner.has_time(setting_of(info)):
-        start_s, budget_s = runner.budget.start_s, runner.budget.budget_s
-        raise SettingsError(
-            f"the engine took {start_s:.0f} s to start, and a budget of {budget_s:.0f} s leaves no time to measure;"
-            f" each setting needs a start: give about --budget {10 * (start_s + runner.budget.point_s) / 60:.0f}m"
-        )
-    return info
+def _report(
+    options: TuneOptions, first: FirstEngine, search: Search, pool: EnginePool
+) -> TuneReport:
+    goal, argv, sample = options.goal, options.engine_argv, options.sample
+    return TuneReport(goal, argv, first.info, sample, search, pool.starts)
 
 
-def _least_tokens(info: dict[str, Any], argv: Sequence[str]) -> int:
-    is_whole = any(word.replace("_", "-") == "--no-enable-chunked-prefill" for word in argv)
-    return int(info["max_model_len"]) if is_whole else 1
+def _check_time(plan: TimePlan) -> None:
+    budget, start = plan.budget, plan.start
+    if start is None or plan.fits([start], time.monotonic()):
+        return
+    raise SettingsError(
+        f"the engine took {budget.start_s:.0f} s to start, and a budget of {budget.budget_s:.0f} s leaves no time to"
+        f" measure; each setting needs a start: give about --budget {10 * (budget.start_s + budget.point_s) / 60:.0f}m"
+    )

@@ -1,0 +1,60 @@
+"""The best point and the start, measured in turns at the end of a search."""
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from gristmill.bench.tune.candidates import Candidate
+from gristmill.bench.tune.goal import Goal
+from gristmill.bench.tune.measured_point import MeasuredPoint
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Measurements of two candidates in turns.
+
+    A machine may change by a quarter from minute to minute, so only turns tell two settings apart.
+
+    Attributes:
+        start: What a worker does with the user's flags.
+        best: Best candidate of the search.
+        points: Their points, in the order of measurement.
+    """
+
+    start: Candidate
+    best: Candidate
+    points: list[MeasuredPoint] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if both were measured."""
+        return bool(self.of(self.start) and self.of(self.best))
+
+    @property
+    def ratio(self) -> float:
+        """Median of the best over the median of the start; 0 if it cannot be told."""
+        if not self.is_complete or not self.median_of(self.start):
+            return 0.0
+        return self.median_of(self.best) / self.median_of(self.start)
+
+    def of(self, candidate: Candidate) -> list[MeasuredPoint]:
+        """Return the good points of one of the two."""
+        return [each for each in self.points if each.candidate == candidate and not each.failure]
+
+    def median_of(self, candidate: Candidate) -> float:
+        """Return the median tokens per second of one of the two."""
+        return median(point.tokens_per_s for point in self.of(candidate))
+
+    def start_wins(self, goal: Goal) -> bool:
+        """Return whether the start is at least as fast and keeps the goal's bound."""
+        if not self.is_complete or self.ratio > 1:
+            return False
+        return all(goal.allows(point) for point in self.of(self.start))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for the record."""
+        return {
+            "ratio": self.ratio,
+            "start": [point.as_json() for point in self.of(self.start)],
+            "best": [point.as_json() for point in self.of(self.best)],
+        }

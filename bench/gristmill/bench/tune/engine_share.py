@@ -1,0 +1,35 @@
+"""Give an engine its share of the device, if several stand side by side.
+
+This is the one place that divides a device. `gristmill worker --engines` divides it likewise.
+"""
+
+from collections.abc import Sequence
+
+from gristmill.bench.tune.engine_flags import value_of
+
+UTILIZATION, CACHE_BYTES = "--gpu-memory-utilization", "--kv-cache-memory-bytes"
+
+DEFAULT_UTILIZATION = 0.9
+"""Share of the device's memory for all engines, unless the flags say another."""
+
+
+def utilization(argv: Sequence[str]) -> float:
+    """Return the share of the device's memory that all engines may take together."""
+    return float(value_of(argv, UTILIZATION) or DEFAULT_UTILIZATION)
+
+
+def share_flags(argv: Sequence[str], slots: int) -> list[str]:
+    """Return vLLM's flags that give an engine one of some equal parts of the memory.
+
+    Args:
+        argv: The user's flags. If they fix the bytes of the KV cache, they hold for each engine.
+        slots: Number of equal parts.
+    """
+    if slots == 1 or value_of(argv, CACHE_BYTES):
+        return []
+    return [UTILIZATION, f"{utilization(argv) / slots:.3f}"]
+
+
+def share_environment(num_cores: int, slots: int) -> dict[str, str]:
+    """Return the variables that give an engine on a CPU one of some equal parts of the cores."""
+    return {"OMP_NUM_THREADS": str(max(1, num_cores // slots))} if slots > 1 else {}
