@@ -29,11 +29,12 @@ REDIS_FAULTS = (
     BYTE_BOMBS, WRONG_TYPES, LOST_LEASES,
 )  # fmt: skip
 """One at a time; the last three are not the server's: somebody writes to it."""
-WRONG_CLOCK, POISON, DEAF, FAULTY_SERVER = (
+WRONG_CLOCK, POISON, DEAF, FAULTY_SERVER, STALLED_UPLOADS = (
     "wrong host clock",
     "poisonous requests",
     "interpreter held past the lease",
     "server behind VLLM_URL fails for some",
+    "stalled uploads",
 )
 
 LARGE = "large"
@@ -92,6 +93,7 @@ class Schedule:
         prompts: What the producer submits, by id.
         faults: What goes wrong.
         has_server: Whether the engine is a server behind `VLLM_URL`, which fails for some.
+        has_gateway: Whether uploads stall at a gateway meanwhile.
     """
 
     seed: int
@@ -101,6 +103,7 @@ class Schedule:
     prompts: dict[str, Prompt]
     faults: tuple[Fault, ...]
     has_server: bool
+    has_gateway: bool
 
     @property
     def kinds(self) -> set[str]:
@@ -115,6 +118,8 @@ class Schedule:
             kinds.add(DEAF)
         if self.has_server:
             kinds.add(FAULTY_SERVER)
+        if self.has_gateway:
+            kinds.add(STALLED_UPLOADS)
         return kinds
 
 
@@ -132,7 +137,8 @@ def schedule_of(seed: int) -> Schedule:
         words = " word" * NUM_WORDS if kind == LARGE else ""
         prompts[f"r{place}"] = Prompt(f"{kind} {place}{words}", 20)
     refill, max_in_flight = chance.choice((None, 4)), chance.choice((2, 8, 32))
-    return Schedule(seed, max_in_flight, refill, offsets, prompts, faults, has_server)
+    has_gateway = chance.random() < 0.05
+    return Schedule(seed, max_in_flight, refill, offsets, prompts, faults, has_server, has_gateway)
 
 
 def _special_kinds(

@@ -1,6 +1,7 @@
 """Random faults at random moments and points: thousands of schedules, each with its audit.
 
-`GRISTMILL_FAULT_SEED=<seed> GRISTMILL_FAULT_SCHEDULES=1` replays one.
+`GRISTMILL_FAULT_SEED=<seed> GRISTMILL_FAULT_SCHEDULES=1` replays one. `GRISTMILL_FAULT_REFILL=4` lets
+every worker refill in gulps of four places; half of the schedules do so anyway.
 """
 
 import asyncio
@@ -8,19 +9,30 @@ import os
 import shutil
 import time
 import traceback
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import report
-from faults.cell import BINARIES, SMALL_LIMITS, open_cell
+from faults.cell import BINARIES, SMALL_LIMITS, Cell, open_cell
 from faults.outcome import Outcome, audited, come_to_rest
 from faults.schedule import Schedule, schedule_of
+from faults.uploads import stalled_uploads
 
 NUM_SCHEDULES = int(os.environ.get("GRISTMILL_FAULT_SCHEDULES", "60"))
 FIRST_SEED = int(os.environ.get("GRISTMILL_FAULT_SEED", time.time_ns() // 1000 % 10**9))
+REFILL = int(os.environ.get("GRISTMILL_FAULT_REFILL", "0"))
 CELLS_A_CORE = 4
 LIMIT_S = 60
+
+
+def uploads_of(cell: Cell, schedule: Schedule) -> AbstractAsyncContextManager[None]:
+    """Return the gateway of a schedule where uploads stall; for others, a block without one."""
+    if not schedule.has_gateway:
+        return nullcontext()
+    url = f"redis://127.0.0.1:{cell.redis.port}/0"
+    return stalled_uploads(url, cell.queue, cell.folder / "files")
 
 
 async def run(schedule: Schedule, folder: Path) -> Outcome:
@@ -33,12 +45,12 @@ async def run(schedule: Schedule, folder: Path) -> Outcome:
             await cell.add_worker(
                 clock_offset_s=offset_s,
                 max_in_flight=schedule.max_in_flight,
-                refill=schedule.refill,
+                refill=REFILL or schedule.refill,
                 **limits,
             )
-        producer = await cell.add_producer(schedule.prompts)
-        inflicting = asyncio.gather(*(cell.inflict(fault) for fault in schedule.faults))
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(LIMIT_S), uploads_of(cell, schedule):
+            producer = await cell.add_producer(schedule.prompts)
+            inflicting = asyncio.gather(*(cell.inflict(fault) for fault in schedule.faults))
             await producer.living
             await inflicting
             await cell.until_inbox_is_empty()
