@@ -85,6 +85,7 @@ class SimulatedCard:
         cache: Requests that the KV cache of one slot holds.
         seed: Seed of the noise and of the starts.
         now: Seconds so far.
+        best: Best candidate of the search so far.
         starts: Engines started so far.
         times: Measurements of each candidate so far.
     """
@@ -97,16 +98,19 @@ class SimulatedCard:
     cache: float = float("inf")
     seed: int = 0
     now: float = 0.0
+    best: Candidate | None = None
     starts: list[Setting] = field(default_factory=list)
     times: Counter[Candidate] = field(default_factory=Counter)
 
     def has_time(self, candidate: Candidate, best: Candidate | None) -> bool:
+        self.best = best
         return self.plan.has_time(candidate, best, self.now)
 
     def fits(self, candidates: Sequence[Candidate]) -> bool:
         return self.plan.fits(candidates, self.now)
 
     def turns(self, best: Candidate) -> list[Candidate]:
+        self.best = None
         return self.plan.turns(best, self.now)
 
     def prepare(self, candidate: Candidate) -> bool:
@@ -118,7 +122,7 @@ class SimulatedCard:
         for _ in range(slots.num_to_start(candidate)):
             chance = random.Random(f"{self.seed} start {len(self.starts)}")
             seconds = chance.uniform(*self.start_s)
-            left_s = budget.left_s(self.now)
+            left_s = self.plan.start_timeout_s(self.best, self.now)
             self.now += min(seconds, left_s)
             budget.took_start(min(seconds, left_s), has_failed=seconds > left_s)
             if seconds > left_s:

@@ -1,22 +1,35 @@
 """Test `gristmill tune` with real engines, each in a separate process."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from uuid import uuid4
 
 import psutil
 import pytest
+from workers import worker_process
 
 from gristmill.bench.tune.budget import Budget
 from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.commands import tune
 from gristmill.bench.tune.engine_flags import setting_of
 from gristmill.bench.tune.engine_pool import EnginePool
+from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.load_sample import LoadSample
+from gristmill.bench.tune.measured_point import MeasuredPoint
+from gristmill.bench.tune.search import Search
 from gristmill.bench.tune.time_plan import TimePlan
+from gristmill.bench.tune.tune_files import save
+from gristmill.bench.tune.tune_report import TuneReport
+from gristmill.producer.client import Client
+from gristmill.shared.connection import connect
 from gristmill.shared.errors import EngineDied, SettingsError
+from gristmill.shared.queue import Queue
+from gristmill.shared.request import Request
 
 EngineProcesses = Callable[[], list[psutil.Process]]
 
@@ -65,6 +78,46 @@ async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_poi
         refused = await runner.measure(Candidate(Setting(2048, 1024), 5))
         assert "max_num_seqs" in refused.failure  # vLLM wants a token for each sequence
         assert [start.failure != "" for start in runner.starts] == [False, True]
+    assert engine_processes() == []
+
+
+async def test_written_command_starts_a_worker_that_answers(
+    flags: list[str], sample: Path, tmp_path: Path, redis_url: str
+) -> None:
+    start = Setting(2, 1024)
+    search = Search(start, Goal())
+    asks = search.asks()
+    asks.send(MeasuredPoint(next(asks), output_tokens_per_s=1))
+    save(TuneReport(Goal(), flags, {}, LoadSample(str(sample)), search, []), tmp_path)
+    redis = connect(redis_url)
+    queue = Queue(redis, f"test-{uuid4().hex[:12]}")
+    command = ("sh", str(tmp_path / "worker.sh"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    log = tmp_path / "worker.log"
+    async with (
+        worker_process(command, redis_url, queue, log, PATH=path) as worker,
+        Client(queue=Queue(connect(redis_url), queue.keys.queue, queue.limits)) as client,
+    ):
+        request = Request.from_body({"prompt": "the fox", "max_tokens": 3})
+        [result] = [each async for each in client.as_completed([request])]
+        assert result.status == "succeeded"
+        assert "gristmill_max_in_flight 3.0" in worker.probe("/metrics")[1]
+    await redis.aclose()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_engines_side_by_side_are_one_point(
+    flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses
+) -> None:
+    async with a_pool(flags, sample, tmp_path) as runner:
+        setting = setting_of(await runner.start(None, 500, slots=2), slots=2)
+        both = await runner.measure(Candidate(setting, 3, engines=2))
+        alone = await runner.measure(Candidate(setting, 3, refill=2))
+        assert [both.failure, alone.failure] == ["", ""]
+        assert both.num_requests > 0
+        assert alone.gulp_places >= 2
+        assert (len(runner.starts), runner.plan.slots.resident) == (2, (setting, setting))
     assert engine_processes() == []
 
 

@@ -10,7 +10,7 @@ from gristmill.bench.tune.candidates import AUTO, PLAIN, Candidate, Setting
 from gristmill.bench.tune.comparison import Comparison
 from gristmill.bench.tune.engine_flags import model_of, value_of, without_flags
 from gristmill.bench.tune.engine_pool import EngineStart
-from gristmill.bench.tune.engine_share import share_flags
+from gristmill.bench.tune.engine_share import for_each_engine, share_flags
 from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.measured_point import MeasuredPoint, together
@@ -197,9 +197,17 @@ def test_engines_side_by_side_get_equal_parts_of_the_memory() -> None:
     assert share_flags(["m"], 4) == ["--gpu-memory-utilization", "0.225"]
     assert share_flags(["m", "--gpu-memory-utilization=0.8"], 2) == [
         "--gpu-memory-utilization",
-        "0.400",
+        "0.4",
     ]
+    assert share_flags(["m"], 7)[1] == "0.128"  # never more than all together
     assert share_flags(["m", "--kv-cache-memory-bytes", "9"], 2) == []
+
+
+def test_share_of_each_engine_is_written_if_the_flags_say_that_of_all() -> None:
+    argv = ["m", "--gpu-memory-utilization", "0.8", "--x"]
+    assert for_each_engine(argv, 1) == argv
+    assert for_each_engine(argv, 2) == ["m", "--x", "--gpu-memory-utilization", "0.4"]
+    assert for_each_engine(["m", "--x"], 2) == ["m", "--x"]
 
 
 def test_points_of_engines_side_by_side_add_up() -> None:

@@ -32,13 +32,13 @@ def flags(setting: Setting | None) -> list[str]:
     return [SEQUENCES, str(sequences), TOKENS, str(tokens), *graphs]
 
 
-def without_flags(argv: Sequence[str]) -> list[str]:
-    """Return the user's flags without those that are tuned."""
+def without_flags(argv: Sequence[str], names: Sequence[str] = (SEQUENCES, TOKENS)) -> list[str]:
+    """Return the user's flags without those that are tuned, or without other flags with a value."""
     kept: list[str] = []
     is_value = False
     for word in argv:
         name, has_value, _ = word.partition("=")
-        is_tuned = name.replace("_", "-") in (SEQUENCES, TOKENS)
+        is_tuned = name.replace("_", "-") in names
         if not is_tuned and not is_value:
             kept.append(word)
         is_value = is_tuned and not has_value

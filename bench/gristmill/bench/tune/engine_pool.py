@@ -64,6 +64,7 @@ class EnginePool:
     num_cores: int = 0
     _running: list[tuple[Setting, EngineProcess]] = field(default_factory=list)
     _spare: EngineProcess | None = None
+    _best: Candidate | None = None
     _num_spawned: int = 0
 
     async def __aenter__(self) -> Self:
@@ -86,6 +87,7 @@ class EnginePool:
 
     def has_time(self, candidate: Candidate, best: Candidate | None) -> bool:
         """Return whether a candidate can be measured, with time left to compare the best."""
+        self._best = best
         return self.plan.has_time(candidate, best, time.monotonic())
 
     def fits(self, candidates: Sequence[Candidate]) -> bool:
@@ -94,6 +96,7 @@ class EnginePool:
 
     def turns(self, best: Candidate) -> list[Candidate]:
         """Return the order in which to compare the best with the start."""
+        self._best = None  # from here on no start leaves time for a later comparison
         return self.plan.turns(best, time.monotonic())
 
     async def start(
@@ -173,7 +176,8 @@ class EnginePool:
             ends.append(next(entry for entry in known if entry not in ends))
         await self._end(ends)
         for _ in range(self.plan.slots.num_to_start(candidate)):
-            await self.start(candidate.setting, self.plan.budget.left_s(time.monotonic()))
+            timeout_s = self.plan.start_timeout_s(self._best, time.monotonic())
+            await self.start(candidate.setting, timeout_s)
 
     async def _measured(
         self, candidate: Candidate, engines: Sequence[EngineProcess]

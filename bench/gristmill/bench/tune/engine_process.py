@@ -17,14 +17,15 @@ import orjson
 from gristmill.bench.tune.candidates import Candidate
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.measured_point import MeasuredPoint
+from gristmill.bench.tune.time_plan import GIVE_UP_S
 from gristmill.shared.errors import EngineDied, InvalidRequest
 from gristmill.worker.engine.vllm.exits import describe_exit
 
 GRACE_S = 30.0
 """Seconds beyond a point's longest time after which the process counts as hung."""
 
-CLOSE_S, GIVE_UP_S = 30.0, 3.0
-"""Seconds before the kill for a running engine to end, and for an engine that is still starting."""
+CLOSE_S = 30.0
+"""Seconds for a running engine to end before it is killed."""
 
 TAIL_LINES = 3
 """Last lines of the log that an error quotes."""

@@ -5,7 +5,7 @@ This is the one place that divides a device. `gristmill worker --engines` divide
 
 from collections.abc import Sequence
 
-from gristmill.bench.tune.engine_flags import value_of
+from gristmill.bench.tune.engine_flags import value_of, without_flags
 
 UTILIZATION, CACHE_BYTES = "--gpu-memory-utilization", "--kv-cache-memory-bytes"
 
@@ -27,7 +27,18 @@ def share_flags(argv: Sequence[str], slots: int) -> list[str]:
     """
     if slots == 1 or value_of(argv, CACHE_BYTES):
         return []
-    return [UTILIZATION, f"{utilization(argv) / slots:.3f}"]
+    return [UTILIZATION, str(int(1000 * utilization(argv) / slots) / 1000)]
+
+
+def for_each_engine(argv: Sequence[str], engines: int) -> list[str]:
+    """Return the user's flags for `gristmill worker` with so many engines.
+
+    For it, `--gpu-memory-utilization` is the share of each engine; without this flag it divides the
+    device itself.
+    """
+    if engines == 1 or not value_of(argv, UTILIZATION):
+        return [*argv]
+    return [*without_flags(argv, [UTILIZATION]), *share_flags(argv, engines)]
 
 
 def share_environment(num_cores: int, slots: int) -> dict[str, str]:

@@ -11,6 +11,9 @@ from gristmill.bench.tune.budget import Budget
 from gristmill.bench.tune.candidates import Candidate
 from gristmill.bench.tune.slots import Slots
 
+GIVE_UP_S = 3.0
+"""Seconds for an engine that is still starting to end before it is killed."""
+
 ROUNDS = 2
 """Rounds of the comparison at the end; one if engines must start for it and the time is short."""
 
@@ -41,6 +44,16 @@ class TimePlan:
         reserves = [self._reserve_s(after, rival) for rival in (candidate, best)]
         needed_s = self._cost_s(self.slots, [candidate]) + max(reserves)
         return self.budget.left_s(now) >= needed_s
+
+    def start_timeout_s(self, best: Candidate | None, now: float) -> float:
+        """Return the longest start of an engine that leaves time for the comparison.
+
+        Args:
+            best: Best candidate so far; None if the comparison is going on, or there is none.
+            now: Monotonic seconds.
+        """
+        left_s = self.budget.left_s(now) - GIVE_UP_S - self._reserve_s(self.slots, best)
+        return max(1.0, left_s)
 
     def turns(self, best: Candidate, now: float) -> list[Candidate]:
         """Return the order of the comparison; empty if the start is the best or no time is left."""

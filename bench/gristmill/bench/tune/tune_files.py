@@ -8,6 +8,7 @@ import orjson
 
 from gristmill.bench.tune.candidates import AUTO, PLAIN, Candidate
 from gristmill.bench.tune.engine_flags import flags, without_flags
+from gristmill.bench.tune.engine_share import for_each_engine
 from gristmill.bench.tune.tune_report import TuneReport
 
 SETTINGS, COMMAND, RESULTS = "settings.env", "worker.sh", "tune.json"
@@ -62,4 +63,5 @@ def script(candidate: Candidate, argv: Sequence[str]) -> str:
 
 def worker_flags(candidate: Candidate, argv: Sequence[str]) -> str:
     """Return vLLM's flags for a candidate, quoted for a shell."""
-    return shlex.join([*without_flags(argv), *flags(candidate.setting)])
+    own = for_each_engine(without_flags(argv), candidate.engines)
+    return shlex.join([*own, *flags(candidate.setting)])
