@@ -1,9 +1,10 @@
 """Start the first engine of a search, and find out how many such engines the device holds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.bench.loads import LoadRequest
 from gristmill.bench.tune.candidates import Setting
 from gristmill.bench.tune.engine_flags import (
     NO_GRAPHS,
@@ -64,11 +65,15 @@ async def first_engine(pool: EnginePool, max_engines: int | None) -> FirstEngine
     """
     try:
         devices = await pool.devices(FIRST_START_TIMEOUT_S)
-        slots = _slots(pool, devices, max_engines)
+        slots = num_slots(devices, pool.argv, pool.sample.requests(), max_engines)
+        if slots > 1:
+            say(
+                f"  {devices['name']}: up to {slots} engines, each with an equal part of the memory"
+            )
         info = await _started(pool, slots)
         while not info or (slots > 1 and not _has_cache(pool, info)):
             slots //= 2
-            say(f"  this leaves too little memory; {slots} at most")
+            say(f"  its part of the memory is too small; up to {slots} engines")
             await pool.end_engines()
             info = await _started(pool, slots)
     except EngineDied as error:
@@ -79,22 +84,27 @@ async def first_engine(pool: EnginePool, max_engines: int | None) -> FirstEngine
     return FirstEngine(info, setting_of(info, slots), card)
 
 
-def _slots(pool: EnginePool, devices: dict[str, Any], max_engines: int | None) -> int:
-    is_cpu = devices["kind"] == "cpu"
-    if is_cpu or max_engines == 1:
+def num_slots(
+    devices: Mapping[str, Any],
+    argv: Sequence[str],
+    load: Sequence[LoadRequest],
+    max_engines: int | None,
+) -> int:
+    """Return how many engines the device may hold, by what is known before the first start.
+
+    Args:
+        devices: The machine's `Devices` as a dictionary.
+        argv: The user's flags.
+        load: The sample.
+        max_engines: Most engines; None for `MAX_ENGINES` on one GPU, else for one.
+    """
+    is_spread = devices["kind"] != "cuda" or has_any(argv, PARALLEL)
+    if max_engines == 1 or is_spread or has_any(argv, [CACHE_BYTES]):
         return max_engines or 1
-    if devices["kind"] != "cuda" or has_any(pool.argv, PARALLEL):
-        return max_engines or 1
-    most = max_engines or MAX_ENGINES
-    if has_any(pool.argv, [CACHE_BYTES]):
-        return most
-    share = utilization(pool.argv)
-    sequences = int(value_of(pool.argv, SEQUENCES) or MANY_SEQS)
-    tokens = wanted_tokens(pool.sample.requests(), sequences)
-    model = read_model_memory(model_of(pool.argv))
-    slots = num_shares(model, share * devices["memory_bytes"], tokens, most)
-    say(f"  the memory of {devices['name']} is enough for {slots} engines or fewer")
-    return slots
+    sequences = int(value_of(argv, SEQUENCES) or MANY_SEQS)
+    model, memory_bytes = read_model_memory(model_of(argv)), int(devices["memory_bytes"])
+    tokens, most = wanted_tokens(load, sequences), max_engines or MAX_ENGINES
+    return num_shares(model, utilization(argv) * memory_bytes, tokens, most)
 
 
 async def _started(pool: EnginePool, slots: int) -> dict[str, Any]:
