@@ -8,7 +8,7 @@ import pytest
 
 from gristmill.bench.tune.candidates import AUTO, PLAIN, Candidate, Setting
 from gristmill.bench.tune.comparison import Comparison
-from gristmill.bench.tune.engine_flags import model_of, value_of, without_flags
+from gristmill.bench.tune.engine_flags import decides_graphs, model_of, value_of, without_flags
 from gristmill.bench.tune.engine_pool import EngineStart
 from gristmill.bench.tune.engine_share import for_each_engine, share_flags
 from gristmill.bench.tune.goal import Goal
@@ -190,6 +190,14 @@ def test_values_of_flags_are_found_in_all_their_forms() -> None:
     assert value_of(argv[:2], "--gpu-memory-utilization") == "0.5"
     assert value_of(argv, "--max-num-seqs") == ""
     assert (model_of(argv), model_of(["--model=n"]), model_of(["--x"])) == ("m", "n", "")
+
+
+@pytest.mark.parametrize(
+    "flag", ["-O3", "-cc.cudagraph_mode=NONE", "--compilation_config={}", "--enforce-eager"]
+)
+def test_flags_about_graphs_are_found_in_all_their_forms(flag: str) -> None:
+    assert decides_graphs(["m", flag])
+    assert not decides_graphs(["m", "--max-num-seqs", "8"])
 
 
 def test_engines_side_by_side_get_equal_parts_of_the_memory() -> None:

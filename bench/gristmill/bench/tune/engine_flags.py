@@ -8,8 +8,11 @@ from gristmill.bench.tune.candidates import Setting
 SEQUENCES, TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
 GRAPHS = "--max-cudagraph-capture-size"
 
-NO_GRAPHS = (GRAPHS, "--cudagraph-capture-sizes", "--compilation-config", "-O", "--enforce-eager")
-"""Flags with which the user decides about graphs, so that the search does not."""
+GRAPH_FLAGS = (
+    *(GRAPHS, "--cudagraph-capture-sizes", "--enforce-eager", "--optimization-level"),
+    *("--compilation-config", "-cc", "-O"),
+)
+"""Beginnings of the flags with which the user decides about graphs: `-O3`, `-cc.cudagraph_mode`."""
 
 PARALLEL = (
     *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
@@ -48,6 +51,11 @@ def without_flags(argv: Sequence[str], names: Sequence[str] = (SEQUENCES, TOKENS
 def has_any(argv: Sequence[str], names: Sequence[str]) -> bool:
     """Return whether one of these flags is given."""
     return any(_name(word) in names for word in argv)
+
+
+def decides_graphs(argv: Sequence[str]) -> bool:
+    """Return whether the user's flags say something about graphs, so that the search does not."""
+    return any(_name(word).startswith(GRAPH_FLAGS) for word in argv)
 
 
 def value_of(argv: Sequence[str], name: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 from gristmill.bench.loads import LoadRequest
 from gristmill.bench.tune.candidates import Setting
 from gristmill.bench.tune.engine_flags import (
-    NO_GRAPHS,
     PARALLEL,
     SEQUENCES,
+    decides_graphs,
     has_any,
     model_of,
     setting_of,
@@ -78,7 +78,7 @@ async def first_engine(pool: EnginePool, max_engines: int | None) -> FirstEngine
             info = await _started(pool, slots)
     except EngineDied as error:
         raise GristmillError(f"the engine does not start with these flags: {error}") from error
-    is_open = not has_any(pool.argv, NO_GRAPHS)
+    is_open = not decides_graphs(pool.argv)
     has_gulps = bool(info["has_decode_graphs"])
     card = Card(slots, has_gulps, has_capture=has_gulps and is_open)
     return FirstEngine(info, setting_of(info, slots), card)
