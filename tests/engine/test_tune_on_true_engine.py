@@ -18,6 +18,7 @@ from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.commands import tune
 from gristmill.bench.tune.engine_flags import setting_of
 from gristmill.bench.tune.engine_pool import EnginePool
+from gristmill.bench.tune.engine_process import FlagsRefused
 from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.measured_point import MeasuredPoint
@@ -27,7 +28,7 @@ from gristmill.bench.tune.tune_files import save
 from gristmill.bench.tune.tune_report import TuneReport
 from gristmill.producer.client import Client
 from gristmill.shared.connection import connect
-from gristmill.shared.errors import EngineDied, SettingsError
+from gristmill.shared.errors import SettingsError
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import Request
 
@@ -139,7 +140,7 @@ async def test_engine_that_is_killed_while_it_is_measured_is_a_point(
 @pytest.mark.timeout(600)
 async def test_engine_that_does_not_start_says_why(sample: Path, tmp_path: Path) -> None:
     async with a_pool(["--model", "/nowhere"], sample, tmp_path) as runner:
-        with pytest.raises(EngineDied, match="model folder /nowhere does not exist"):
+        with pytest.raises(FlagsRefused, match="model folder /nowhere does not exist"):
             await runner.start(None, 500)
 
 

@@ -8,7 +8,8 @@ the load of a point may end. It answers each with one line on stdout:
 - `{"started": ...}`: the engine's `EngineInfo`;
 - `{"point": ...}`: the measured point; its load runs on if the order said `hold`;
 - `{"released": true}`: that load has ended;
-- `{"failed": reason}`: the engine did not start, or it died;
+- `{"failed": reason}`: the engine did not start, or it died; with `"is_setting": true` if vLLM
+  refused the flags before it started anything;
 - `{"refused": reason}`: the sample cannot be used, so every point would fail.
 
 The process ends after a failure or a refusal, and when stdin ends, as it does when the parent dies.
@@ -29,7 +30,7 @@ from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.closed_loop import MIN_REQUESTS, measured_point
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.steady_load import endless
-from gristmill.shared.errors import GristmillError, InvalidRequest
+from gristmill.shared.errors import GristmillError, InvalidRequest, SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.tasks import end
 from gristmill.worker.engine import Engine, EngineInfo, InProcessEngine, RunLimits
@@ -73,7 +74,8 @@ async def _work(inbox: Inbox, answers: BinaryIO) -> None:
     except InvalidRequest as error:
         _answer(answers, {"refused": str(error)})
     except GristmillError as error:
-        _answer(answers, {"failed": str(error)})
+        is_setting = isinstance(error, SettingsError)
+        _answer(answers, {"failed": str(error), "is_setting": is_setting})
     finally:
         await engine.close()
 

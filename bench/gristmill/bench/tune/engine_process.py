@@ -31,6 +31,10 @@ TAIL_LINES = 3
 """Last lines of the log that an error quotes."""
 
 
+class FlagsRefused(EngineDied):
+    """vLLM refused the flags of an engine; more memory would not help."""
+
+
 class EngineProcess:
     """One engine in a separate process; `close` ends it in any case."""
 
@@ -86,6 +90,7 @@ class EngineProcess:
             timeout_s: Longest start in seconds.
 
         Raises:
+            FlagsRefused: vLLM refused the flags.
             EngineDied: The engine did not start; the message says why.
             InvalidRequest: The process cannot read the sample.
         """
@@ -150,7 +155,8 @@ class EngineProcess:
         if "refused" in answer:
             raise InvalidRequest(str(answer["refused"]))
         if "failed" in answer:
-            raise EngineDied(str(answer["failed"]))
+            error = FlagsRefused if answer.get("is_setting") else EngineDied
+            raise error(str(answer["failed"]))
         return answer
 
     def _end(self) -> str:

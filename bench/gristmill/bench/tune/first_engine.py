@@ -16,6 +16,7 @@ from gristmill.bench.tune.engine_flags import (
     value_of,
 )
 from gristmill.bench.tune.engine_pool import EnginePool
+from gristmill.bench.tune.engine_process import FlagsRefused
 from gristmill.bench.tune.engine_share import CACHE_BYTES, utilization
 from gristmill.bench.tune.model_memory import (
     ENOUGH_CACHE,
@@ -111,6 +112,8 @@ async def _started(pool: EnginePool, slots: int) -> dict[str, Any]:
     """Return the engine's info; empty if it failed, but may start with more memory."""
     try:
         return await pool.start(None, FIRST_START_TIMEOUT_S, slots)
+    except FlagsRefused:
+        raise
     except EngineDied:
         if slots == 1:
             raise
