@@ -25,9 +25,9 @@ from gristmill.shared.queue_brakes import read_brakes
 from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.results import Result
 from gristmill.worker.__main__ import serve
+from gristmill.worker.death_count import MAX_DEATHS
 from gristmill.worker.engine import EngineInfo, Response, StubEngine
 from gristmill.worker.lease_losses import MAX_LOSSES
-from gristmill.worker.supervisor import MAX_DEATHS
 
 
 @pytest.fixture

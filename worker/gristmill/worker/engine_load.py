@@ -12,7 +12,6 @@ class EngineLoad:
 
     Attributes:
         num_running: Requests in the engine.
-        num_settled: Requests whose results were written since the worker started.
         suspect_width: Suspects that may run at the same time, beside any normal requests.
         token_time: Measured time per output token.
         changed: Event that makes the batcher look again, set for example when a request ends. The
@@ -22,7 +21,6 @@ class EngineLoad:
 
     def __init__(self) -> None:
         self.num_running = 0
-        self.num_settled = 0
         self.suspect_width = 1
         self.token_time = TokenTime()
         self.changed = asyncio.Event()

@@ -17,6 +17,9 @@ class Liveness:
         redis_timeout_s: Seconds since the last answer of Redis after which Redis counts as away.
         engine_timeout_s: Seconds since the engine's last sign of life after which it counts as
             silent.
+
+    Attributes:
+        num_settled: Requests whose results were written since the worker started.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class Liveness:
         self._redis_at = time.monotonic()
         self._engine_timeout_s = engine_timeout_s
         self._engine_at = time.monotonic()
+        self.num_settled = 0
         self.waits_for: str | None = "the engine to start"
         self.wrong_types: dict[str, str] = {}  # queue -> its keys of a wrong type, in words
         self._writes_since: dict[

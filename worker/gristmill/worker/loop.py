@@ -121,8 +121,7 @@ class Worker:
 
     async def _revive(self, death: EngineDied) -> bool:
         """Report the death to the queues while the engine restarts; return whether it lives."""
-        load = self._context.load
-        load.narrow_suspects()
+        self._context.load.narrow_suspects()
         evidence = {
             "error": str(death)[:MAX_REASON_CHARS].encode(errors="replace").decode(),
             "num_in_flight": sum(source.num_started for source in self._sources),
@@ -131,7 +130,8 @@ class Worker:
         for source in self._sources:
             source.note_death(evidence)
         reporting = asyncio.create_task(self._context.drain.unless_started(self._report_death()))
-        reviving = asyncio.create_task(self._supervisor.revive(death, load.num_settled))
+        num_settled = self._context.liveness.num_settled
+        reviving = asyncio.create_task(self._supervisor.revive(death, num_settled))
         both: asyncio.Future[Any] = asyncio.gather(reviving, reporting)
         try:
             await asyncio.wait([both, *self._failures], return_when=asyncio.FIRST_COMPLETED)

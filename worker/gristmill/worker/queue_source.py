@@ -259,7 +259,7 @@ class QueueSource:
 
     def _written(self, settlements: Sequence[Settlement]) -> None:
         self._in_flight.forget(settlements)
-        self._context.load.num_settled += len(settlements)
+        self._context.liveness.num_settled += len(settlements)
         metrics.settling.dec(len(settlements))
 
     def _writing_ended(self, writing: "asyncio.Task[None]") -> None:

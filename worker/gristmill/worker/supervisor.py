@@ -1,30 +1,28 @@
 """Start one engine, watch it while it runs, and restart it when it dies.
 
 The worker keeps its process and its leases when the engine dies, so a death costs only the time of
-one start. The worker ends after `MAX_DEATHS` deaths with no result written between them. A failed
-restart counts as a death.
+one start. The worker ends when the deaths are hopeless (`death_count.py`). A failed restart counts as a
+death.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import structlog
 
 from gristmill.shared.errors import EngineDied
 from gristmill.worker import metrics
+from gristmill.worker.death_count import DeathCount
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine, EngineInfo
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.settings import WorkerSettings
-from gristmill.worker.verdicts import backoff_s
 
 log = structlog.get_logger()
 
 CHECK_S = 2.0
 """Seconds between two checks of the engine."""
-
-MAX_DEATHS = 3
-"""Deaths, with no result written between them, after which the worker ends."""
 
 
 class Supervisor:
@@ -35,24 +33,32 @@ class Supervisor:
         settings: The worker's settings, with the timeouts and the backoff.
         drain: The drain; it ends the restarts.
         liveness: Record of what the worker waits for and of the engine's signs of life.
+        start_turn: Returns a context in which the engine may start; it waits while another engine
+            of the same devices starts.
 
     Attributes:
         on_start: Called with the engine's description after each start.
     """
 
     def __init__(
-        self, engine: Engine, settings: WorkerSettings, drain: Drain, liveness: Liveness
+        self,
+        engine: Engine,
+        settings: WorkerSettings,
+        drain: Drain,
+        liveness: Liveness,
+        start_turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self.engine = engine
         self._settings = settings
         self._drain = drain
         self._liveness = liveness
+        self._start_turn = start_turn
         self.on_start: Callable[[EngineInfo], None] = lambda _: None
-        self._num_deaths = 0
+        self._deaths = DeathCount(settings.backoff_base_s, settings.backoff_max_s)
         self._num_settled = 0
 
     async def start(self) -> EngineInfo:
-        """Start the engine within `start_timeout_s`.
+        """Start the engine, in its turn, within `start_timeout_s`.
 
         Raises:
             SettingsError: The engine's arguments are wrong.
@@ -60,7 +66,7 @@ class Supervisor:
         """
         limit_s = self._settings.start_timeout_s
         try:
-            async with asyncio.timeout(limit_s) as scope:
+            async with self._start_turn(), asyncio.timeout(limit_s) as scope:
                 info = await self.engine.start()
         except TimeoutError as error:
             if not scope.expired():
@@ -96,21 +102,20 @@ class Supervisor:
                 call, the count of deaths starts at 0.
 
         Returns:
-            True if the engine lives; False if the worker drains, or after `MAX_DEATHS` deaths with
-            no result written between them.
+            True if the engine lives; False if the worker drains, or if the deaths are hopeless.
         """
-        if num_settled > self._num_settled:
-            self._num_deaths, self._num_settled = 0, num_settled
+        has_settled, self._num_settled = num_settled > self._num_settled, num_settled
         self._liveness.note_waiting("the engine to start anew")
         while not self._drain.is_draining:
-            self._num_deaths += 1
+            self._deaths.add(has_settled=has_settled)
+            has_settled = False
             metrics.engine_deaths.inc()
-            is_last = self._num_deaths >= MAX_DEATHS
-            pause_s = 0.0 if is_last else self._pause_s()
+            is_last = self._deaths.is_hopeless
+            pause_s = 0.0 if is_last else self._deaths.pause_s()
             log.error(
                 "engine.died",
                 error=str(death),
-                num_deaths=self._num_deaths,
+                num_deaths=self._deaths.number,
                 num_settled=num_settled,
                 pause_s=round(pause_s, 3),
             )
@@ -123,16 +128,6 @@ class Supervisor:
             except EngineDied as error:
                 death = error
         return False
-
-    def _pause_s(self) -> float:
-        """Return the seconds to wait before a restart.
-
-        The first restart does not wait, because a death is rarely the engine's own fault.
-        """
-        if self._num_deaths == 1:
-            return 0.0
-        settings = self._settings
-        return backoff_s(self._num_deaths, settings.backoff_base_s, settings.backoff_max_s)
 
     async def _restart(self, pause_s: float) -> EngineInfo:
         await asyncio.sleep(pause_s)
