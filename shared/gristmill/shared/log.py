@@ -10,10 +10,12 @@ import queue
 import select
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, TextIO, cast
 
 import orjson
 import structlog
+from structlog.typing import EventDict
 
 MAX_LINES = 10_000
 """Most lines that wait for a slow sink; further lines are dropped and counted."""
@@ -22,12 +24,17 @@ EXIT_S = 2.0
 """Most seconds that the exit of the process waits for the last lines."""
 
 
-def configure_logging(level: str = "INFO") -> None:
+def configure_logging(level: str = "INFO", facts: Mapping[str, str] | None = None) -> None:
     """Send events to stdout, JSON unless it is a terminal.
 
     Args:
         level: Lowest level to log: DEBUG, INFO, WARNING or ERROR.
+        facts: Fields of every event of this process.
     """
+
+    def with_facts(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        return {**event, **facts} if facts else event
+
     is_terminal = sys.stdout.isatty()
     renderer = (
         structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer()
@@ -35,6 +42,7 @@ def configure_logging(level: str = "INFO") -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            with_facts,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
