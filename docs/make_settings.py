@@ -58,6 +58,8 @@ SEE = {
     "check_models": "[several models](tuning.md#several-models)",
     "allowed_media_domains": "[media](gateway.md#media)",
     "queue": "[several queues](tuning.md#several-queues)",
+    "engines": "[several engines on one card](tuning.md#several-engines-on-one-card)",
+    "devices": "[all devices of a machine](tuning.md#all-devices-of-a-machine)",
     "max_in_flight": "[how much a worker claims](tuning.md#how-much-a-worker-claims)",
     "batch_policy": "[policies](tuning.md#policies)",
     "scheduling": "[scheduling](tuning.md#scheduling)",
@@ -128,7 +130,8 @@ def _without_home(text: str) -> str:
 def _bounds(name: str, field: FieldInfo) -> Iterable[str]:
     """Return which values are allowed, in words."""
     if choices := list(_choices(field.annotation)):
-        return [f"one of {', '.join(f'`{choice}`' for choice in choices)}"]
+        begin = "a number or" if _takes_numbers(field.annotation) else "one of"
+        return [f"{begin} {', '.join(f'`{choice}`' for choice in choices)}"]
     if field.annotation is bool:
         return ["`true` or `false`"]
     bounds = {
@@ -142,6 +145,11 @@ def _bounds(name: str, field: FieldInfo) -> Iterable[str]:
     words += [] if above is None else [f"more than {_amount(name, above)}"]
     words += [] if high is None else [f"at most {_amount(name, high)}"]
     return [", ".join(words)] if words else []
+
+
+def _takes_numbers(annotation: Any) -> bool:
+    """Return whether a union takes numbers beside its choices."""
+    return annotation is int or any(map(_takes_numbers, get_args(annotation)))
 
 
 def _choices(annotation: Any) -> Iterator[str]:

@@ -4,8 +4,10 @@
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 
 import structlog
@@ -22,15 +24,15 @@ from gristmill.shared.tasks import end
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.factory import engine_from
 from gristmill.worker.engine.interface import Engine
-from gristmill.worker.health import HealthServer
+from gristmill.worker.exit_codes import EXIT_ENGINE, EXIT_OK, EXIT_SETTINGS
+from gristmill.worker.health import HealthServer, port_errors
 from gristmill.worker.liveness import Liveness
+from gristmill.worker.parent import ParentLink, Report, planned_children, run_parent
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import greet_redis, work
 
 log = structlog.get_logger()
-
-EXIT_OK, EXIT_ENGINE, EXIT_SETTINGS = 0, 1, 2
 
 LOOP_TICK_S = 1.0
 """Seconds between two signs of life of the event loop."""
@@ -43,7 +45,7 @@ ENGINE_SILENCE_S = 10.0
 
 
 def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
-    """Run a worker until a signal stops it.
+    """Run a worker in this process, or a parent of several workers, until a signal stops it.
 
     Args:
         settings: The worker's settings.
@@ -53,23 +55,35 @@ def run_worker(settings: WorkerSettings, engine_argv: Sequence[str]) -> int:
         The exit code; see `run_with_engine`.
 
     Raises:
-        SettingsError: The settings name no engine or two engines.
+        SettingsError: The settings name no engine or two engines, or devices that do not fit.
     """
-    return run_with_engine(settings, engine_from(settings, engine_argv))
+    engine = engine_from(settings, engine_argv)
+    children = planned_children(settings, engine_argv)
+    if len(children) > 1:
+        return run_parent(settings, children)
+    os.environ.update(children[0].environment)
+    return run_with_engine(settings, engine)
 
 
-def run_with_engine(settings: WorkerSettings, engine: Engine) -> int:
+def run_with_engine(
+    settings: WorkerSettings, engine: Engine, parent: ParentLink | None = None
+) -> int:
     """Run a worker with an engine that has not started, until a signal stops it.
+
+    Args:
+        settings: The worker's settings.
+        engine: The engine.
+        parent: Link to the parent, if this worker is one of several.
 
     Returns:
         0 after a drain. 1 if the engine could not start or kept dying. 2 if a setting is wrong or
         Redis refuses the login or a command.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, {"engine": parent.engine} if parent else None)
     announce_redis_waits(settings.redis_url.get_secret_value())
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(settings, engine))
+            return runner.run(serve(settings, engine, parent))
     except SettingsError as error:
         log.error("settings.rejected", error=str(error))  # noqa: TRY400  # a message for people
         return EXIT_SETTINGS
@@ -80,7 +94,7 @@ def run_with_engine(settings: WorkerSettings, engine: Engine) -> int:
         return EXIT_SETTINGS
 
 
-async def serve(settings: WorkerSettings, engine: Engine) -> int:
+async def serve(settings: WorkerSettings, engine: Engine, parent: ParentLink | None = None) -> int:
     """Start the engine, claim until drained, and return the exit code.
 
     Raises:
@@ -92,9 +106,12 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
     liveness = Liveness(
         settings.stall_timeout_s, settings.beat_interval_s * REDIS_SILENCE_BEATS, ENGINE_SILENCE_S
     )
-    supervisor = Supervisor(engine, settings, drain, liveness)
-    health = _open_health(settings, liveness)
-    ticking = asyncio.create_task(_tick(liveness))
+    start_turn = parent.start_turn if parent else nullcontext
+    supervisor = Supervisor(engine, settings, drain, liveness, start_turn)
+    with port_errors(settings.health_port):
+        health = HealthServer(liveness, settings.health_host, settings.health_port)
+    health.start()
+    ticking = asyncio.create_task(_tick(liveness, health.port, parent))
     log.info("worker.starting", version=version("gristmill"), health_port=health.port)
     try:
         liveness.note_waiting(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
@@ -116,23 +133,12 @@ async def serve(settings: WorkerSettings, engine: Engine) -> int:
         health.close()
 
 
-def _open_health(settings: WorkerSettings, liveness: Liveness) -> HealthServer:
-    try:
-        health = HealthServer(liveness, settings.health_host, settings.health_port)
-    except OSError as error:
-        message = (
-            f"the probes cannot listen on port {settings.health_port} ({error});"
-            " set GRISTMILL_HEALTH_PORT (0 picks a free port)"
-        )
-        raise SettingsError(message) from error
-    health.start()
-    return health
-
-
-async def _tick(liveness: Liveness) -> None:
-    """Note once a second that the event loop runs."""
+async def _tick(liveness: Liveness, health_port: int, parent: ParentLink | None) -> None:
+    """Note once a second that the event loop runs, and report the state to the parent, if any."""
     while True:
         liveness.loop_ran()
+        if parent:
+            parent.report(Report(health_port, liveness.unready_reason(), liveness.num_settled))
         await asyncio.sleep(LOOP_TICK_S)
 
 

@@ -67,15 +67,27 @@ class EngineCommand(click.Command):
     help="URL of an OpenAI-compatible server to use instead of an engine in this process."
     "  [env: VLLM_URL; default: none]",
 )
+@click.option(
+    "--engines",
+    metavar="N",
+    help="Number of engines on the same device or devices, or auto, which means 1."
+    "  [env: GRISTMILL_ENGINES; default: 1]",
+)
+@click.option(
+    "--devices",
+    metavar="LIST",
+    help="NVIDIA devices to use, as a list such as 0,1, or all; each group that an engine needs gets"
+    " N engines.  [env: GRISTMILL_DEVICES; default: vLLM chooses one group]",
+)
 @click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
-def worker(
-    redis_url: str | None, queue: str | None, vllm_url: str | None, engine_argv: tuple[str, ...]
-) -> None:
+def worker(engine_argv: tuple[str, ...], **options: str | None) -> None:
     """Claim requests and run them on vLLM until a signal stops it.
 
     The words after `--` are vLLM's own flags, as `vllm serve` takes them:
 
     gristmill worker -- --model Qwen/Qwen3-8B --max-num-seqs 1024
+
+    A small model leaves a card idle; --engines 3 runs three engines on it.
 
     Every other setting is an environment variable; see docs/settings.md. The exit code is 0 after a
     drain. It is 1 if the engine could not start or keeps dying. It is 2 if a setting is wrong or
@@ -84,5 +96,4 @@ def worker(
     from gristmill.worker.__main__ import run_worker
     from gristmill.worker.settings import WorkerSettings
 
-    settings = read_settings(WorkerSettings, redis_url=redis_url, queue=queue, vllm_url=vllm_url)
-    sys.exit(run_worker(settings, engine_argv))
+    sys.exit(run_worker(read_settings(WorkerSettings, **options), engine_argv))

@@ -5,10 +5,27 @@ starts or drains, and while Redis or the engine does not answer. /metrics has Gr
 vLLM's own.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from prometheus_client import REGISTRY, make_wsgi_app
 
+from gristmill.shared.errors import SettingsError
 from gristmill.shared.probes import ProbeServer
 from gristmill.worker.liveness import Liveness
+
+
+@contextmanager
+def port_errors(port: int) -> Iterator[None]:
+    """Turn the error of probes that cannot listen on their port into a SettingsError."""
+    try:
+        yield
+    except OSError as error:
+        message = (
+            f"the probes cannot listen on port {port} ({error});"
+            " set GRISTMILL_HEALTH_PORT (0 picks a free port)"
+        )
+        raise SettingsError(message) from error
 
 
 class HealthServer(ProbeServer):

@@ -41,6 +41,18 @@ class WorkerSettings(QueueSettings):
             description="bearer token for the server at VLLM_URL; unset sends none",
         ),
     ] = None
+    engines: Annotated[
+        Annotated[int, Field(ge=1, le=64)] | Literal["auto"],
+        Field(
+            description="engines on the same device or devices, each a worker with a process and a lease of its own, from 1 to 64. `auto` measures nothing and means 1"
+        ),
+    ] = 1
+    devices: Annotated[
+        str | None,
+        Field(
+            description="NVIDIA devices to use: `all`, or a list as in CUDA_VISIBLE_DEVICES: `0,1,2,3`. Each group of as many devices as the flags of an engine need gets GRISTMILL_ENGINES engines. On a CPU, `all` is one group. Unset leaves the choice to vLLM, for one group"
+        ),
+    ] = None
     batch_policy: Annotated[
         Literal["continuous", "sequential", "static", "dynamic", "bucketed"],
         Field(

@@ -172,6 +172,11 @@ def engine_config(args: Namespace) -> tuple[Any, Any]:
     return engine_args, config
 
 
+def cpu_kv_cache_bytes() -> int:
+    """Return the default size of the KV cache on a CPU; see `MAX_CPU_KV_CACHE_BYTES`."""
+    return min(MAX_CPU_KV_CACHE_BYTES, available_memory_bytes() // 4)
+
+
 def _model_first(argv: Sequence[str]) -> list[str]:
     """Move `--model X` or `--model=X` to the front, where `vllm serve` expects the model."""
     for index, arg in enumerate(argv):
@@ -198,7 +203,7 @@ def _settle_for_cpu(args: Namespace) -> None:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("OMP_NUM_THREADS", str(compute_threads()))
     if args.kv_cache_memory_bytes is None and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-        args.kv_cache_memory_bytes = min(MAX_CPU_KV_CACHE_BYTES, available_memory_bytes() // 4)
+        args.kv_cache_memory_bytes = cpu_kv_cache_bytes()
     if args.enable_lora:
         # Keep the last adapter slot empty. If a batch holds requests for adapters too, vLLM's CPU
         # kernels apply that slot to the base model's requests (vllm-project/vllm#48421).

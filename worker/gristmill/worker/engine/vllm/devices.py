@@ -76,18 +76,21 @@ def available_memory_bytes() -> int:
     return max(0, min(available, limit - int(_CGROUP_USED.read_text())))
 
 
-def compute_threads() -> int:
-    """Return the number of threads for the model on a CPU: all cores but one.
+def compute_threads(num_engines: int = 1) -> int:
+    """Return the number of threads for a model on a CPU: all its cores but one.
 
     OpenMP's threads spin while they wait for each other. If the event loop or Redis takes a core
     from one thread, all others wait for that thread in each step. Two threads on two busy cores
     were up to eight times slower. A container's CPU quota counts as its number of cores.
+
+    Args:
+        num_engines: Engines that share the cores of this process.
     """
     num_cores: float = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         quota, period = _CGROUP_CPU.read_text().split()
         num_cores = min(num_cores, int(quota) / int(period))
-    return max(1, int(num_cores) - 1)
+    return max(1, int(num_cores / num_engines) - 1)
 
 
 def _total_memory_bytes(of_device: object, *, is_cpu: bool) -> int:

@@ -1,0 +1,126 @@
+"""Keep one of several workers alive: start it, restart it when it died, give it up.
+
+A worker restarts its engine itself (`supervisor.py`). This module handles the death of the worker's
+process, and a process that hangs.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from gristmill.worker.death_count import DeathCount
+from gristmill.worker.engine.vllm.exits import describe_exit
+from gristmill.worker.exit_codes import EXIT_ENGINE, EXIT_OK, EXIT_SETTINGS
+from gristmill.worker.parent.child_plan import ChildPlan
+from gristmill.worker.parent.child_process import ChildProcess, ChildStart
+from gristmill.worker.settings import WorkerSettings
+
+log = structlog.get_logger()
+
+GAVE_UP = (EXIT_ENGINE, EXIT_SETTINGS)
+"""Exit codes of a worker that has given up by itself."""
+
+
+class Child:
+    """Keeps one worker alive until the parent stops.
+
+    Args:
+        plan: Plan of the worker.
+        start: What its process needs to start.
+        settings: Settings of the parent, with the stall timeout and the backoff.
+        stopping: Event that is set when the parent stops.
+        has_ready_sibling: Returns whether another worker of the parent is ready.
+
+    Attributes:
+        num_restarts: Restarts so far.
+    """
+
+    def __init__(
+        self,
+        plan: ChildPlan,
+        start: ChildStart,
+        settings: WorkerSettings,
+        stopping: asyncio.Event,
+        has_ready_sibling: "Callable[[Child], bool]",
+    ) -> None:
+        self.engine = plan.engine
+        self.num_restarts = 0
+        self._plan, self._start = plan, start
+        self._silence_s = settings.stall_timeout_s
+        self._stopping = stopping
+        self._has_ready_sibling = has_ready_sibling
+        self._deaths = DeathCount(settings.backoff_base_s, settings.backoff_max_s)
+        self._process: ChildProcess | None = None
+
+    async def run(self) -> int:
+        """Keep the worker alive; return 0 after a drain, or the exit code with which it is given up."""
+        while not self._stopping.is_set():
+            self._process = process = await ChildProcess.start(self._plan, self._start)
+            log.info("worker.started", engine=self.engine, pid=process.pid)
+            if self._stopping.is_set():  # the signal came while the process started
+                process.send_signal(signal.SIGTERM)
+            code = await process.ended(self._silence_s)
+            self._process = None
+            if self._stopping.is_set():
+                log.info("worker.ended", engine=self.engine, exit_code=code)
+            elif self._is_hopeless(process, code):
+                return code if code in GAVE_UP else EXIT_ENGINE
+            else:
+                await self._pause(process, code)
+                self.num_restarts += 1
+        return EXIT_OK
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the worker, if it runs."""
+        if self._process:
+            self._process.send_signal(number)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the worker's last report says that it claims."""
+        return self.unready_reason is None
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Why the worker is not ready; None if it is ready."""
+        process = self._process
+        if process is None:
+            return "its process has ended"
+        return (
+            process.report.unready_reason if process.report else "waiting for its process to start"
+        )
+
+    @property
+    def health_port(self) -> int | None:
+        """Loopback port of the worker's metrics; None while it has none."""
+        process = self._process
+        return process.report.health_port if process and process.report else None
+
+    def _is_hopeless(self, process: ChildProcess, code: int) -> bool:
+        """Count the death; return whether to give the worker up.
+
+        A worker whose first start fails is given up at once, as a single worker would end. Later a worker
+        is given up only while no other one is ready: a broken device must not stop the others.
+        """
+        self._deaths.add(has_settled=bool(process.report and process.report.num_settled))
+        has_given_up = code in GAVE_UP
+        if has_given_up and not self.num_restarts and not process.was_ready:
+            return True
+        return (has_given_up or self._deaths.is_hopeless) and not self._has_ready_sibling(self)
+
+    async def _pause(self, process: ChildProcess, code: int) -> None:
+        pause_s = self._deaths.pause_s()
+        error = "its event loop did not run" if process.was_silent else describe_exit("it", code)
+        log.error(
+            "worker.died",
+            engine=self.engine,
+            pid=process.pid,
+            error=error,
+            num_deaths=self._deaths.number,
+            pause_s=round(pause_s, 3),
+        )
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), pause_s)
