@@ -1,5 +1,6 @@
 """Make one line of a text or a value of any length; for lists, messages, failures and rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -32,7 +33,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}... ({len(text):,} characters)"
 
 
-def json_line(value: Any, option: int = 0) -> bytes:
+def json_line(value: Any, option: int = 0, default: Callable[[Any], Any] | None = None) -> bytes:
     """Return a value as one line of JSON, with its line end.
 
     It escapes U+0085, U+2028 and U+2029: JSON allows them in texts, but `str.splitlines` and the line
@@ -41,8 +42,9 @@ def json_line(value: Any, option: int = 0) -> bytes:
     Args:
         value: Any value that orjson writes.
         option: Options of orjson.
+        default: Turns a value that orjson does not write into one that it does.
     """
-    line = orjson.dumps(value, option=option | orjson.OPT_APPEND_NEWLINE)
+    line = orjson.dumps(value, default, option | orjson.OPT_APPEND_NEWLINE)
     for mark, escape in _ESCAPES:
         line = line.replace(mark, escape)
     return line

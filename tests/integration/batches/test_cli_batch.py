@@ -230,3 +230,29 @@ async def test_the_end_of_a_batch_ends_its_pause(shell: CommandLine) -> None:
     refused = shell.run("batch", "pause", batch)
     assert refused.code == 2
     assert "it has nothing to pause" in refused.err
+
+
+async def test_the_rows_of_a_table_become_lines(shell: CommandLine) -> None:
+    (shell.folder / "in.csv").write_text("text,n\na,1\n,2\nc,3\n")
+    create = (
+        "batch",
+        "create",
+        "in.csv",
+        "--prompt",
+        "say {text}",
+        "--endpoint",
+        "/v1/completions",
+    )
+    refused = shell.run(*create)
+    assert refused.code == 2
+    assert "in.csv row 2: column 'text' is null" in refused.err
+    refused = shell.run(*create, "--dedupe")
+    assert (refused.code, "--dedupe and --rename are for gristmill submit" in refused.err) == (
+        2,
+        True,
+    )
+    async with working(shell):
+        done = await shell.finish(*create, "--skip-null", "--wait", "-o", "out.jsonl")
+    assert done.code == 0, done.err
+    rows = {row["custom_id"]: row["response"]["body"]["choices"] for row in shell.rows("out.jsonl")}
+    assert rows == {"row-1": [{"text": "say a"}], "row-3": [{"text": "say c"}]}

@@ -160,7 +160,7 @@ def test_a_run_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes)
         ({"run": "x"}, "belongs to run run, not x"),
         ({"queue": "x"}, "is in queue q, not x"),
         ({"input_digest": "x"}, "the input has changed"),
-        ({"fields": {}}, "began with the options"),
+        ({"fields": {}}, "priority was 'low', and is None now"),
     ],
 )
 def test_a_resume_that_differs_says_in_what(changed: dict[str, object], message: str) -> None:

@@ -14,6 +14,7 @@ from gristmill.producer.commands.batch_options import (
     tenant_option,
     unknown_fields_option,
 )
+from gristmill.producer.commands.table_options import TableArguments, table_options
 from gristmill.shared.cli import say
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def batch_group() -> None:
     show_default=True,
     help="Time after which unfinished lines expire: 30m, 24h, 7d, ...",
 )
+@table_options
 @lenient_option
 @unknown_fields_option
 @click.option(
@@ -84,12 +86,13 @@ def batch_group() -> None:
 @batch_options
 def create(
     *, file: str, wait: bool, output: Path | None, as_json: bool, lenient: bool, metadata: tuple[str, ...],
-    tenant: str, settings: "BatchSettings", **options: Any,
+    tenant: str, table: TableArguments, settings: "BatchSettings", **options: Any,
 ) -> int:  # fmt: skip
-    """Create a batch from a JSONL file.
+    """Create a batch from a JSONL file, or from a table with --prompt or --template.
 
     FILE is a path, a URL that fsspec knows, such as s3://bucket/in.jsonl, or - for stdin. The
-    command copies the file into the storage, so you may change or delete it afterwards.
+    command copies the file into the storage, so you may change or delete it afterwards. The rows of
+    a table become lines with the custom_id row-1, row-2, ...
 
     Prints the id of the batch; with --wait, the batch once it has ended. With --wait, exits with 0
     if every line succeeded, 1 if not.
@@ -100,12 +103,13 @@ def create(
         raise click.UsageError(f"-o {output}: there is no folder {output.parent}; make it first")
     options |= {"mode": "lenient" if lenient else "strict", "metadata": _pairs(metadata)}
     from gristmill.producer.batches.submit_run import check_apart
+    from gristmill.producer.commands.batch_files import batch_copy
     from gristmill.producer.commands.batch_session import BatchSession
 
     if output:
         check_apart(file, output)
     session = BatchSession(settings, tenant)
-    record = session.create(file, options)
+    record = session.create(file, options, batch_copy(file, table, options["endpoint"]))
     if not wait:
         session.show(record, as_json=as_json, brief=True)
         return 0

@@ -1,19 +1,26 @@
 """Copy the input of a batch into its upload, and write the rows of a batch; `BatchSession` calls it."""
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import nullcontext
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import click
 import fsspec
 
 from gristmill.producer.batches.storage import COPY_BYTES
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.commands.session import stdin_bytes, stdout_bytes
+from gristmill.producer.commands.table_options import TableArguments
 from gristmill.shared.cli import say
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.file_format import check_start
+
+LINES_A_WRITE = 1_000
+"""Lines of a table that are written together."""
 
 
 async def write_rows(
@@ -37,6 +44,43 @@ async def write_rows(
         async for chunk in rows:
             target.write(chunk)
             target.flush()
+
+
+def batch_copy(
+    source: str, table: TableArguments, endpoint: str | None
+) -> Callable[[Upload], bytes]:
+    """Return what copies the input of a batch into its upload and returns the first line.
+
+    Args:
+        source: Path or URL; for a table also a glob or a folder.
+        table: Options of a table.
+        endpoint: Endpoint of every line; None for that of the first line, or for chat.
+
+    Raises:
+        click.UsageError: An option of a table has no effect on a batch.
+        InvalidRequest: The table cannot be read, or does not fit the options.
+    """
+    if not table.is_table:
+        return partial(copy_input, source)
+    if table.dedupe is not None or table.rename:
+        raise click.UsageError("--dedupe and --rename are for gristmill submit; leave them out")
+    from gristmill.producer.tables.batch_lines import batch_lines
+    from gristmill.producer.tables.table import Table
+    from gristmill.producer.tables.table_files import find_files
+
+    rows = Table(find_files([source]), has_types=False)
+    return partial(_write_lines, batch_lines(rows, table.spec(endpoint)))
+
+
+def _write_lines(lines: Iterator[bytes], upload: Upload) -> bytes:
+    """Write lines in large pieces, and return the first one."""
+    first = b""
+    while piece := list(islice(lines, LINES_A_WRITE)):
+        first = first or piece[0]
+        upload.write(b"".join(piece))
+    if not first:
+        raise InvalidRequest("the table has no rows to run; name an input with rows")
+    return first.rstrip(b"\n")
 
 
 def copy_input(source: str, upload: Upload) -> bytes:

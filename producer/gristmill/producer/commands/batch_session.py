@@ -19,7 +19,7 @@ from gristmill.producer.batches.objects import (
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import Storage, unusable
 from gristmill.producer.batches.upload import Upload
-from gristmill.producer.commands.batch_files import copy_input, write_rows
+from gristmill.producer.commands.batch_files import write_rows
 from gristmill.producer.commands.batch_watch import BatchWatch, untaken
 from gristmill.producer.commands.pause_words import is_named_by_client, told_of_pause
 from gristmill.producer.commands.session import on_queue, print_json
@@ -79,18 +79,21 @@ class BatchSession:
         self._tenant = tenant
         self._on = f"--queue {settings.queue}"  # for commands in messages
 
-    def create(self, source: str, options: Mapping[str, Any]) -> BatchRecord:
+    def create(
+        self, source: str, options: Mapping[str, Any], copy: Callable[[Upload], bytes]
+    ) -> BatchRecord:
         """Copy a file into the storage and create a batch from it.
 
         Args:
             source: Path or URL of the file, or `-` for stdin.
             options: Fields of `BatchSpec` except the input; an `endpoint` of None stands for the
                 endpoint of the first line.
+            copy: Writes the lines into the upload and returns the first one.
 
         Raises:
             InvalidRequest: The file cannot be read, or an option is wrong.
         """
-        return self._run(lambda batches: self._create(batches, source, dict(options)))
+        return self._run(lambda batches: self._create(batches, source, dict(options), copy))
 
     def batch(self, batch_id: str) -> BatchRecord:
         """Return a batch."""
@@ -249,14 +252,20 @@ class BatchSession:
     def _run(self, work: Callable[[Batches], Coroutine[Any, Any, T]]) -> T:
         return on_store(self._settings, lambda store: work(Batches(store)))
 
-    async def _create(self, batches: Batches, source: str, options: dict[str, Any]) -> BatchRecord:
+    async def _create(
+        self,
+        batches: Batches,
+        source: str,
+        options: dict[str, Any],
+        copy: Callable[[Upload], bytes],
+    ) -> BatchRecord:
         window_s(options["completion_window"])  # before the file is copied
         if options["endpoint"]:
             check_endpoint(options["endpoint"])
         owner, url = self._tenant or DEFAULT_TENANT, self._settings.redis_url.get_secret_value()
         await warn_of_eviction(batches.store.queue.redis, url)
         async with Upload(batches.files, owner) as upload:
-            first = copy_input(source, upload)
+            first = copy(upload)
             file = await upload.finish(os.fsencode(Path(source).name).decode(errors="replace"))
         try:
             options["endpoint"] = options["endpoint"] or self._endpoint_of(first)

@@ -9,11 +9,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
+from typing import Protocol
 
 import orjson
 
-from gristmill.producer.batches.rows import BadLine, bad_line_row, result_row
-from gristmill.producer.batches.submit_run import InputFile, failure_of_line
+from gristmill.producer.batches.rows import (
+    BadLine,
+    SkippedRow,
+    bad_line_row,
+    result_row,
+    skipped_row,
+)
+from gristmill.producer.batches.submit_run import failure_of_line
 from gristmill.producer.client import Client
 from gristmill.producer.commands.display import Display, display
 from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
@@ -30,6 +37,16 @@ MAX_SHARE_OF_STATUS = 0.02
 """Largest share of the time that the display may spend on asking Redis for states."""
 
 
+class Entries(Protocol):
+    """An input that was checked: `InputFile` or `TableInput`."""
+
+    def entries(
+        self, finished: bytearray | None = None
+    ) -> Iterator[tuple[int, Request | BadLine | SkippedRow]]:
+        """Yield each line's number with its request, or why it has none."""
+        ...
+
+
 class Collection:
     """One pass over an input: it submits a window at a time and writes rows as requests finish.
 
@@ -37,8 +54,9 @@ class Collection:
         client: Client of the queue that gets the requests.
         batch_input: Input whose `check` was called.
         run: Name of the run.
-        write: Callback that takes each row.
+        write: Callback that takes each row. It may return how many further lines have got the same answer.
         tally: Counter of the finished lines.
+        noun: What the input has, in messages: lines, or rows of a table.
         finished: Element n is 1 if line n has its row already; None if no line has one.
     """
 
@@ -46,11 +64,12 @@ class Collection:
         self,
         client: Client,
         *,
-        batch_input: InputFile,
+        batch_input: Entries,
         run: str,
-        write: Callable[[bytes], object],
+        write: Callable[[bytes], int | None],
         tally: Tally,
         finished: bytearray | None = None,
+        noun: str = "line",
     ) -> None:
         self._client = client
         self._input = batch_input
@@ -58,6 +77,7 @@ class Collection:
         self._write = write
         self._tally = tally
         self._finished = finished
+        self._noun = noun
         self._batch = ""  # of the request that was read last
         self._unfinished: set[str] = set()
 
@@ -84,15 +104,19 @@ class Collection:
             if isinstance(entry, BadLine):
                 self._add_row(bad_line_row(self._run, entry), is_failed=True)
                 self._tally.add_bad_line()
+            elif isinstance(entry, SkippedRow):
+                self._write(skipped_row(self._run, entry))
+                self._tally.add_without_run(1, has_failed=False)
             else:
                 self._unfinished.add(entry.id)
                 self._batch = entry.batch
                 yield entry
 
     def _add_row(self, row: bytes, *, is_failed: bool) -> None:
-        self._write(row)
+        if num_copies := self._write(row):
+            self._tally.add_without_run(num_copies, has_failed=is_failed)
         if is_failed and not self._tally.example:
-            self._tally.example = failure_of_line(orjson.loads(row), self._run)
+            self._tally.example = failure_of_line(orjson.loads(row), self._run, self._noun)
 
     @asynccontextmanager
     async def _watched(self, shown: Display) -> AsyncIterator[None]:
@@ -131,7 +155,7 @@ class Collection:
         )
 
 
-async def submit_only(client: Client, batch_input: InputFile, total: int) -> int:
+async def submit_only(client: Client, batch_input: Entries, total: int) -> int:
     """Submit every good line without waiting for results, and return the number of requests.
 
     Args:

@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,15 +11,8 @@ from typing import Any, BinaryIO
 import click
 from ulid import ULID
 
-from gristmill.producer.batches.rows import BadLine, LineReader
-from gristmill.producer.batches.submit_run import (
-    InputFile,
-    InputReport,
-    OutputFile,
-    RunRecord,
-    WrittenRows,
-    fingerprint,
-)
+from gristmill.producer.batches.rows import LineReader
+from gristmill.producer.batches.submit_run import InputReport, RunRecord, WrittenRows
 from gristmill.producer.commands.collect import Collection, submit_only
 from gristmill.producer.commands.resume import disk_hint, hint_on_interrupt, resume_command
 from gristmill.producer.commands.session import (
@@ -30,9 +22,11 @@ from gristmill.producer.commands.session import (
     print_json,
     stdout_bytes,
 )
+from gristmill.producer.commands.submit_checks import conflict_in_words, refuse_bad_lines
+from gristmill.producer.commands.submit_jobs import Job, RunInput, RunOutput
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
-from gristmill.shared.errors import IdConflict, InvalidRequest
+from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.fleet import Fleet
 from gristmill.shared.fleet_cache import read_fleet
 from gristmill.shared.pauses import pause_in_words
@@ -46,7 +40,7 @@ class SubmitOptions:
     """The options of one `gristmill submit`.
 
     Attributes:
-        source: Path of the input, or `-` for stdin.
+        source: Name of the input in messages; `-` for stdin.
         wait: True to wait for the results and write their rows.
         output: File that gets the rows; None for stdout.
         lenient: True to run the good lines of a file that has bad ones.
@@ -76,16 +70,17 @@ class Submission:
     """Check a file, submit it, and with `--wait` collect its rows.
 
     Args:
-        path: Path of the input, which is read twice; for stdin, of its copy.
+        job: What is submitted: lines of requests, or a table.
         options: Options of the command.
         settings: Redis, queue and limits.
     """
 
-    def __init__(self, path: Path, options: SubmitOptions, settings: QueueSettings) -> None:
-        self._path = path
+    def __init__(self, job: Job, options: SubmitOptions, settings: QueueSettings) -> None:
+        self._job = job
         self._options = options
         self._settings = settings
         self._fleet: Fleet | None = None
+        self._totals: dict[str, Any] = {}
 
     def execute(self) -> int:
         """Run the command and return the exit code: 0 if all succeeded, 1 if some failed.
@@ -97,7 +92,7 @@ class Submission:
         self._fleet = on_queue(self._settings, self._look)
         if self._options.output is None:
             return self._execute(None)
-        with OutputFile(self._options.output) as output:
+        with self._job.open_output(self._options.output) as output:
             return self._execute(output)
 
     async def _look(self, queue: Queue) -> Fleet:
@@ -113,13 +108,17 @@ class Submission:
         await warn_of_eviction(queue.redis, self._settings.redis_url.get_secret_value())
         return await read_fleet(queue)
 
-    def _execute(self, output: OutputFile | None) -> int:
+    def _execute(self, output: RunOutput | None) -> int:
         run, is_resume = self._run(output)
-        batch_input = self._input(run.run, is_new=not (is_resume or self._options.run))
-        report = batch_input.check()
-        _refuse_bad_lines(report, self._options)
+        if run.finished is not None:
+            return self._tell_finished(run, run.finished)
+        reader = self._reader(run.run, is_new=not (is_resume or self._options.run))
+        batch_input, report = self._job.checked(reader, output, is_resume=is_resume)
+        refuse_bad_lines(
+            report, self._job, source=self._options.source, is_lenient=self._options.lenient
+        )
         resumed = ", resumed" if is_resume else ""
-        say(f"run {run.run}: {report.num_lines:,} requests, queue {run.queue}{resumed}")
+        say(f"run {run.run}: {self._job.in_words(report)}, queue {run.queue}{resumed}")
         command = resume_command(sys.argv[1:], run.run, has_output=output is not None)
         is_piped = self._options.source == "-"
         where = self._options.output or "stdout"
@@ -135,28 +134,38 @@ class Submission:
                 )
             written = self._begin(output, run, report, is_resume)
             try:
-                return self._collect(batch_input, report, run, output.append, written)
+                code = self._collect(batch_input, report, run, output.append, written)
+                output.finish(self._totals)
             except InvalidRequest:
                 if (
                     self._options.run and not is_resume
                 ):  # without --run only the record has the name
                     output.forget_run()
                 raise
+            return code
 
-    def _run(self, output: OutputFile | None) -> tuple[RunRecord, bool]:
+    def _tell_finished(self, run: RunRecord, totals: Mapping[str, Any]) -> int:
+        say(
+            f"run {run.run} has finished: {totals['total']:,} rows are there already ({totals['failed']:,} failed)"
+        )
+        if self._options.as_json:
+            print_json({"run": run.run, "queue": run.queue} | dict(totals))
+        return 1 if totals["failed"] else 0
+
+    def _run(self, output: RunOutput | None) -> tuple[RunRecord, bool]:
         """Return the run, and True if the output shows that it began earlier.
 
         Raises:
             InvalidRequest: The earlier run had another input or other options.
         """
-        input_bytes, input_digest = fingerprint(self._path)
+        input_bytes, input_digest = self._job.fingerprint()
         endpoint = {"endpoint": self._options.endpoint} if self._options.endpoint else {}
         now = RunRecord(
             run=self._options.run or str(ULID()),
             queue=self._settings.queue,
             input_bytes=input_bytes,
             input_digest=input_digest,
-            fields=self._options.fields | endpoint,
+            fields=self._options.fields | endpoint | dict(self._job.facts),
         )
         earlier = output.begun_run(is_forced=self._options.force) if output else None
         if earlier is None:
@@ -164,12 +173,12 @@ class Submission:
         earlier.check_same(now if self._options.run else replace(now, run=earlier.run))
         return earlier, True
 
-    def _input(self, run: str, *, is_new: bool) -> InputFile:
-        """Return the input. Only for a new run, check that workers serve the models of its lines.
+    def _reader(self, run: str, *, is_new: bool) -> LineReader:
+        """Return the reader of lines. Only for a new run, it checks that workers serve their models.
 
         A resumed run may have results for models that no worker serves now.
         """
-        reader = LineReader(
+        return LineReader(
             run,
             max_request_bytes=self._settings.max_request_bytes,
             default_endpoint=self._options.endpoint,
@@ -177,10 +186,9 @@ class Submission:
             refuses_unknown=self._options.refuses_unknown,
             fleet=self._fleet if is_new and self._settings.check_models else None,
         )
-        return InputFile(self._path, reader)
 
     def _begin(
-        self, output: OutputFile, run: RunRecord, report: InputReport, is_resume: bool
+        self, output: RunOutput, run: RunRecord, report: InputReport, is_resume: bool
     ) -> WrittenRows:
         if not is_resume:
             output.begin(run)
@@ -189,8 +197,8 @@ class Submission:
             say(f"{written.num_finished:,} rows are there already ({written.num_failed:,} failed)")
         return written
 
-    def _submit_only(self, batch_input: InputFile, report: InputReport, run: RunRecord) -> int:
-        with _conflict_in_words(run.run):
+    def _submit_only(self, batch_input: RunInput, report: InputReport, run: RunRecord) -> int:
+        with conflict_in_words(run.run):
             num_submitted = on_client(
                 self._settings, lambda client: submit_only(client, batch_input, report.num_lines)
             )
@@ -205,10 +213,10 @@ class Submission:
 
     def _collect(
         self,
-        batch_input: InputFile,
+        batch_input: RunInput,
         report: InputReport,
         run: RunRecord,
-        write: Callable[[bytes], object],
+        write: Callable[[bytes], int | None],
         written: WrittenRows | None,
     ) -> int:
         num_finished, num_failed = (written.num_finished, written.num_failed) if written else (0, 0)
@@ -217,7 +225,7 @@ class Submission:
         )
         tally.example = written.example if written else ""
         finished = written.finished if written else None
-        with _conflict_in_words(run.run):
+        with conflict_in_words(run.run):
             on_client(
                 self._settings,
                 lambda client: Collection(
@@ -227,8 +235,10 @@ class Submission:
                     write=write,
                     tally=tally,
                     finished=finished,
+                    noun=self._job.noun,
                 ).run(self._options.window),
             )
+        self._totals = self._job.totals(report) | _counts(tally)
         self._summarise(run, tally)
         return 1 if tally.num_failed else 0
 
@@ -236,17 +246,9 @@ class Submission:
         now_s = time.monotonic()
         if self._options.as_json:
             print_json(
-                {
-                    "run": run.run,
-                    "queue": run.queue,
-                    "total": tally.total,
-                    "succeeded": tally.num_finished - tally.num_failed,
-                    "failed": tally.num_failed,
-                    "finished_earlier": tally.num_earlier,
-                    "prompt_tokens": tally.prompt_tokens,
-                    "output_tokens": tally.output_tokens,
-                    "elapsed_s": round(tally.elapsed_s(now_s), 3),
-                }
+                {"run": run.run, "queue": run.queue}
+                | self._totals
+                | {"elapsed_s": round(tally.elapsed_s(now_s), 3)}
             )
         if tally.num_earlier < tally.total:
             say(tally.summary(now_s))
@@ -255,49 +257,18 @@ class Submission:
             say(f"{tally.num_failed:,} of {tally.total:,} failed, e.g. {tally.example}{see}")
 
 
-@contextmanager
-def _conflict_in_words(run: str) -> Iterator[None]:
-    """Say which line of the input conflicts with an earlier run of this name.
-
-    Raises:
-        InvalidRequest: The queue has another request under the id of a line.
-    """
-    try:
-        yield
-    except IdConflict as error:
-        line = (error.request_id or "").removeprefix(f"{run}-")
-        raise InvalidRequest(
-            f"line {line} (request {error.request_id}) differs from line {line} of an earlier run {run}; submit the same input with the same"
-            " options as before, or name another run with --run"
-        ) from None
+def _counts(tally: Tally) -> dict[str, int]:
+    """Return the counts of a run for its summary."""
+    return {
+        "total": tally.total,
+        "succeeded": tally.num_finished - tally.num_failed,
+        "failed": tally.num_failed,
+        "finished_earlier": tally.num_earlier,
+        "prompt_tokens": tally.prompt_tokens,
+        "output_tokens": tally.output_tokens,
+    }
 
 
 def _write_to(stream: BinaryIO, row: bytes) -> None:
     stream.write(row)
     stream.flush()
-
-
-def _listed(lines: Sequence[BadLine], total: int) -> str:
-    """Return lines as a list, each below the one before, and how many more there are."""
-    shown = "".join(f"\n  {line}" for line in lines)
-    return shown + (f"\n  and {more:,} more" if (more := total - len(lines)) else "")
-
-
-def _refuse_bad_lines(report: InputReport, options: SubmitOptions) -> None:
-    if report.num_lines == 0:
-        raise InvalidRequest(f"{options.source} has no requests; write one JSON object a line")
-    if report.num_warned:
-        listed = _listed(report.warned, report.num_warned)
-        say(
-            f"{report.num_warned:,} of {report.num_lines:,} lines have fields without effect:{listed}"
-        )
-    if report.num_bad == 0:
-        return
-    shown = _listed(report.bad, report.num_bad)
-    if options.lenient:
-        say(f"{report.num_bad:,} of {report.num_lines:,} lines cannot be submitted:{shown}")
-        return
-    raise InvalidRequest(
-        f"{report.num_bad:,} of {report.num_lines:,} lines of {options.source} cannot be submitted, so"
-        f" nothing was submitted:{shown}\nCorrect them, or run the other lines with --lenient."
-    )

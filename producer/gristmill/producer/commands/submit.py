@@ -1,19 +1,16 @@
-"""`gristmill submit`: run a JSONL file of requests; an interrupted run can be resumed."""
+"""`gristmill submit`: run a file of requests or a table; an interrupted run can be resumed."""
 
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gristmill.producer.commands.batch_options import lenient_option, unknown_fields_option
+from gristmill.producer.commands.table_options import TableArguments, table_options
 from gristmill.shared.cli import FiniteRange, queue_options
-from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -24,14 +21,21 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @click.command()
-@click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True, readable=False))
+@click.argument(
+    "sources",
+    metavar="FILE...|-",
+    nargs=-1,
+    required=True,
+    type=click.Path(allow_dash=True, readable=False),
+)
 @click.option("--wait", is_flag=True, help="Wait for the results and write them.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for the rows; needs --wait.  [default: stdout]",
+    help="File for the rows; needs --wait. For a table, .jsonl, .csv or .parquet.  [default: stdout]",
 )
+@table_options
 @lenient_option
 @unknown_fields_option
 @click.option(
@@ -74,10 +78,10 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @queue_options
 def submit(
-    *, file: str, wait: bool, output: Path | None, lenient: bool, unknown_fields: str, window: int, run: str | None,
+    *, sources: tuple[str, ...], table: "TableArguments", wait: bool, output: Path | None, lenient: bool, unknown_fields: str, window: int, run: str | None,
     force: bool, as_json: bool, endpoint: str | None, settings: "QueueSettings", **fields: Any,
 ) -> int:  # fmt: skip
-    """Run a JSONL file with one request per line.
+    """Run a JSONL file with one request per line, or a table with --prompt or --template.
 
     Submits the requests; with --wait, also writes their results.
 
@@ -85,24 +89,29 @@ def submit(
     {"messages": ...} or {"input": ...}. The command checks the whole file before it submits
     anything.
 
+    A table is JSONL (also .gz, .zst), CSV, Parquet or Arrow: files, globs, folders, or URLs such as
+    hf://datasets/OWNER/NAME. The output has its rows in their order, with the columns answer,
+    prompt_tokens, output_tokens, finish_reason and error.
+
     The same command with the same -o or --run resumes an interrupted run. It skips lines that have
     their row in the output file, and runs no finished request again.
 
     Exits with 0 if all requests succeeded, 1 if some failed.
     """
     from gristmill.producer.commands.submission import Submission, SubmitOptions
+    from gristmill.producer.commands.submit_sources import opened_job
 
     options = SubmitOptions(
-        source=file, wait=wait, output=output, lenient=lenient, refuses_unknown=unknown_fields == "refuse", window=window, run=run, force=force,
+        source=sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more", wait=wait, output=output, lenient=lenient, refuses_unknown=unknown_fields == "refuse", window=window, run=run, force=force,
         as_json=as_json, endpoint=endpoint,
         fields={name: value for name, value in fields.items() if value is not None},
     )  # fmt: skip
-    _check_options(options)
-    with _spooled(file) as path:
-        return Submission(path, options, settings).execute()
+    _check_options(options, sources)
+    with opened_job(sources, table, options) as job:
+        return Submission(job, options, settings).execute()
 
 
-def _check_options(options: "SubmitOptions") -> None:
+def _check_options(options: "SubmitOptions", sources: Sequence[str]) -> None:
     if options.output is not None and not options.wait:
         raise click.UsageError("-o needs --wait: without it there are no results to write")
     if options.as_json and options.wait and options.output is None:
@@ -116,7 +125,8 @@ def _check_options(options: "SubmitOptions") -> None:
     if options.output is not None:
         from gristmill.producer.batches.submit_run import RunRecord, check_apart
 
-        check_apart(options.source, options.output, RunRecord.beside(options.output))
+        for source in sources:
+            check_apart(source, options.output, RunRecord.beside(options.output))
     _check_fields(options)
 
 
@@ -137,26 +147,3 @@ def _check_fields(options: "SubmitOptions") -> None:
     read = reader.read(Line(1, json.dumps({"body": body}).encode(), 0, 0))
     if isinstance(read, BadLine):
         raise InvalidRequest(f"no line can have these options: {read.reason}")
-
-
-@contextmanager
-def _spooled(source: str) -> Iterator[Path]:
-    """Yield a file that can be read twice: the file itself, or a copy of stdin."""
-    if source != "-":
-        if not Path(source).is_file():
-            raise InvalidRequest(f"no file {source!r}; name a JSONL file, or - for stdin")
-        yield Path(source)
-        return
-    from gristmill.producer.commands.session import stdin_bytes
-
-    piped, remedy = (
-        stdin_bytes(),
-        "make room there, or name another folder with TMPDIR; then repeat the command",
-    )
-    with ExitStack() as stack:
-        with disk_errors("the copy of stdin", remedy):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gristmill-")))
-        path = folder / "stdin"
-        with disk_errors(path, remedy), path.open("wb") as copy:
-            shutil.copyfileobj(piped, copy)
-        yield path

@@ -63,10 +63,14 @@ class Tally:
             self._found_tokens += output_tokens
 
     def add_bad_line(self) -> None:
-        """Count a line that became an error row; no worker saw it, so it is part of no rate."""
-        self.num_finished += 1
-        self.num_failed += 1
-        self.num_bad += 1
+        """Count a line that became an error row."""
+        self.add_without_run(1, has_failed=True)
+
+    def add_without_run(self, num: int, *, has_failed: bool) -> None:
+        """Count lines that no worker saw: bad ones, skipped ones, copies. They are part of no rate."""
+        self.num_finished += num
+        self.num_failed += num * has_failed
+        self.num_bad += num
 
     def sample(self, now_s: float, *, is_served: bool = True) -> None:
         """Record the counts at this moment; rates are differences between such samples.
@@ -86,7 +90,7 @@ class Tally:
 
     @property
     def _num_seen(self) -> int:
-        """Finished lines, without bad lines and results older than `begin_ms`."""
+        """Finished lines, without those that no worker saw and results older than `begin_ms`."""
         return self.num_finished - self.num_bad - self.num_found
 
     @property

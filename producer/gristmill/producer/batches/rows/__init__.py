@@ -10,7 +10,7 @@ from gristmill.producer.batches.rows.custom_ids import (
     unknown_fields_of,
 )
 from gristmill.producer.batches.rows.line_reader import LineReader
-from gristmill.producer.batches.rows.lines import BadLine, Line, lines_of, take_lines
+from gristmill.producer.batches.rows.lines import BadLine, Line, SkippedRow, lines_of, take_lines
 from gristmill.producer.batches.rows.row_format import (
     ID_PREFIX,
     bad_line_row,
@@ -20,6 +20,7 @@ from gristmill.producer.batches.rows.row_format import (
     line_number,
     line_of_row,
     result_row,
+    skipped_row,
     unanswered_row,
 )
 
@@ -30,6 +31,7 @@ __all__ = [
     "Line",
     "LineReader",
     "Names",
+    "SkippedRow",
     "bad_line_row",
     "bad_request",
     "custom_id_of",
@@ -42,6 +44,7 @@ __all__ = [
     "lines_of",
     "names_of",
     "result_row",
+    "skipped_row",
     "take_lines",
     "unanswered_row",
     "unknown_fields_of",

@@ -1,7 +1,7 @@
 """Split a JSONL file into numbered lines, in memory bounded by one line."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -44,6 +44,7 @@ class BadLine:
             custom_id of another line.
         code: The kind of the rule, for programs.
         metadata: The line's metadata without the custom_id; None for no metadata.
+        where: File and row, for a row of a table; "" for a line of the one input.
     """
 
     number: int
@@ -51,9 +52,25 @@ class BadLine:
     custom_id: str | None
     code: str = InvalidRequest.code
     metadata: Mapping[str, Any] | None = None
+    where: str = ""
 
     def __str__(self) -> str:
-        return f"line {self.number:,}: {self.reason}"
+        return f"{self.where or f'line {self.number:,}'}: {self.reason}"
+
+    def at(self, where: str) -> "BadLine":
+        """Return the same error at another place."""
+        return replace(self, where=where)
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """A row of a table that is left without a request and without an error.
+
+    Attributes:
+        number: Number of the row, from 1.
+    """
+
+    number: int
 
 
 def lines_of(

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from gristmill.producer.batches.rows.custom_ids import names_of
-from gristmill.producer.batches.rows.lines import BadLine
+from gristmill.producer.batches.rows.lines import BadLine, SkippedRow
 from gristmill.shared.answers import code_in, message_in
 from gristmill.shared.one_line import json_line, one_line
 from gristmill.shared.results import Result
@@ -56,6 +56,11 @@ def bad_line_row(run: str, line: BadLine) -> bytes:
     }  # fmt: skip
     response = {"status_code": 400, "request_id": request_id, "body": {"error": error}}
     return _row(request_id, line.custom_id, response, None, metadata=line.metadata)
+
+
+def skipped_row(run: str, row: SkippedRow) -> bytes:
+    """Return the row of a table's row that was left unanswered: neither response nor error."""
+    return _row(f"{run}-{row.number}", None, None, None, metadata=None)
 
 
 def unanswered_row(

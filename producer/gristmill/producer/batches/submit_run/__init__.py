@@ -5,7 +5,9 @@ from gristmill.producer.batches.submit_run.output_file import (
     OutputFile,
     WrittenRows,
     check_apart,
+    earlier_run,
     failure_of_line,
+    lock_beside,
 )
 from gristmill.producer.batches.submit_run.run_record import RunRecord, fingerprint
 
@@ -16,6 +18,8 @@ __all__ = [
     "RunRecord",
     "WrittenRows",
     "check_apart",
+    "earlier_run",
     "failure_of_line",
     "fingerprint",
+    "lock_beside",
 ]

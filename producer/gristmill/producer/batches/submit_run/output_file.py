@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -80,13 +81,7 @@ class OutputFile:
         Raises:
             InvalidRequest: The file is not empty and belongs to no run.
         """
-        if is_forced:
-            return None
-        earlier = RunRecord.read(self._path)
-        if earlier is None and self._path.stat().st_size:
-            message = f"{self._path} exists; name another output, or overwrite it with --force"
-            raise InvalidRequest(message)
-        return earlier
+        return earlier_run(self._path, is_forced=is_forced)
 
     def begin(self, run: RunRecord) -> None:
         """Empty the file and write the record of a new run."""
@@ -97,6 +92,9 @@ class OutputFile:
         """Delete the record of a run that has no rows, so that nothing of the run is left."""
         if not os.fstat(self._file.fileno()).st_size:
             RunRecord.beside(self._path).unlink(missing_ok=True)
+
+    def finish(self, totals: Mapping[str, Any]) -> None:
+        """Do nothing: the rows are there already. `TableOutput` merges its rows here."""
 
     def append(self, row: bytes) -> None:
         """Append a row that ends with its line end."""
@@ -142,15 +140,64 @@ class OutputFile:
         written.num_failed += has_failed
 
 
-def failure_of_line(row: dict[str, Any], run: str) -> str:
+def failure_of_line(row: dict[str, Any], run: str, noun: str = "line") -> str:
     """Return a failed row in words: its line, its custom_id and the cause.
+
+    Args:
+        row: A parsed row.
+        run: Name of the run.
+        noun: What the input has: lines, or rows of a table.
 
     Raises:
         ValueError: The row belongs to another run, or is no row.
     """
     line, custom_id = line_number(row, run), row["custom_id"]
     named = f" (custom_id {custom_id})" if custom_id not in (None, str(line)) else ""
-    return f"line {line:,}{named}: {failure_in_words(row)}"
+    return f"{noun} {line:,}{named}: {failure_in_words(row)}"
+
+
+def earlier_run(output: Path, *, is_forced: bool) -> RunRecord | None:
+    """Return the run to which an output belongs, finished or not; None to begin a new one.
+
+    Args:
+        output: Path of the output.
+        is_forced: Begin a new run even if there is an output.
+
+    Raises:
+        InvalidRequest: The output is not empty and belongs to no run.
+    """
+    if is_forced:
+        return None
+    earlier = RunRecord.read(output)
+    if earlier is None and output.exists() and output.stat().st_size:
+        message = f"{output} exists; name another output, or overwrite it with --force"
+        raise InvalidRequest(message)
+    return earlier
+
+
+def lock_beside(folder: Path, output: Path) -> FileIO:
+    """Make a folder beside an output and lock it, so that only this process writes the output.
+
+    Args:
+        folder: Folder with the work of the run.
+        output: Path of the output, for messages.
+
+    Returns:
+        The lock; it ends when the file is closed.
+
+    Raises:
+        InvalidRequest: Another process holds the lock, or the folder cannot be written.
+    """
+    path = folder / "lock"
+    while True:
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _unwritable(output, error) from None
+        lock = _locked(path, output)
+        if _is_at(path, lock):
+            return lock
+        lock.close()  # the process before us has just deleted the folder
 
 
 def check_apart(source: str, *outputs: Path) -> None:
@@ -171,20 +218,23 @@ def check_apart(source: str, *outputs: Path) -> None:
                 )
 
 
-def _locked(path: Path) -> FileIO:
+def _locked(path: Path, output: Path | None = None) -> FileIO:
+    output = output or path
     try:
         file = path.open("a+b", buffering=0)
     except OSError as error:
-        raise InvalidRequest(
-            f"cannot write {path}: {error.strerror}; name another output"
-        ) from None
+        raise _unwritable(output, error) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        message = f"another process is writing {path}; wait for it, or name another output"
+        message = f"another process is writing {output}; wait for it, or name another output"
         raise InvalidRequest(message) from None
     return file
+
+
+def _unwritable(output: Path, error: OSError) -> InvalidRequest:
+    return InvalidRequest(f"cannot write {output}: {error.strerror}; name another output")
 
 
 def _is_at(path: Path, file: FileIO) -> bool:

@@ -10,8 +10,12 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.one_line import shown
 
-_KINDS = {"run": str, "queue": str, "input_bytes": int, "input_digest": str, "fields": dict}
+_KINDS = {
+    "run": str, "queue": str, "input_bytes": int, "input_digest": str, "fields": dict,
+    "finished": dict | None,
+}  # fmt: skip
 """Types of the values in the file."""
 
 
@@ -25,6 +29,7 @@ class RunRecord:
         input_bytes: Size of the input.
         input_digest: BLAKE2 of the input.
         fields: Options that went into the requests.
+        finished: Counts of a run of a table whose output is written; None before that, and for lines.
     """
 
     run: str
@@ -32,6 +37,7 @@ class RunRecord:
     input_bytes: int
     input_digest: str
     fields: Mapping[str, Any]
+    finished: Mapping[str, Any] | None = None
 
     @staticmethod
     def beside(output: Path) -> Path:
@@ -64,7 +70,7 @@ class RunRecord:
         record = cls(**facts)
         for name, kind in _KINDS.items():
             if not isinstance(getattr(record, name), kind):
-                raise TypeError(f"{name} is no {kind.__name__}")
+                raise TypeError(f"{name} has another type")
         return record
 
     def write(self, output: Path) -> None:
@@ -72,7 +78,8 @@ class RunRecord:
         path = self.beside(output)
         draft = path.with_name(path.name + ".draft")
         try:
-            draft.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_APPEND_NEWLINE))
+            facts = {name: value for name, value in asdict(self).items() if value is not None}
+            draft.write_bytes(orjson.dumps(facts, option=orjson.OPT_APPEND_NEWLINE))
             draft.replace(path)
         except OSError:
             with contextlib.suppress(OSError):  # a folder of this name stays
@@ -100,10 +107,13 @@ class RunRecord:
                 f"the input has changed since run {self.run} began ({self.input_bytes:,} bytes then,"
                 f" {now.input_bytes:,} now); {remedy}"
             )
-        if now.fields != self.fields:
-            raise InvalidRequest(
-                f"run {self.run} began with the options {dict(self.fields)}, not {dict(now.fields)}; {remedy}"
-            )
+        for name in sorted(self.fields.keys() | now.fields.keys()):
+            then, today = self.fields.get(name), now.fields.get(name)
+            if then != today:
+                raise InvalidRequest(
+                    f"run {self.run} began with other options: {name} was {shown(then)}, and is {shown(today)} now;"
+                    f" {remedy}"
+                )
 
 
 def fingerprint(path: Path) -> tuple[int, str]:

@@ -1,0 +1,208 @@
+"""Run a Parquet table of many rows through `gristmill submit`; measure it and check its output.
+
+    python benchmarks/tables.py                           (200,000 rows)
+    python benchmarks/tables.py --rows 10000000 --kills 5
+    python benchmarks/tables.py --copies 0.5 --dedupe     (half of the rows ask the same as another)
+
+Separate processes run a Valkey, workers with the stub engine, and the command. `--kills` kills the command
+and a worker at random points, and starts the same command again. At the end the output must have each row
+once and in order, and the queue must have ended each request once.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.local.processes import die_with_parent, free_port
+from gristmill.local.redis_server import server_binary
+from gristmill.shared.connection import connect
+from gristmill.shared.queue import Queue
+
+GRISTMILL = (sys.executable, "-m", "gristmill.shared.cli")
+WORKER = (sys.executable, str(Path(__file__).parents[1] / "tests" / "stub_worker.py"))
+GROUP_ROWS = 100_000
+WORDS = [
+    "the",
+    "review",
+    "says",
+    "that",
+    "this",
+    "thing",
+    "works",
+    "well",
+    "and",
+    "was",
+    "worth",
+    "its",
+    "price",
+]
+
+
+class Processes:
+    """The processes of the run, with the peak memory of each kind."""
+
+    def __init__(self, folder: Path, num_workers: int, options: list[str]) -> None:
+        port = free_port()
+        self.redis_url = f"redis://127.0.0.1:{port}/0"
+        self.peak_mb: Counter[str] = Counter()
+        self._folder = folder
+        self._environment = os.environ | {
+            "REDIS_URL": self.redis_url, "GRISTMILL_HEALTH_PORT": "0", "GRISTMILL_LEASE_S": "5",
+            "MAX_IN_FLIGHT": "1024",
+        }  # fmt: skip
+        redis = (str(server_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", "")
+        command = (
+            *GRISTMILL, "submit", "in.parquet", "--prompt", "Label this: {text}", "--params", "params.json",
+            "--wait", "-o", "out.parquet", *options,
+        )  # fmt: skip
+        self._commands = {"redis": redis, "worker": WORKER, "submit": command}
+        self._running = {"redis": [self._start("redis")]}
+        self._running["worker"] = [self._start("worker") for _ in range(num_workers)]
+        self._running["submit"] = [self._start("submit")]
+
+    def _start(self, kind: str) -> "subprocess.Popen[bytes]":
+        with (self._folder / f"{kind}.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603  # our own commands
+                self._commands[kind],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509  # nothing here has threads
+            )
+
+    def measure(self) -> None:
+        """Record the peak memory of each kind."""
+        for kind, processes in self._running.items():
+            for process in processes:
+                with suppress(OSError, IndexError):
+                    status = Path(f"/proc/{process.pid}/status").read_text()
+                    peak_kb = int(status.split("VmHWM:")[1].split()[0])
+                    self.peak_mb[kind] = max(self.peak_mb[kind], peak_kb // 1024)
+
+    def kill(self, chance: random.Random) -> None:
+        """Kill the command and a worker, and start them again."""
+        for kind in ("submit", "worker"):
+            number = chance.randrange(len(self._running[kind]))
+            self._running[kind][number].kill()
+            self._running[kind][number].wait()
+            self._running[kind][number] = self._start(kind)
+
+    def code(self) -> int | None:
+        """Return the exit code of the command, or None while it runs."""
+        return self._running["submit"][0].poll()
+
+    def stop(self) -> None:
+        """Stop all processes, Redis last."""
+        for processes in reversed(self._running.values()):
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait()
+
+
+def write_input(path: Path, num_rows: int, copies: float) -> None:
+    """Write the table: a number, a text of about 200 characters that repeats for copies, and a list."""
+    chance = random.Random(2)
+    num_texts = max(1, round(num_rows * (1 - copies)))
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("tags", pa.list_(pa.int32()))])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, num_rows, GROUP_ROWS):
+            numbers = range(start, min(start + GROUP_ROWS, num_rows))
+            texts = [f"{n % num_texts} {' '.join(chance.choices(WORDS, k=36))}" for n in numbers]
+            if copies:
+                texts = [f"{n % num_texts} {' '.join(WORDS * 3)}" for n in numbers]
+            table = pa.table([list(numbers), texts, [[n % 7] for n in numbers]], schema=schema)
+            writer.write_table(table)
+
+
+def check_output(source: Path, output: Path) -> tuple[int, int]:
+    """Return the rows of an output, and how many of them are not the input's row in its place."""
+    num_rows = num_wrong = 0
+    reader = pq.ParquetFile(output)
+    for batch in reader.iter_batches(columns=["n", "answer", "error"]):
+        numbers = batch.column(0).to_pylist()
+        answers = batch.column(1).to_pylist()
+        for number, answer in zip(numbers, answers, strict=True):
+            num_wrong += number != num_rows or not answer
+            num_rows += 1
+    columns = pq.ParquetFile(source).schema_arrow.names
+    same = pq.ParquetFile(output).schema_arrow.names[: len(columns)] == columns
+    return num_rows, num_wrong if same else num_rows
+
+
+async def watch(processes: Processes, num_requests: int, kills: list[float]) -> int:
+    """Wait for the command's end, and kill at these shares of its progress; return the requests that ended."""
+    chance = random.Random(1)
+    redis = connect(processes.redis_url)
+    queue, num_ended = Queue(redis), 0
+    try:
+        while processes.code() is None:
+            with suppress(Exception):  # Redis may not be up yet
+                num_ended = (await queue.stats()).counters.get("succeeded", 0)
+            if kills and num_ended >= kills[0] * num_requests:
+                kills.pop(0)
+                processes.kill(chance)
+                print(f"  killed command and worker at {num_ended:,}", flush=True)
+            processes.measure()
+            await asyncio.sleep(0.2)
+        return (await queue.stats()).counters.get("succeeded", 0)
+    finally:
+        await redis.aclose()
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    write_input(folder / "in.parquet", options.rows, options.copies)
+    (folder / "params.json").write_bytes(orjson.dumps({"max_tokens": 8}))
+    chance = random.Random(options.seed)
+    kills = sorted(chance.random() for _ in range(options.kills))
+    num_requests = round(options.rows * (1 - options.copies)) if options.dedupe else options.rows
+    processes = Processes(folder, options.workers, ["--dedupe"] if options.dedupe else [])
+    began_s = time.perf_counter()
+    try:
+        num_ended = asyncio.run(watch(processes, num_requests, kills))
+        ended_s = time.perf_counter()
+    finally:
+        processes.stop()
+    if processes.code() != 0:
+        raise SystemExit((folder / "submit.log").read_text()[-2_000:])
+    num_rows, num_wrong = check_output(folder / "in.parquet", folder / "out.parquet")
+    peaks = ", ".join(f"{kind} {mb} MB" for kind, mb in processes.peak_mb.items())
+    took_s = ended_s - began_s
+    print(
+        f"{options.rows:,} rows in {took_s:,.0f} s, {options.rows / took_s:,.0f} rows/s, with {options.kills} kills\n"
+        f"{num_rows:,} rows in the output, {num_wrong:,} of them wrong or out of order;"
+        f" {num_ended:,} requests ended for {num_requests:,}\n"
+        f"peak memory: {peaks}"
+    )
+    if (num_rows, num_wrong, num_ended) != (options.rows, 0, num_requests):
+        raise SystemExit("the output is not right")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--copies", type=float, default=0, help="share of rows that repeat another")
+    parser.add_argument("--dedupe", action="store_true")
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

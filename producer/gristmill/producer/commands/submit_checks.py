@@ -1,0 +1,64 @@
+"""Report what the check of an input has found; `submission.py` calls it before anything is submitted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from gristmill.producer.batches.rows import BadLine
+from gristmill.producer.batches.submit_run import InputReport
+from gristmill.producer.commands.submit_jobs import Job
+from gristmill.shared.cli import say
+from gristmill.shared.errors import IdConflict, InvalidRequest
+
+
+@contextmanager
+def conflict_in_words(run: str) -> Iterator[None]:
+    """Say which line of the input conflicts with an earlier run of this name.
+
+    Raises:
+        InvalidRequest: The queue has another request under the id of a line.
+    """
+    try:
+        yield
+    except IdConflict as error:
+        line = (error.request_id or "").removeprefix(f"{run}-")
+        raise InvalidRequest(
+            f"line {line} (request {error.request_id}) differs from line {line} of an earlier run {run}; submit the same input with the same"
+            " options as before, or name another run with --run"
+        ) from None
+
+
+def _listed(lines: Sequence[BadLine], total: int) -> str:
+    """Return lines as a list, each below the one before, and how many more there are."""
+    shown = "".join(f"\n  {line}" for line in lines)
+    return shown + (f"\n  and {more:,} more" if (more := total - len(lines)) else "")
+
+
+def refuse_bad_lines(report: InputReport, job: Job, *, source: str, is_lenient: bool) -> None:
+    """Say which lines are bad or have fields without effect, and refuse a file with bad ones.
+
+    Args:
+        report: Outcome of the check.
+        job: What is run.
+        source: Name of the input.
+        is_lenient: True to run the good lines of a file that has bad ones.
+
+    Raises:
+        InvalidRequest: There are no lines, or bad ones without `is_lenient`.
+    """
+    if report.num_lines == 0:
+        raise InvalidRequest(f"{source} {job.if_empty}")
+    if report.num_warned:
+        listed = _listed(report.warned, report.num_warned)
+        say(
+            f"{report.num_warned:,} of {report.num_lines:,} {job.noun}s have fields without effect:{listed}"
+        )
+    if report.num_bad == 0:
+        return
+    shown = _listed(report.bad, report.num_bad)
+    if is_lenient:
+        say(f"{report.num_bad:,} of {report.num_lines:,} {job.noun}s cannot be submitted:{shown}")
+        return
+    raise InvalidRequest(
+        f"{report.num_bad:,} of {report.num_lines:,} {job.noun}s of {source} cannot be submitted, so"
+        f" nothing was submitted:{shown}\nCorrect them, or run the other {job.noun}s with --lenient."
+    )

@@ -1,0 +1,240 @@
+"""What one `gristmill submit` runs: lines of requests, or a table whose columns become requests.
+
+`Submission` does the rest for both. The table's parts are imported only when a table is run.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from gristmill.producer.batches.rows import BadLine, LineReader, SkippedRow
+from gristmill.producer.batches.submit_run import (
+    InputFile,
+    InputReport,
+    OutputFile,
+    RunRecord,
+    WrittenRows,
+    fingerprint,
+)
+from gristmill.shared.cli import say
+from gristmill.shared.request import Request
+
+if TYPE_CHECKING:
+    from gristmill.producer.tables.spec import TableSpec
+    from gristmill.producer.tables.table import Table
+    from gristmill.producer.tables.table_input import TableReport
+
+
+class RunInput(Protocol):
+    """An input that was checked."""
+
+    def entries(
+        self, finished: bytearray | None = None
+    ) -> Iterator[tuple[int, Request | BadLine | SkippedRow]]:
+        """Yield each line's number with its request, or why it has none."""
+        ...
+
+
+class RunOutput(AbstractContextManager["RunOutput"], Protocol):
+    """An output that only this process writes; `OutputFile` describes the methods."""
+
+    def begun_run(self, *, is_forced: bool) -> RunRecord | None:
+        """Return the run to which this output belongs."""
+        ...
+
+    def begin(self, run: RunRecord) -> None:
+        """Begin a new run."""
+        ...
+
+    def forget_run(self) -> None:
+        """Delete the record of a run that has no rows."""
+        ...
+
+    def keep_whole_rows(self, run: str, num_lines: int) -> WrittenRows:
+        """Return the rows that are there already."""
+        ...
+
+    def append(self, row: bytes) -> int | None:
+        """Write a row; may return how many further lines have got the same answer."""
+        ...
+
+    def finish(self, totals: Mapping[str, Any]) -> None:
+        """End the output once all rows are there."""
+        ...
+
+
+class Job(Protocol):
+    """What a submission has to know about its input."""
+
+    @property
+    def noun(self) -> str:
+        """What the input has: line or row."""
+        ...
+
+    @property
+    def if_empty(self) -> str:
+        """What is wrong with an input that has none, and the remedy."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Values that a resume must have again, beside the options of requests."""
+        ...
+
+    def fingerprint(self) -> tuple[int, str]:
+        """Return the bytes of the input and a digest."""
+        ...
+
+    def open_output(self, path: Path) -> RunOutput:
+        """Open and lock the output."""
+        ...
+
+    def checked(
+        self, reader: LineReader, output: Any, *, is_resume: bool
+    ) -> tuple[RunInput, InputReport]:
+        """Check the input, and return it with the report."""
+        ...
+
+    def in_words(self, report: InputReport) -> str:
+        """Return how much is run, for people."""
+        ...
+
+    def totals(self, report: InputReport) -> dict[str, int]:
+        """Return counts of the report for the summary."""
+        ...
+
+
+class LinesJob:
+    """A JSONL file of requests.
+
+    Args:
+        path: Path of the file, which is read twice; for stdin, of its copy.
+        source: Name of the file in messages.
+    """
+
+    noun = "line"
+    facts: Mapping[str, Any] = {}
+
+    def __init__(self, path: Path, source: str) -> None:
+        self._path = path
+        self.if_empty = f"{source} has no requests; write one JSON object a line"
+
+    def fingerprint(self) -> tuple[int, str]:
+        """See `Job`."""
+        return fingerprint(self._path)
+
+    def open_output(self, path: Path) -> OutputFile:
+        """See `Job`."""
+        return OutputFile(path)
+
+    def checked(
+        self, reader: LineReader, output: Any, *, is_resume: bool
+    ) -> tuple[InputFile, InputReport]:
+        """See `Job`."""
+        del output, is_resume
+        lines = InputFile(self._path, reader)
+        return lines, lines.check()
+
+    def in_words(self, report: InputReport) -> str:
+        """See `Job`."""
+        return f"{report.num_lines:,} requests"
+
+    def totals(self, report: InputReport) -> dict[str, int]:
+        """See `Job`."""
+        del report
+        return {}
+
+
+class TableJob:
+    """A table whose columns become requests; a context manager that closes what it opens.
+
+    Args:
+        table: The rows.
+        spec: What to ask for each row.
+
+    Raises:
+        InvalidRequest: The prompt does not fit the columns, or an added column is there already.
+    """
+
+    noun = "row"
+
+    def __init__(self, table: "Table", spec: "TableSpec") -> None:
+        from gristmill.producer.tables.answer_columns import AnswerColumns
+        from gristmill.producer.tables.request_maker import RequestMaker
+
+        self._table = table
+        self._spec = spec
+        self._maker = RequestMaker(spec)
+        self._maker.check_columns(table)
+        self._columns = AnswerColumns(spec.rename, table.columns)
+        self._stack = ExitStack()
+        self.if_empty = f"{table.name} has no rows; name an input with rows"
+        self.facts: Mapping[str, Any] = spec.facts()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def fingerprint(self) -> tuple[int, str]:
+        """See `Job`."""
+        return self._table.fingerprint()
+
+    def open_output(self, path: Path) -> RunOutput:
+        """See `Job`."""
+        from gristmill.producer.tables.table_output import TableOutput
+
+        return TableOutput(path, self._table, self._columns)
+
+    def checked(
+        self, reader: LineReader, output: Any, *, is_resume: bool
+    ) -> tuple[RunInput, InputReport]:
+        """See `Job`."""
+        from gristmill.producer.tables.table_input import TableInput
+
+        if output is None:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gristmill-"))
+            plan = Path(folder) / "plan.sqlite"
+        else:
+            plan = output.plan_path(is_new=not is_resume)
+        rows = TableInput(self._table, self._spec, self._maker, reader, plan)
+        self._stack.callback(rows.close)
+        report = rows.restore() if is_resume else rows.check()
+        if output is not None and rows.plan is not None:
+            output.use_plan(rows.plan)
+        _tell_unrun(report, skips=self._spec.skip_null)
+        return rows, report
+
+    def in_words(self, report: InputReport) -> str:
+        """See `Job`."""
+        files = len(self._table.files)
+        return f"{report.num_lines:,} rows" + (f" of {files:,} files" if files > 1 else "")
+
+    def totals(self, report: InputReport) -> dict[str, int]:
+        """See `Job`."""
+        return {"nulls": getattr(report, "num_null", 0), "copies": getattr(report, "num_copies", 0)}
+
+
+def _tell_unrun(report: "TableReport", *, skips: bool) -> None:
+    """Say which rows do not run themselves."""
+    if report.num_null:
+        what = (
+            "are left unanswered" if skips else "get an error; --skip-null leaves them unanswered"
+        )
+        say(
+            f"{report.num_null:,} of {report.num_lines:,} rows have a null in a used column and {what}"
+        )
+    if report.num_copies:
+        say(
+            f"{report.num_copies:,} of {report.num_lines:,} rows ask the same as an earlier row, which runs for them;"
+            " --no-dedupe runs each"
+        )

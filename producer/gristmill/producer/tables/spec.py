@@ -1,0 +1,134 @@
+"""What to ask for each row of a table: the options of a command, or the arguments of a call."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gristmill.shared.disk_errors import disk_errors
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.one_line import shown
+from gristmill.shared.request import CHAT, COMPLETIONS
+
+ENDPOINTS = (CHAT, COMPLETIONS)
+"""Endpoints that answer a prompt with a text."""
+
+PROMPT_FIELDS = ("messages", "prompt", "input")
+"""Fields of a body that come from the columns, so `--params` must not have them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """What each row of a table asks, and what its answer becomes.
+
+    Attributes:
+        prompt: Text of the user's message, with `{column}` for the value of a column; None for a template.
+        system: Text of the system message, as it is; None for none.
+        template: Text of a Jinja template that renders the messages; None for a prompt.
+        image: Column of images; None for none.
+        params: Other fields of each body.
+        model: Model of each body; None leaves it out.
+        endpoint: Endpoint of each request.
+        skip_null: True leaves a row unanswered that has a null in a used column; False gives it an error.
+        dedupe: True runs identical requests once, False runs each; None does so at temperature 0.
+        rename: Added column -> the name that it gets.
+
+    Raises:
+        InvalidRequest: The parts do not fit together.
+    """
+
+    prompt: str | None = None
+    system: str | None = None
+    template: str | None = None
+    image: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    endpoint: str = CHAT
+    skip_null: bool = False
+    dedupe: bool | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.template is None):
+            raise InvalidRequest(
+                "a table needs a prompt: give --prompt 'Classify: {text}', or --template FILE, not both"
+            )
+        if self.endpoint not in ENDPOINTS:
+            raise InvalidRequest(
+                f"the columns of a table cannot ask {shown(self.endpoint)}; use {' or '.join(ENDPOINTS)}"
+            )
+        if self.endpoint == COMPLETIONS and (self.system is not None or self.image):
+            raise InvalidRequest(
+                f"{COMPLETIONS} takes one text; leave out --system and --image, or use {CHAT}"
+            )
+        self._check_params()
+
+    def _check_params(self) -> None:
+        if found := [name for name in PROMPT_FIELDS if name in self.params]:
+            raise InvalidRequest(
+                f"--params has {found[0]!r}, which --prompt makes; remove it there"
+            )
+        of_params = self.params.get("model", self.model)
+        if self.model is not None and of_params != self.model:
+            raise InvalidRequest(
+                f"--model is {shown(self.model)} and the model in --params {shown(of_params)}; leave one out"
+            )
+
+    @property
+    def is_deduping(self) -> bool:
+        """True if identical requests run once."""
+        temperature = self.params.get("temperature")
+        is_greedy = type(temperature) in (int, float) and temperature == 0
+        return is_greedy if self.dedupe is None else self.dedupe
+
+    def facts(self) -> dict[str, Any]:
+        """Return the values that a resume must have again, by the name of their option."""
+        facts = {
+            "prompt": self.prompt,
+            "system": self.system,
+            "template": self.template,
+            "image": self.image,
+            "params": dict(self.params) or None,
+            "model": self.model,
+            "skip_null": self.skip_null or None,
+            "dedupe": self.is_deduping,
+            "rename": dict(self.rename) or None,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
+
+
+def read_params(path: Path) -> dict[str, Any]:
+    """Return the fields of a params file.
+
+    Raises:
+        InvalidRequest: The file cannot be read, or has no JSON object.
+    """
+    with disk_errors(path, "name a JSON file with --params"):
+        raw = path.read_bytes()
+    try:
+        params = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"--params {path} is no JSON: {error.msg} in line {error.lineno}, column {error.colno}; correct it"
+        ) from None
+    if not isinstance(params, dict):
+        raise InvalidRequest(
+            f'--params {path} is no object; write {{"max_tokens": 64}} for example'
+        )
+    return params
+
+
+def read_template(path: Path) -> str:
+    """Return the text of a template file.
+
+    Raises:
+        InvalidRequest: The file cannot be read, or is not UTF-8.
+    """
+    with disk_errors(path, "name a Jinja file with --template"):
+        raw = path.read_bytes()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"--template {path} is not UTF-8; save it as UTF-8") from None

@@ -1,0 +1,178 @@
+"""The rows of a table as requests: the first pass checks all rows, the second one submits them.
+
+It has the methods of `InputFile`, so `Collection` and `submit_only` take either.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gristmill.producer.batches.rows import BadLine, Line, LineReader, SkippedRow
+from gristmill.producer.batches.submit_run import InputReport
+from gristmill.producer.tables.request_maker import RequestMaker
+from gristmill.producer.tables.row_chunks import Row
+from gristmill.producer.tables.row_plan import PlanDraft, RowPlan, read_plan
+from gristmill.producer.tables.spec import TableSpec
+from gristmill.producer.tables.table import Chunk, Table
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.request import Request
+
+NULL_VALUE = "null_value"
+"""Code of a row with a null in a used column."""
+
+DIGEST_BYTES = 16
+"""Bytes of the digest of a request: enough that two of billions do not meet by chance."""
+
+Entry = Request | BadLine | SkippedRow
+
+
+@dataclass(slots=True)
+class TableReport(InputReport):
+    """The outcome of a check of all rows. `num_lines` are rows; `num_bad` counts no nulls.
+
+    Attributes:
+        num_null: Rows with a null in a used column.
+        num_copies: Rows that ask the same as an earlier one, which runs for them.
+    """
+
+    num_null: int = 0
+    num_copies: int = 0
+
+    def count(self, entry: Entry) -> None:
+        """Count one row."""
+        is_null = isinstance(entry, SkippedRow) or (
+            isinstance(entry, BadLine) and entry.code == NULL_VALUE
+        )
+        if is_null:
+            self.num_lines += 1
+            self.num_null += 1
+        elif not isinstance(entry, SkippedRow):
+            InputReport.count(self, entry)
+
+    @classmethod
+    def restored(cls, facts: dict[str, Any]) -> "TableReport":
+        """Return the report of the process that began the run."""
+        return cls(**facts)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a resume must know."""
+        names = ("num_lines", "num_bad", "num_null", "num_copies")
+        return {name: getattr(self, name) for name in names}
+
+
+class TableInput:
+    """The requests of one table.
+
+    Args:
+        table: The rows.
+        spec: What to ask.
+        maker: Makes the bodies; its columns were checked.
+        reader: Turns a body into a request, by the rules that lines of a file have.
+        plan: Path of the plan on disk.
+    """
+
+    def __init__(
+        self, table: Table, spec: TableSpec, maker: RequestMaker, reader: LineReader, plan: Path
+    ) -> None:
+        self._table = table
+        self._spec = spec
+        self._maker = maker
+        self._reader = reader
+        self._path = plan
+        self.plan: RowPlan | None = None
+
+    def check(self) -> TableReport:
+        """Read all rows, report those that cannot be asked, and write the plan.
+
+        Raises:
+            InvalidRequest: A file is damaged.
+        """
+        report = TableReport()
+        with PlanDraft(self._path) as draft:
+            for chunk in self._table.chunks():
+                digests: dict[int, bytes] = {}
+                for number, entry in self._entries(chunk, self._whole_rows(chunk)):
+                    report.count(entry)
+                    if isinstance(entry, Request) and self._spec.is_deduping:
+                        digests[number] = _digest(entry)
+                report.num_copies += draft.add(digests)
+            self.plan = draft.finish(report.facts())
+        return report
+
+    def restore(self) -> TableReport:
+        """Return the report of an earlier process; check the rows again if its plan is gone."""
+        self.plan = read_plan(self._path)
+        return TableReport.restored(self.plan.facts) if self.plan else self.check()
+
+    def entries(self, finished: bytearray | None = None) -> Iterator[tuple[int, Entry]]:
+        """Yield each row's number with its request, or why it has none. Call `check` or `restore` first.
+
+        Copies are left out while the row that runs for them is not finished.
+
+        Args:
+            finished: Element n is 1 if row n has its values and is left out; None to yield all rows.
+        """
+        start = _first_unfinished(finished) if finished else 0
+        for chunk in self._table.chunks(start):
+            last = chunk.first + len(chunk) - 1
+            left_out = self._copies(chunk.first, last, finished)
+            if finished:
+                done = finished[chunk.first : last + 1]
+                if all(done):
+                    continue
+                left_out |= {chunk.first + index for index, is_done in enumerate(done) if is_done}
+            yield from self._entries(chunk, chunk.dicts(self._maker.columns), left_out)
+
+    def close(self) -> None:
+        """Close the plan."""
+        if self.plan:
+            self.plan.close()
+
+    def _whole_rows(self, chunk: Chunk) -> Sequence[Row]:
+        """Return the needed values of a chunk; the reader has read all columns, so damage is found."""
+        return chunk.dicts(self._maker.columns)
+
+    def _copies(self, first: int, last: int, finished: bytearray | None) -> set[int]:
+        """Return the copies among some rows. One whose first row is finished without it runs itself."""
+        copies = self.plan.copies_between(first, last) if self.plan else {}
+        return {row for row, of in copies.items() if not (finished and finished[of])}
+
+    def _entries(
+        self, chunk: Chunk, rows: Sequence[Row], left_out: set[int] | None = None
+    ) -> Iterator[tuple[int, Entry]]:
+        for number, row in enumerate(rows, chunk.first):
+            if not (left_out and number in left_out):
+                yield number, self._entry(chunk, number, row)
+
+    def _entry(self, chunk: Chunk, number: int, row: Row) -> Entry:
+        where = chunk.where(number)
+        if (null := self._maker.null_in(row)) is not None:
+            if self._spec.skip_null:
+                return SkippedRow(number)
+            reason = (
+                f"column {null!r} is null; fill it, or leave such rows unanswered with --skip-null"
+            )
+            return BadLine(number, reason, None, NULL_VALUE, where=where)
+        try:
+            element = {"body": self._maker.body(row), "endpoint": self._spec.endpoint}
+            raw = orjson.dumps(element)
+        except InvalidRequest as error:
+            return BadLine(number, error.reason, None, error.code, where=where)
+        except (TypeError, ValueError) as error:
+            return BadLine(number, f"it has no JSON: {error}; correct the row", None, where=where)
+        entry = self._reader.read(Line(number, raw, 0, 0))
+        return entry.at(where) if isinstance(entry, BadLine) else entry
+
+
+def _digest(request: Request) -> bytes:
+    return blake2b(request.body, digest_size=DIGEST_BYTES, key=request.endpoint.encode()).digest()
+
+
+def _first_unfinished(finished: bytearray) -> int:
+    """Return how many rows at the beginning are finished."""
+    first = finished.find(0, 1)
+    return (len(finished) if first < 0 else first) - 1

@@ -1,0 +1,197 @@
+"""The output of one run of a table. It has the methods of `OutputFile`, which is the one of JSONL lines.
+
+Beside the output OUT, `OUT.run` says to which run it belongs, as for lines. `OUT.parts` has the plan and
+the answers until the rows are merged into OUT.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from gristmill.producer.batches.rows import line_number
+from gristmill.producer.batches.submit_run import (
+    RunRecord,
+    WrittenRows,
+    earlier_run,
+    lock_beside,
+)
+from gristmill.producer.tables.answer_columns import AnswerColumns
+from gristmill.producer.tables.answer_parts import AnswerParts
+from gristmill.producer.tables.row_plan import RowPlan
+from gristmill.producer.tables.table import Table
+from gristmill.producer.tables.table_writers import output_kind, table_writer
+from gristmill.shared.errors import InvalidRequest
+
+PLAN, NEW_PLAN = "plan.sqlite", "plan.new.sqlite"
+"""Names of the plan in the folder of parts: of the run, and of one that has not begun."""
+
+_KEPT = (NEW_PLAN, "lock")
+"""Files that stay when a new run begins."""
+
+
+class TableOutput:
+    """An output, locked so that only this process writes it.
+
+    Args:
+        path: Path of the output; its extension tells the format.
+        table: The input.
+        columns: The added columns.
+
+    Raises:
+        InvalidRequest: Another process writes it, or its folder cannot be written.
+    """
+
+    def __init__(self, path: Path, table: Table, columns: AnswerColumns) -> None:
+        self._path = path
+        self._kind = output_kind(path)
+        self._table = table
+        self._columns = columns
+        self._folder = path.with_name(path.name + ".parts")
+        self._lock: FileIO = lock_beside(self._folder, path)
+        self._run: RunRecord | None = None
+        self._parts: AnswerParts | None = None
+        self._copies_of: Callable[[int], list[int]] = lambda _: []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._parts:
+            self._parts.close()
+        (self._folder / NEW_PLAN).unlink(missing_ok=True)
+        if not RunRecord.beside(self._path).is_file() or self._is_done():
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.close()
+
+    def plan_path(self, *, is_new: bool) -> Path:
+        """Return the path of the plan of the rows.
+
+        Args:
+            is_new: True for a run that has not begun; until then the plan of an earlier run stays.
+        """
+        return self._folder / (NEW_PLAN if is_new else PLAN)
+
+    def begun_run(self, *, is_forced: bool) -> RunRecord | None:
+        """Return the run to which this output belongs, finished or not; None to begin a new one.
+
+        Args:
+            is_forced: Begin a new run even if there is an output.
+
+        Raises:
+            InvalidRequest: The output exists and belongs to no run.
+        """
+        earlier = earlier_run(self._path, is_forced=is_forced)
+        if earlier and earlier.finished and not self._path.is_file():
+            raise InvalidRequest(
+                f"run {earlier.run} has written {self._path}, which is gone; put it back, or run all rows again with"
+                " --force"
+            )
+        self._run = earlier
+        return earlier
+
+    def begin(self, run: RunRecord) -> None:
+        """Drop the parts of an earlier run, and write the record of a new one."""
+        for path in self._folder.iterdir():
+            if path.name not in _KEPT:
+                path.unlink()
+        self._path.unlink(missing_ok=True)
+        (self._folder / NEW_PLAN).rename(self._folder / PLAN)
+        run.write(self._path)
+        self._run = run
+
+    def forget_run(self) -> None:
+        """Delete the record of a run that has no answers, so that nothing of the run is left."""
+        if not any(self._folder.glob("*.jsonl")) and not any(self._folder.glob("*.parquet")):
+            RunRecord.beside(self._path).unlink(missing_ok=True)
+
+    def use_plan(self, plan: RowPlan) -> None:
+        """Give the copies of a row its answer."""
+        self._copies_of = plan.copies_of
+
+    def keep_whole_rows(self, run: str, num_lines: int) -> WrittenRows:
+        """Return the rows that an interrupted run has finished; cut off what it has half written.
+
+        Args:
+            run: Name of the run.
+            num_lines: Rows of the table.
+
+        Raises:
+            InvalidRequest: A part is damaged.
+        """
+        del run  # the folder of parts belongs to the output, whose record has the run
+        self._parts = AnswerParts(self._folder, self._columns.schema, num_lines)
+        return self._parts.restore()
+
+    def append(self, row: bytes) -> int:
+        """Write the answer that a row in OpenAI's format has, and return how many copies got it, too."""
+        parts, run = self._started()
+        fields = orjson.loads(row)
+        number = line_number(fields, run.run)
+        values = self._columns.values(fields)
+        copies = [copy for copy in self._copies_of(number) if not parts.is_finished(copy)]
+        if copies:  # before the row itself: once it has its values, all its copies have theirs
+            parts.add(dict.fromkeys(copies, values))
+        parts.add({number: values})
+        return len(copies)
+
+    def finish(self, totals: Mapping[str, Any]) -> None:
+        """Merge the rows of the input with their answers into the output.
+
+        Args:
+            totals: Counts of the run, which its record keeps.
+
+        Raises:
+            InvalidRequest: The input was written during the run, or a part is damaged.
+        """
+        parts, run = self._started()
+        parts.close()
+        self._table.check_unchanged()
+        draft = self._folder / f"merged.{self._kind}"
+        with draft.open("wb") as file:
+            writer = table_writer(self._kind, file, self._table, self._columns.schema)
+            answers = _Taken(parts)
+            for chunk in self._table.chunks():
+                low = 0
+                while low < len(chunk):
+                    batch = answers.take(len(chunk) - low)
+                    writer.write(chunk.rows.slice(low, low + batch.num_rows), batch)
+                    low += batch.num_rows
+            writer.close()
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path)
+        replace(run, finished=totals).write(self._path)
+
+    def _started(self) -> tuple[AnswerParts, RunRecord]:
+        if self._parts is None or self._run is None:
+            raise RuntimeError("call begin or begun_run, then keep_whole_rows")
+        return self._parts, self._run
+
+    def _is_done(self) -> bool:
+        with suppress(InvalidRequest):
+            record = RunRecord.read(self._path)
+            return record is not None and record.finished is not None
+        return False
+
+
+class _Taken:
+    """Takes the values of rows from parts, a few rows at a time."""
+
+    def __init__(self, parts: AnswerParts) -> None:
+        self._batches = parts.batches()
+        self._left: Any = None
+
+    def take(self, most: int) -> Any:
+        """Return the values of the next rows, at least one row."""
+        if self._left is None or not self._left.num_rows:
+            self._left = next(self._batches)
+        taken = self._left.slice(0, most)
+        self._left = self._left.slice(taken.num_rows)
+        return taken

@@ -1,0 +1,348 @@
+import datetime
+import gzip
+import random
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import orjson
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import feather
+from table_runs import answered, opened, run_table, table_of
+
+from gristmill.producer.tables.answer_columns import AnswerColumns
+from gristmill.producer.tables.answer_parts import AnswerParts
+from gristmill.producer.tables.spec import TableSpec
+from gristmill.producer.tables.table_files import find_files
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.request import Request
+
+SPEC = TableSpec(prompt="{text}")
+MOMENT = datetime.datetime(2026, 11, 29, 12, 30, tzinfo=datetime.UTC)
+
+
+def typed(num_rows: int = 4) -> Any:
+    """Return a table with a column of each type that people lose."""
+    count = range(num_rows)
+    return pa.table(
+        {
+            "text": [f"row {number}" for number in count],
+            "ns": pa.array([MOMENT] * num_rows, pa.timestamp("ns", "Europe/Berlin")),
+            "day": [None if number == 1 else MOMENT.date() for number in count],
+            "price": pa.array([Decimal("1.10")] * num_rows, pa.decimal128(10, 2)),
+            "tags": [[1, None], [], None, [3]][:num_rows] + [[4]] * (num_rows - 4),
+            "raw": pa.array([b"\xff\x00"] * num_rows, pa.binary()),
+            "nested": [{"a": [{"b": number}], "c": None} for number in count],
+            "small": pa.array(count, pa.int8() if num_rows < 100 else pa.int32()),
+            "word": pa.array(["x"] * num_rows).dictionary_encode(),
+            "flag": [True, False, None, True][:num_rows] + [True] * (num_rows - 4),
+        }
+    )
+
+
+def lines(path: Path, *rows: object) -> Path:
+    raw = [row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]
+    path.write_bytes(b"".join(line + b"\n" for line in raw))
+    return path
+
+
+@pytest.mark.parametrize("name", ["in.parquet", "in.feather", "in.arrow"])
+def test_all_types_survive_the_way_to_parquet(tmp_path: Path, name: str) -> None:
+    table, source = typed(), tmp_path / name
+    if name == "in.parquet":
+        pq.write_table(table, source)
+    elif name == "in.feather":
+        feather.write_feather(table, source)
+    else:
+        with pa.ipc.new_stream(source, table.schema) as stream:  # what `datasets` writes
+            stream.write_table(table, max_chunksize=3)
+    run_table([source], tmp_path / "out.parquet", SPEC)
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written.select(table.column_names).equals(table)
+    assert written.column_names[10:] == [
+        "answer", "prompt_tokens", "output_tokens", "finish_reason", "error"
+    ]  # fmt: skip
+    assert written.to_pylist()[1]["answer"] == "re: row 1"
+
+
+def test_pandas_polars_and_duckdb_read_an_output(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"text": ["a", "b"], "at": [pd.Timestamp(MOMENT)] * 2}, index=[7, 9])
+    frame.to_parquet(tmp_path / "in.parquet")
+    path = tmp_path / "out.parquet"
+    run_table([tmp_path / "in.parquet"], path, SPEC)
+    again = pd.read_parquet(path)
+    pd.testing.assert_frame_equal(again[["text", "at"]], frame)
+    assert list(again["answer"]) == ["re: a", "re: b"]
+    assert pl.read_parquet(path)["answer"].to_list() == ["re: a", "re: b"]
+    query = f"SELECT text, answer, error FROM '{path}' WHERE output_tokens = 2"  # noqa: S608
+    assert duckdb.sql(query).fetchall() == [("a", "re: a", None), ("b", "re: b", None)]
+
+
+def test_csv_keeps_its_values_as_they_stand(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text('zip,text,note\n00123,"a, ""b""\nc",\n1e3,,""\n')
+    run_table([source], tmp_path / "out.csv", SPEC)
+    read = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
+    assert list(read["zip"]) == ["00123", "1e3"]
+    assert list(read["text"]) == ['a, "b"\nc', ""]
+    assert list(read["answer"]) == ['re: a, "b"\nc', ""]
+    assert read["error"][1].startswith("null_value: ")
+
+
+def test_values_without_a_form_in_csv_become_json(tmp_path: Path) -> None:
+    pq.write_table(typed(), tmp_path / "in.parquet")
+    run_table([tmp_path / "in.parquet"], tmp_path / "out.csv", SPEC)
+    row = pd.read_csv(tmp_path / "out.csv").iloc[0]
+    assert (row["tags"], row["raw"], row["nested"]) == (
+        "[1,null]",
+        "/wA=",
+        '{"a":[{"b":0}],"c":null}',
+    )
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.jsonl.zst", "in.ndjson"])
+def test_jsonl_keeps_each_row_as_it_is(tmp_path: Path, name: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "a", "id": 1},
+        {"text": "b", "id": "x", "more": {"k": [1, {}]}},
+    ]
+    raw = lines(tmp_path / "plain", *rows).read_bytes()
+    source = tmp_path / name
+    if name.endswith(".zst"):
+        with pa.output_stream(source, compression="zstd") as stream:
+            stream.write(raw)
+    else:
+        source.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    run_table([source], tmp_path / "out.jsonl", SPEC)
+    written = [orjson.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
+    assert [
+        {name: row[name] for name in row if name in ("text", "id", "more")} for row in written
+    ] == rows
+    assert written[1]["answer"] == "re: b"
+
+
+def test_jsonl_gets_types_for_parquet(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl", {"text": "a", "n": 1, "r": {"x": 1}})
+    lines(tmp_path / "b.jsonl", {"n": 2.5, "text": "b", "r": {"y": [None]}}, {"text": "c"})
+    run_table([tmp_path / "*.jsonl"], tmp_path / "out.parquet", SPEC)
+    assert pq.read_table(tmp_path / "out.parquet").select(["text", "n", "r"]).to_pylist() == [
+        {"text": "a", "n": 1.0, "r": {"x": 1, "y": None}},
+        {"text": "b", "n": 2.5, "r": {"x": None, "y": [None]}},
+        {"text": "c", "n": None, "r": None},
+    ]
+
+
+def test_a_column_of_two_types_is_named_with_its_row(tmp_path: Path) -> None:
+    source = lines(tmp_path / "in.jsonl", *[{"text": "a", "n": 1}] * 2_000, {"text": "b", "n": "x"})
+    with pytest.raises(
+        InvalidRequest, match=r"in\.jsonl row 2,001: column 'n' is str here and int64 before"
+    ):
+        table_of(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "told"),
+    [
+        ("in.jsonl", b'{"text": "a"}\n{"text": \n', r"in\.jsonl row 2 is no JSON"),
+        ("in.jsonl", b'{"text": "a"}\n[1]\n', r"in\.jsonl row 2 is no JSON object"),
+        ("in.jsonl", b"PAR1....", r"in\.jsonl is a Parquet file"),
+        ("in.parquet", b"no parquet", r"in\.parquet cannot be read as parquet"),
+        ("in.feather", b"ARROW1..", r"in\.feather cannot be read as arrow"),
+        ("in.csv", b"a,text\n1,2\n1,2,3\n", r"in\.csv cannot be read as csv"),
+        ("in.csv", b"text,text\n1,2\n", r"several columns 'text'"),
+        ("in.csv", b"text\n\xff\n", r"in\.csv cannot be read as csv"),
+        (
+            "in.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n' * 9)[:-12],
+            r"in\.jsonl\.gz cannot be read",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named_before_anything_runs(
+    tmp_path: Path, name: str, raw: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(InvalidRequest, match=told):
+        list(table_of(tmp_path / name).chunks())
+
+
+def test_a_damaged_row_group_is_found_also_in_a_column_that_no_prompt_uses(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    table = pa.table(
+        {"text": ["a"] * 4_000, "other": [random.Random(n).random() for n in range(4_000)]}
+    )
+    pq.write_table(table, source, row_group_size=2_000, compression="zstd")
+    place = pq.ParquetFile(source).metadata.row_group(1).column(1).data_page_offset
+    raw = bytearray(source.read_bytes())
+    raw[place : place + 400] = b"\xff" * 400
+    source.write_bytes(raw)
+    with (
+        pytest.raises(
+            InvalidRequest, match=r"in\.parquet cannot be read as parquet after row 2,000"
+        ),
+        opened(table_of(source), SPEC, tmp_path / "plan"),
+    ):
+        pass
+
+
+def test_sources_are_paths_globs_folders_and_urls(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("b", "a"):
+        pq.write_table(pa.table({"text": [name]}), tmp_path / "data" / f"{name}.parquet")
+    (tmp_path / "data" / "README.md").write_text("not data")
+    for source in ("data", "data/*.parquet"):
+        found = find_files([f"{tmp_path}/{source}"])
+        assert [Path(file.path).name for file in found] == ["a.parquet", "b.parquet"]
+    (only,) = find_files([f"file://{tmp_path}/data/a.parquet"])
+    assert next(iter(table_of(only.path).chunks())).dicts(None) == [{"text": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("none.parquet", "no file 'none.parquet'"),
+        ("none*.csv", "no file"),
+        ("nosuch://a/b.csv", "cannot read 'nosuch://"),
+        ("README.xyz", "not known by its extension"),
+        ("in.parquet.gz", "not known by its extension"),
+    ],
+)
+def test_a_source_that_is_no_table_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("README.xyz", "in.parquet.gz"):
+        Path(name).write_text("x")
+    with pytest.raises(InvalidRequest, match=told):
+        find_files([source])
+
+
+def test_files_of_one_table_have_the_same_columns_and_types_that_fit(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"text": ["a"], "n": pa.array([1], pa.int32())}), tmp_path / "a.parquet"
+    )
+    pq.write_table(pa.table({"n": [2**40], "text": ["b"]}), tmp_path / "b.parquet")
+    run_table([tmp_path / "*.parquet"], tmp_path / "out.parquet", SPEC)
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written["n"].to_pylist() == [1, 2**40]
+    (tmp_path / "out.parquet").unlink()
+    pq.write_table(pa.table({"text": ["b"]}), tmp_path / "b.parquet")
+    with pytest.raises(InvalidRequest, match=r"a\.parquet has a column 'n', .*b\.parquet has not"):
+        table_of(tmp_path / "a.parquet", tmp_path / "b.parquet")
+    pq.write_table(pa.table({"text": ["b"], "n": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(InvalidRequest, match=r"b\.parquet has other types"):
+        table_of(tmp_path / "a.parquet", tmp_path / "b.parquet")
+
+
+def test_an_added_column_that_is_there_already_is_refused_with_the_option() -> None:
+    with pytest.raises(InvalidRequest, match=r"has a column 'error'.*--rename error=error_2"):
+        AnswerColumns({}, ["text", "error"])
+    columns = AnswerColumns({"error": "why", "answer": "label"}, ["text", "error"])
+    assert columns.schema.names[0] == "label"
+    assert columns.schema.names[-1] == "why"
+    with pytest.raises(InvalidRequest, match="no added column has this name"):
+        AnswerColumns({"nothing": "x"}, [])
+    with pytest.raises(InvalidRequest, match="two added columns would be 'error'"):
+        AnswerColumns({"answer": "error"}, [])
+
+
+def backwards(entries: list[Any]) -> Sequence[Any]:
+    return entries[::-1]
+
+
+def test_rows_keep_their_order_whatever_finishes_first(tmp_path: Path) -> None:
+    table = pa.table({"text": [str(number) for number in range(20_000)]})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=3_000)
+    ran = run_table([tmp_path / "in.parquet"], tmp_path / "out.parquet", SPEC, order=backwards)
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written["text"].to_pylist() == table["text"].to_pylist()
+    assert written["answer"].to_pylist() == [f"re: {number}" for number in range(20_000)]
+    assert len(set(ran)) == 20_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "in.parquet", "out.parquet", "out.parquet.run"
+    ]  # fmt: skip
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("extension", ["parquet", "csv", "jsonl"])
+def test_a_resume_runs_no_finished_row_again(tmp_path: Path, extension: str) -> None:
+    rows = [{"text": str(number % 900)} for number in range(1_000)]
+    arrow_csv.write_csv(pa.Table.from_pylist(rows), tmp_path / "in.csv")
+    spec = TableSpec(prompt="{text}", dedupe=True)
+    output, left, seen = tmp_path / f"out.{extension}", [300], []
+
+    def dies(request: Request) -> bytes:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        seen.append(request.id)
+        return answered(request)
+
+    with pytest.raises(Killed):
+        run_table([tmp_path / "in.csv"], output, spec, answer=dies)
+    journal = next((tmp_path / f"out.{extension}.parts").glob("*.jsonl"))
+    journal.write_bytes(journal.read_bytes()[:-5])  # the last row is torn
+    ran = run_table([tmp_path / "in.csv"], output, spec)
+    assert (len(seen), len(ran)) == (300, 601)
+    assert set(seen) & set(ran) == {seen[-1]}
+    read = {"parquet": pd.read_parquet, "csv": pd.read_csv}.get(extension)
+    frame = read(output) if read else pd.read_json(output, lines=True, dtype=False)
+    assert list(frame["answer"]) == [f"re: {number % 900}" for number in range(1_000)]
+
+
+def test_identical_rows_run_once(tmp_path: Path) -> None:
+    lines(tmp_path / "in.jsonl", *[{"text": text, "n": n} for n, text in enumerate("abcabca")])
+    spec = TableSpec(prompt="{text}", params={"temperature": 0})
+    ran = run_table([tmp_path / "in.jsonl"], tmp_path / "out.parquet", spec)
+    assert ran == ["run-1", "run-2", "run-3"]
+    written = pq.read_table(tmp_path / "out.parquet")
+    assert written["answer"].to_pylist() == [f"re: {text}" for text in "abcabca"]
+    with opened(table_of(tmp_path / "in.jsonl"), spec, tmp_path / "plan") as (rows, report):
+        assert report.num_copies == 4
+        finished = bytearray(
+            [0, 1, 1, 1, 1, 1, 0, 1]
+        )  # a lost write: row 6 lacks the answer of row 3
+        assert [number for number, _ in rows.entries(finished)] == [6]
+
+
+def test_a_part_of_a_slow_row_waits_while_others_are_made(tmp_path: Path) -> None:
+    schema = AnswerColumns({}, []).schema
+    parts = AnswerParts(tmp_path, schema, 10, part_rows=3)
+    parts.restore()
+    for row in (10, 9, 7, 8, 2, 3, 6, 5, 4):
+        parts.add({row: [str(row), 1, 1, "stop", None]})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0000000.jsonl", "0000001.parquet", "0000002.parquet", "0000003.parquet"
+    ]  # fmt: skip
+    parts.close()
+    again = AnswerParts(tmp_path, schema, 10, part_rows=3)
+    written = again.restore()
+    assert (written.num_finished, written.finished[1]) == (9, 0)
+    again.add({1: [None, None, None, None, "why"]})
+    assert [row["answer"] for batch in again.batches() for row in batch.to_pylist()] == [
+        None, *map(str, range(2, 11))
+    ]  # fmt: skip
+    assert AnswerParts(tmp_path, schema, 10, part_rows=3).restore().example == "row 1: why"
+
+
+def test_an_input_that_is_written_during_the_run_is_not_merged(tmp_path: Path) -> None:
+    source = lines(tmp_path / "in.jsonl", {"text": "a"})
+
+    def writes(request: Request) -> bytes:
+        lines(source, {"text": "a", "n": 1})
+        return answered(request)
+
+    with pytest.raises(InvalidRequest, match="was written during the run"):
+        run_table([source], tmp_path / "out.jsonl", SPEC, answer=writes)
+    lines(source, {"text": "a"})
+    assert run_table([source], tmp_path / "out.jsonl", SPEC) == []
