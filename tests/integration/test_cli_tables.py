@@ -1,6 +1,8 @@
 """`gristmill submit` on tables: a subprocess, a true server, and the stub engine in a worker process."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
@@ -66,6 +68,8 @@ async def test_a_killed_run_resumes_in_order_and_runs_no_row_twice(
     summary = done.rows[0]
     assert (summary["total"], summary["succeeded"]) == (NUM_ROWS, NUM_ROWS)
     assert NUM_ROWS // 3 < summary["finished_earlier"] <= num_written
+    last = f"{summary['run']}-{NUM_ROWS}"
+    assert await queue.results([last]) == [None]  # the answer is in the output alone
     frame = pd.read_parquet(shell.folder / "out.parquet")
     assert list(frame["n"]) == list(range(NUM_ROWS))
     assert [
@@ -141,6 +145,24 @@ def test_wrong_options_are_refused_and_leave_nothing(
     assert refused.code == 2
     assert told in refused.err
     assert [path.name for path in shell.folder.iterdir()] == ["in.parquet"]
+
+
+def test_a_missing_extra_is_named_with_its_install_line(shell: CommandLine) -> None:
+    reviews(shell.folder)
+    code = (
+        "import sys; sys.modules.update(pyarrow=None, fsspec=None); sys.argv[1:] = ['submit', 'in.parquet',"
+        " '--prompt', '{text}', '--wait', '-o', 'out.csv']; from gristmill.shared.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=shell.environment,
+        cwd=shell.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "needs pyarrow; run in a checkout of Gristmill: pip install '.[tables]'" in done.stderr
 
 
 async def test_bad_rows_are_refused_by_file_and_row_or_become_errors(

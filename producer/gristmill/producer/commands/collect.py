@@ -26,6 +26,7 @@ from gristmill.producer.commands.display import Display, display
 from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
 from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.producer.commands.tally import Tally
+from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
 from gristmill.shared.tasks import end
@@ -57,6 +58,8 @@ class Collection:
         write: Callback that takes each row. It may return how many further lines have got the same answer.
         tally: Counter of the finished lines.
         noun: What the input has, in messages: lines, or rows of a table.
+        sync: Makes the rows so far survive a power cut. The results are then deleted from Redis, so its memory
+            does not grow with the input. None keeps the results in Redis.
         finished: Element n is 1 if line n has its row already; None if no line has one.
     """
 
@@ -70,6 +73,7 @@ class Collection:
         tally: Tally,
         finished: bytearray | None = None,
         noun: str = "line",
+        sync: Callable[[], None] | None = None,
     ) -> None:
         self._client = client
         self._input = batch_input
@@ -78,6 +82,8 @@ class Collection:
         self._tally = tally
         self._finished = finished
         self._noun = noun
+        self._sync = sync
+        self._written: list[str] = []  # ids of written rows whose results are still in Redis
         self._batch = ""  # of the request that was read last
         self._unfinished: set[str] = set()
 
@@ -97,7 +103,21 @@ class Collection:
                     self._unfinished.discard(result.id)
                     self._add_row(result_row(result), is_failed=not result.is_success)
                     self._tally.add(result)
+                    await self._forget_written(result.id)
             shown.show(self._tally.progress(Counter()))
+
+        await self._forget_written()
+
+    async def _forget_written(self, request_id: str = "") -> None:
+        """Delete results whose rows are safe, many at a time; without an id, all that are left."""
+        if self._sync is None:
+            return
+        if request_id:
+            self._written.append(request_id)
+        if len(self._written) >= IDS_A_CALL or not request_id:
+            self._sync()
+            ids, self._written = self._written, []
+            await retrying(lambda: self._client.queue.forget(ids))
 
     def _requests(self) -> Iterator[Request]:
         for _, entry in self._input.entries(self._finished):

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -129,12 +129,10 @@ class Submission:
             if not self._options.wait:
                 return self._submit_only(batch_input, report, run)
             if output is None:
-                return self._collect(
-                    batch_input, report, run, partial(_write_to, stdout_bytes()), None
-                )
+                return self._collect(batch_input, report, run, None, None)
             written = self._begin(output, run, report, is_resume)
             try:
-                code = self._collect(batch_input, report, run, output.append, written)
+                code = self._collect(batch_input, report, run, output, written)
                 output.finish(self._totals)
             except InvalidRequest:
                 if (
@@ -216,7 +214,7 @@ class Submission:
         batch_input: RunInput,
         report: InputReport,
         run: RunRecord,
-        write: Callable[[bytes], int | None],
+        output: RunOutput | None,
         written: WrittenRows | None,
     ) -> int:
         num_finished, num_failed = (written.num_finished, written.num_failed) if written else (0, 0)
@@ -232,7 +230,8 @@ class Submission:
                     client,
                     batch_input=batch_input,
                     run=run.run,
-                    write=write,
+                    write=output.append if output else partial(_write_to, stdout_bytes()),
+                    sync=output.sync if output else None,
                     tally=tally,
                     finished=finished,
                     noun=self._job.noun,

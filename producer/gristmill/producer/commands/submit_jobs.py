@@ -4,7 +4,7 @@
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +59,11 @@ class RunOutput(AbstractContextManager["RunOutput"], Protocol):
 
     def append(self, row: bytes) -> int | None:
         """Write a row; may return how many further lines have got the same answer."""
+        ...
+
+    @property
+    def sync(self) -> Callable[[], None] | None:
+        """Makes the rows so far survive a power cut; None if their results have to stay in Redis."""
         ...
 
     def finish(self, totals: Mapping[str, Any]) -> None:

@@ -20,5 +20,8 @@ The path of an answer: `TableOutput.append` gets a row in OpenAI's format, `Answ
 values, and `AnswerParts` writes them into the journal of their part. A part whose rows all have their
 values becomes a Parquet file. The merge reads the input once more, together with the parts.
 
-Every module but `spec` needs the extra `tables`.
+Every module needs the extra `tables`. The import below comes first, so that an error about a missing
+package names this extra.
 """
+
+import pyarrow  # noqa: F401

@@ -47,6 +47,7 @@ class AnswerParts:
         self._num_left = [self._size(part) for part in range(self.num_parts)]
         self._finished = bytearray(num_rows + 1)
         self._open: OrderedDict[int, Any] = OrderedDict()
+        self._unsynced: set[int] = set()
 
     @property
     def num_parts(self) -> int:
@@ -83,9 +84,16 @@ class AnswerParts:
                 by_part.setdefault(self._part_of(row), []).append(line)
         for part, lines in by_part.items():
             self._journal(part).write(b"".join(lines))
+            self._unsynced.add(part)
             self._num_left[part] -= len(lines)
             if not self._num_left[part]:
                 self._seal(part)
+
+    def sync(self) -> None:
+        """Make the values so far survive a power cut; whole parts do already."""
+        for part in self._unsynced & self._open.keys():
+            os.fsync(self._open[part].fileno())
+        self._unsynced.clear()
 
     def close(self) -> None:
         """Close the journals."""
@@ -123,7 +131,9 @@ class AnswerParts:
             self._open.move_to_end(part)
             return self._open[part]
         if len(self._open) >= MAX_OPEN:
-            self._open.popitem(last=False)[1].close()
+            _, oldest = self._open.popitem(last=False)
+            os.fsync(oldest.fileno())
+            oldest.close()
         journal = self._path(part, "jsonl").open("ab", buffering=0)
         self._open[part] = journal
         return journal

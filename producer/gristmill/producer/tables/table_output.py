@@ -141,6 +141,10 @@ class TableOutput:
         parts.add({number: values})
         return len(copies)
 
+    def sync(self) -> None:
+        """Make the answers so far survive a power cut."""
+        self._started()[0].sync()
+
     def finish(self, totals: Mapping[str, Any]) -> None:
         """Merge the rows of the input with their answers into the output.
 

@@ -42,10 +42,15 @@ class OutputFile:
     Args:
         path: Path of the file; it is created if it does not exist.
 
+    Attributes:
+        sync: None: the results stay in Redis, where others may read them.
+
     Raises:
         InvalidRequest: Another process appends to the file, it cannot be opened, or it is not a
             regular file.
     """
+
+    sync = None
 
     def __init__(self, path: Path) -> None:
         self._path = path
