@@ -12,8 +12,8 @@ each engine with fewer in flight. These points show where more sequences cannot 
 smaller number is worth a start.
 
 The best of many noisy points is partly luck. So at the end of a walk the search measures the best
-point again. Then it repeats the walk, which measures no known point again. It ends when the best
-point was measured twice.
+point again, and those that other numbers of the same engines bring near to it. Then it repeats the
+walk, which measures no known point again. It ends when the best point was measured twice.
 """
 
 from gristmill.bench.tune.candidates import AUTO, MAX_DEFAULT_GRAPH, PLAIN, Candidate, Setting
@@ -93,10 +93,25 @@ class Search:
         while True:
             yield from self._walk()
             best = self.best
-            if best is None or best.runs >= ENOUGH_RUNS:
+            doubtful = self._doubtful(best) if best else None
+            if doubtful is None or (yield from self.record.repeat(doubtful)) is None:
                 return best
-            if (yield from self.record.repeat(best)) is None:
-                return best
+
+    def _doubtful(self, best: MeasuredPoint) -> MeasuredPoint | None:
+        """Return the point to measure again: the best, or one that noise alone may tell from it.
+
+        The latter have the same setting with other engines or another refill, so that they seldom
+        need a start.
+        """
+        setting, least = best.candidate.setting, WORSE * self.record.value(best)
+        rivals = [
+            point
+            for point in self.points
+            if point.candidate.setting == setting
+            and not point.candidate.is_like(best.candidate)
+            and self.record.value(point) >= least
+        ]
+        return next((each for each in (best, *rivals) if each.runs < ENOUGH_RUNS), None)
 
     def _walk(self) -> Asks:
         """Walk along each dimension in turns, until none changes the best candidate."""
