@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gristmill.bench.tune.budget import Budget
+from gristmill.bench.tune.budget import LAST_CLOSE_S, Budget
 from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.engine_pool import EnginePool
 from gristmill.bench.tune.load_sample import LoadSample
@@ -136,7 +136,7 @@ async def check(args: argparse.Namespace, speeds: dict[Candidate, list[float]]) 
     plan = TimePlan(FixedPoints(args.limit_s, args.point_s))
     pool = EnginePool(args.argv, LoadSample(**found["sample"]), args.out, plan)
     points = points_of(args, found)
-    async with pool, asyncio.timeout(args.limit_s - plan.budget.close_s):
+    async with pool, asyncio.timeout(args.limit_s - LAST_CLOSE_S):
         await pool.devices(FIRST_START_TIMEOUT_S)
         ready = await started(pool, points)
         if points[0] not in ready:

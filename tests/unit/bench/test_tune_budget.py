@@ -3,7 +3,7 @@
 import pytest
 from simulated_card import Speed, best_speed, large_model, small_model, tune_on
 
-from gristmill.bench.tune.budget import START_MARGIN, Budget
+from gristmill.bench.tune.budget import LAST_CLOSE_S, START_MARGIN, Budget
 from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.slots import Slots, Work
 from gristmill.bench.tune.time_plan import TimePlan
@@ -74,14 +74,14 @@ def test_nothing_begins_that_leaves_no_time_for_the_comparison() -> None:
     plan = TimePlan(Budget(600, 0), start, Slots((start.setting,)))
     plan.budget.took_start(50)
     plan.budget.took_point(10)
-    plan.budget.took_close(0)
     start_s = START_MARGIN * 50
     needed_s = (start_s + 10) + (
         10 + start_s + 10
     )  # the best, and one round: the best again, the start
-    assert plan.has_time(best, start, 600 - needed_s)
-    assert not plan.has_time(best, start, 601 - needed_s)
-    assert plan.has_time(Candidate(start.setting, 2), start, 600 - 3 * 10 - 20)
+    end_s = 600 - LAST_CLOSE_S
+    assert plan.has_time(best, start, end_s - needed_s)
+    assert not plan.has_time(best, start, end_s + 1 - needed_s)
+    assert plan.has_time(Candidate(start.setting, 2), start, end_s - 5 * 10)
 
 
 @pytest.mark.parametrize("budget_s", [480.0, 600.0])

@@ -7,8 +7,8 @@ MIN_POINT_S, MAX_POINT_S = 8.0, 90.0
 """A point takes at most a fifteenth of the budget, but never less than 8 s or more than 90 s."""
 
 
-UNKNOWN_CLOSE_S = 8.0
-"""Seconds for the end of engines before one has ended."""
+LAST_CLOSE_S = 8.0
+"""Least seconds for the end of all engines, which may take longer than that of a few."""
 
 START_MARGIN = 1.15
 """Ratio of the time that one more start may take to the longest so far."""
@@ -30,10 +30,9 @@ class Budget:
     budget_s: float
     started_at: float
     start_s: float = 0.0
-    close_s: float = UNKNOWN_CLOSE_S
+    close_s: float = 0.0
     longest_point_s: float = 0.0
     _num_started: int = 0
-    _num_closed: int = 0
 
     @property
     def point_s(self) -> float:
@@ -53,8 +52,7 @@ class Budget:
 
     def took_close(self, seconds: float) -> None:
         """Note how long engines took to end."""
-        self.close_s = max(self.close_s, seconds) if self._num_closed else seconds
-        self._num_closed += 1
+        self.close_s = max(self.close_s, seconds)
 
     def took_point(self, seconds: float) -> None:
         """Note how long a point took to measure, without the start of its engines."""
@@ -62,7 +60,7 @@ class Budget:
 
     def left_s(self, now: float) -> float:
         """Return the seconds left for work, without the time to end the running engines."""
-        return self.started_at + self.budget_s - now - self.close_s
+        return self.started_at + self.budget_s - now - max(self.close_s, LAST_CLOSE_S)
 
     def cost_s(self, *, points: int, starts: int, closes: int) -> float:
         """Return the seconds that work will take, by what such work took so far.
