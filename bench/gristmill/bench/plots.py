@@ -10,7 +10,8 @@ from gristmill.bench.bench_report import BenchReport, EngineSample, SetupRun
 from gristmill.bench.figures import SetupFigures, setup_figures
 from gristmill.bench.setups import ALONE
 
-PANEL_INCHES = (6.0, 3.4)
+PANEL_INCHES = (8.5, 3.4)
+"""Width and height of a panel with its legend beside the axes."""
 NUM_COLUMNS = 2
 MAX_POINTS = 200
 """Most points of one line. More samples are averaged, because the SVG would grow to megabytes."""
@@ -94,9 +95,10 @@ def _panels(report: BenchReport) -> list[Panel]:
 def _panels_over_time(
     runs: Sequence[SetupRun], found: Sequence[SetupFigures], colours: Mapping[str, str]
 ) -> list[Panel]:
-    """Return the panels of the first round's samples, for the largest size of each policy."""
+    """Return the panels of the first round's samples, for the largest size of each other setup."""
     largest = {
-        (row.setup.policy, row.setup.scheduling): row.setup for row in sorted(found, key=_size)
+        (row.setup.policy, row.setup.scheduling, row.setup.refill): row.setup
+        for row in sorted(found, key=_size)
     }
     shown = [
         run for run in runs if run.round == 1 and run.setup in largest.values() and run.samples
