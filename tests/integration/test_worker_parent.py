@@ -211,14 +211,23 @@ async def test_hanging_worker_is_killed_and_started_anew(
 
 
 @pytest.mark.long
-async def test_worker_that_hangs_during_a_drain_is_left_behind_by_nobody(
-    queue: Queue, client: Client, parent: Parent
+async def test_workers_that_all_hang_during_a_drain_are_killed_after_the_grace_period(
+    queue: Queue, client: Client, environment: dict[str, str], one_redis_url: str, tmp_path: Path
 ) -> None:
-    await client.submit_many(prompts(10, max_tokens=10))
-    parent.child(0).suspend()
-    assert await parent.process.terminate() == 0
+    environment |= {"GRISTMILL_STALL_TIMEOUT_S": "120", "GRISTMILL_DRAIN_TIMEOUT_S": "1"}
+    log = tmp_path / "log"
+    async with worker_process(STUB_ENGINES, one_redis_url, queue, log, **environment) as process:
+        parent = Parent(process)
+        await parent.until_ready(0, 1)
+        ids = await client.submit_many(prompts(40, max_tokens=10_000))
+        await until_in_flight(queue, 40)
+        for engine in (0, 1):
+            parent.child(engine).suspend()
+        assert await parent.process.terminate() == 0
+        assert parent.events("engines.killed")
+        await parent.check_nothing_is_left()
     counters = (await queue.stats()).counters
-    assert sum(counters.get(name, 0) for name in ("succeeded", "queued", "in_flight")) == 10
+    assert counters["in_flight"] + counters["queued"] == len(ids)
 
 
 async def test_killed_parent_takes_its_workers_along_and_their_requests_come_back(

@@ -32,7 +32,7 @@ class Child:
         start: What its process needs to start.
         settings: Settings of the parent, with the stall timeout and the backoff.
         stopping: Event that is set when the parent stops.
-        has_ready_sibling: Returns whether another worker of the parent is ready.
+        has_sibling_up: Returns whether another worker of the parent is up.
 
     Attributes:
         num_restarts: Restarts so far.
@@ -44,14 +44,14 @@ class Child:
         start: ChildStart,
         settings: WorkerSettings,
         stopping: asyncio.Event,
-        has_ready_sibling: "Callable[[Child], bool]",
+        has_sibling_up: "Callable[[Child], bool]",
     ) -> None:
         self.engine = plan.engine
         self.num_restarts = 0
         self._plan, self._start = plan, start
         self._silence_s = settings.stall_timeout_s
         self._stopping = stopping
-        self._has_ready_sibling = has_ready_sibling
+        self._has_sibling_up = has_sibling_up
         self._deaths = DeathCount(settings.backoff_base_s, settings.backoff_max_s)
         self._process: ChildProcess | None = None
 
@@ -79,6 +79,16 @@ class Child:
             self._process.send_signal(number)
 
     @property
+    def pid(self) -> int | None:
+        """Process id of the worker, if it runs."""
+        return self._process.pid if self._process else None
+
+    @property
+    def is_up(self) -> bool:
+        """True from the first time that the worker was ready until its process ends."""
+        return self._process is not None and self._process.was_ready
+
+    @property
     def is_ready(self) -> bool:
         """True if the worker's last report says that it claims."""
         return self.unready_reason is None
@@ -103,13 +113,15 @@ class Child:
         """Count the death; return whether to give the worker up.
 
         A worker whose first start fails is given up at once, as a single worker would end. Later a worker
-        is given up only while no other one is ready: a broken device must not stop the others.
+        is given up only while no other one is up: a broken device must not stop the others. A restart that
+        fails is only a death: the dead engine may not have freed its memory yet.
         """
         self._deaths.add(has_settled=bool(process.report and process.report.num_settled))
-        has_given_up = code in GAVE_UP
-        if has_given_up and not self.num_restarts and not process.was_ready:
+        is_first = not self.num_restarts
+        has_given_up = code in GAVE_UP and (is_first or process.was_ready)
+        if has_given_up and not process.was_ready:
             return True
-        return (has_given_up or self._deaths.is_hopeless) and not self._has_ready_sibling(self)
+        return (has_given_up or self._deaths.is_hopeless) and not self._has_sibling_up(self)
 
     async def _pause(self, process: ChildProcess, code: int) -> None:
         pause_s = self._deaths.pause_s()

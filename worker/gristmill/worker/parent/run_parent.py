@@ -11,11 +11,13 @@ from tempfile import TemporaryFile
 import structlog
 
 from gristmill.shared.log import configure_logging
+from gristmill.shared.tasks import end
 from gristmill.worker.exit_codes import EXIT_OK, EXIT_SETTINGS
 from gristmill.worker.health import port_errors
 from gristmill.worker.parent.child import Child
 from gristmill.worker.parent.child_plan import ChildPlan
 from gristmill.worker.parent.child_process import ENGINE_CHILD, ChildStart
+from gristmill.worker.parent.orphans import reap_orphans
 from gristmill.worker.parent.parent_probes import ParentProbes
 from gristmill.worker.settings import WorkerSettings
 
@@ -26,6 +28,10 @@ KILL_S = 10.0
 
 Workers release their requests in this time, and close their engines.
 """
+
+
+REAP_S = 30.0
+"""Seconds between two looks for dead processes of dead workers."""
 
 
 def run_parent(
@@ -75,7 +81,7 @@ class _Parent:
         self._stopping = asyncio.Event()
         self._kill_s = settings.drain_timeout_s + KILL_S
         self._children = [
-            Child(plan, start, settings, self._stopping, self._has_ready_sibling)
+            Child(plan, start, settings, self._stopping, self._has_sibling_up)
             for plan, start in zip(plans, starts, strict=True)
         ]
         with port_errors(settings.health_port):
@@ -92,13 +98,16 @@ class _Parent:
             health_port=self._probes.port,
         )
         running = [asyncio.create_task(child.run()) for child in self._children]
+        reaping = asyncio.create_task(self._reap())
+        stopping = asyncio.create_task(self._stopping.wait())
         try:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            code = max(child.result() for child in done)
+            await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+            code = max((task.result() for task in running if task.done()), default=EXIT_OK)
             if code != EXIT_OK:
                 self._give_up(code)
             await self._wait_for_ends(running)
         finally:
+            await end(reaping, stopping)
             self._probes.close()
         return code
 
@@ -131,5 +140,10 @@ class _Parent:
                 child.send_signal(signal.SIGKILL)
             await asyncio.wait(hanging)
 
-    def _has_ready_sibling(self, child: Child) -> bool:
-        return any(other.is_ready for other in self._children if other is not child)
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_S)
+            reap_orphans({child.pid for child in self._children})
+
+    def _has_sibling_up(self, child: Child) -> bool:
+        return any(other.is_up for other in self._children if other is not child)
