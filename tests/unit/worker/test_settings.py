@@ -44,3 +44,18 @@ def test_what_names_no_queues_is_refused(queue: str) -> None:
         SettingsError, match=rf"^GRISTMILL_QUEUE={re.escape(queue)} is no list of queues; write one"
     ):
         read_settings(WorkerSettings, queue=queue)
+
+
+def test_number_of_engines_is_a_number_or_auto() -> None:
+    assert read_settings(WorkerSettings).engines == 1
+    assert read_settings(WorkerSettings, engines="3").engines == 3
+    assert read_settings(WorkerSettings, engines="auto").engines == "auto"
+
+
+@pytest.mark.parametrize("engines", ["0", "65", "two", "-1", "1.5", ""])
+def test_what_is_no_number_of_engines_is_refused_once(engines: str) -> None:
+    with pytest.raises(
+        SettingsError,
+        match=rf"^GRISTMILL_ENGINES: {engines} is no number of engines; write 1 to 64, or auto$",
+    ):
+        read_settings(WorkerSettings, engines=engines)

@@ -2,9 +2,9 @@
 
 import math
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from gristmill.shared.keys import QUEUE_NAME
 from gristmill.shared.operations import Scheduling, SchedulingPolicy
@@ -15,7 +15,17 @@ SPARE = 1.1
 finished request is replaced in the same step. Without it, an engine runs 7 % fewer requests than it
 could (measured on an H200)."""
 
+MAX_ENGINES = 64
+"""Most engines of one group of devices; far above what pays, and below what a mistyped number starts."""
+
 _SHARE = re.compile(rf"{QUEUE_NAME.pattern}(:[1-9][0-9]{{0,3}})?")
+
+
+def _number_of_engines(value: Any) -> Any:
+    """Return a number or `auto`; one error for both, instead of one for each part of the union."""
+    if value == "auto" or (str(value).isdecimal() and 1 <= int(value) <= MAX_ENGINES):
+        return value
+    raise ValueError(f"{value} is no number of engines; write 1 to {MAX_ENGINES}, or auto")
 
 
 class WorkerSettings(QueueSettings):
@@ -42,7 +52,8 @@ class WorkerSettings(QueueSettings):
         ),
     ] = None
     engines: Annotated[
-        Annotated[int, Field(ge=1, le=64)] | Literal["auto"],
+        int | Literal["auto"],
+        BeforeValidator(_number_of_engines),
         Field(
             description="engines on the same device or devices, each a worker with a process and a lease of its own, from 1 to 64. `auto` measures nothing and means 1"
         ),
