@@ -85,12 +85,6 @@ class TableFile:
             yield raw
 
 
-def is_plain_jsonl(source: str) -> bool:
-    """Return whether a source names one local JSONL file, or any local file of unknown format."""
-    kind, compression = _format_of(source)
-    return (kind in (None, "jsonl")) and compression is None and Path(source).is_file()
-
-
 def find_files(sources: Sequence[str]) -> list[TableFile]:
     """Return the files of an input, in the order of the sources; those of a glob or a folder by name.
 

@@ -93,9 +93,9 @@ class TableInput:
         """
         report = TableReport()
         with PlanDraft(self._path) as draft:
-            for chunk in self._table.chunks():
+            for chunk in self._table.chunks():  # read with all columns, so any damage is found
                 digests: dict[int, bytes] = {}
-                for number, entry in self._entries(chunk, self._whole_rows(chunk)):
+                for number, entry in self._entries(chunk, chunk.dicts(self._maker.columns)):
                     report.count(entry)
                     if isinstance(entry, Request) and self._spec.is_deduping:
                         digests[number] = _digest(entry)
@@ -131,10 +131,6 @@ class TableInput:
         """Close the plan."""
         if self.plan:
             self.plan.close()
-
-    def _whole_rows(self, chunk: Chunk) -> Sequence[Row]:
-        """Return the needed values of a chunk; the reader has read all columns, so damage is found."""
-        return chunk.dicts(self._maker.columns)
 
     def _copies(self, first: int, last: int, finished: bytearray | None) -> set[int]:
         """Return the copies among some rows. One whose first row is finished without it runs itself."""
