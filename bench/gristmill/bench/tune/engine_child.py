@@ -90,7 +90,7 @@ async def _measure(
     inbox, answers = parent
     setting = Setting(info.max_num_seqs, info.max_num_batched_tokens)
     candidate = Candidate(setting, order["in_flight"], refill=order["refill"])
-    requests = endless(load, info.models[0], order["skip"])
+    requests = endless(load, info.models[0], skip=int(order["offset"] * len(load)))
     enough = min(len(load), MIN_REQUESTS)
     async with measured_point(engine, requests, candidate, order["max_s"], enough) as point:
         if order["hold"]:

@@ -187,9 +187,8 @@ class EnginePool:
         if len(engines) == 1:
             point = await engines[0].measure(candidate, max_s)
         else:
-            apart = candidate.in_flight  # so that the engines run different requests
             measuring = [
-                engine.measure(candidate, max_s, i * apart, hold=True)
+                engine.measure(candidate, max_s, offset=i / len(engines), hold=True)
                 for i, engine in enumerate(engines)
             ]
             point = together(candidate, await asyncio.gather(*measuring))

@@ -103,21 +103,22 @@ class EngineProcess:
         return info
 
     async def measure(
-        self, candidate: Candidate, max_s: float, skip: int = 0, *, hold: bool = False
+        self, candidate: Candidate, max_s: float, *, offset: float = 0.0, hold: bool = False
     ) -> MeasuredPoint:
         """Measure a point. If the engine fails, return a point with the reason and no figures.
 
         Args:
             candidate: Candidate with this engine's setting.
             max_s: Longest time in seconds.
-            skip: Requests of the sample to leave out at first.
+            offset: Share of the sample to leave out at first, so that engines side by side run
+                different requests.
             hold: True to keep the load running until `release`.
 
         Raises:
             InvalidRequest: The engine refused all of the first requests.
         """
         started_at = time.monotonic()
-        feeding = {"in_flight": candidate.in_flight, "refill": candidate.refill, "skip": skip}
+        feeding = {"in_flight": candidate.in_flight, "refill": candidate.refill, "offset": offset}
         try:
             answer = await self._told({**feeding, "max_s": max_s, "hold": hold}, max_s + GRACE_S)
         except EngineDied as error:
