@@ -3,7 +3,6 @@
 `records.py` has the stored form. `docs/protocol.md` describes the bytes that `submit_values` returns.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +11,12 @@ from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, Literal, Self
 
-import orjson
 from ulid import ULID
 
 from gristmill.shared.body_fields import check_body, output_limit
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.facts import encode_facts
+from gristmill.shared.json_encoding import check_metadata, encode_body, encode_metadata
 from gristmill.shared.known_fields import unknown_fields
 from gristmill.shared.names import NAME, NAME_RULE, is_match
 from gristmill.shared.one_line import shown
@@ -70,39 +69,6 @@ def new_id(shard: str = "0") -> str:
     return f"{shard}-{ULID()}"
 
 
-def check_metadata(metadata: Mapping[str, Any], request_id: str | None = None) -> None:
-    """Check that metadata can be written as JSON; an error names the request.
-
-    Raises:
-        InvalidRequest: The same cases as in `encode_body`.
-    """
-    _encode("metadata", metadata, request_id)
-
-
-def encode_body(body: Mapping[str, Any]) -> bytes:
-    """Return the JSON of a body.
-
-    Raises:
-        InvalidRequest: The body has a lone surrogate, a number that is not finite, or a type that
-            JSON lacks.
-    """
-    return _encode("body", body)
-
-
-def _encode(what: str, value: Mapping[str, Any], request_id: str | None = None) -> bytes:
-    try:
-        encoded = orjson.dumps(value)
-        if b"null" in encoded:  # orjson writes NaN and infinity as null
-            json.dumps(value, allow_nan=False, default=str)
-    except (TypeError, ValueError, RecursionError) as error:
-        message = (
-            f"the {what} cannot be written as JSON: {error}; use str, int, finite float, bool, None,"
-            " list, dict"
-        )
-        raise InvalidRequest(message, request_id=request_id) from error
-    return encoded
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request, as a producer hands it to the queue.
@@ -123,7 +89,7 @@ class Request:
         max_tokens: Estimated output tokens.
         prefix: Name of the prompt prefix; requests that share a prefix have the same name. "" for none.
         reply: Name of the client that waits for the result, or "".
-        metadata: Names and values that are returned with the result.
+        metadata: Names and values that are returned with the result; at most `MAX_METADATA_BYTES`.
         facts: Names and values for workers; a name that begins with `!` is for those alone that
             understand it. `facts.py` has the rules.
         unknown_fields: Fields of the body that the engine ignores; `from_body` finds them.
@@ -239,7 +205,7 @@ class Request:
     @property
     def num_bytes(self) -> int:
         """Stored bytes of metadata and body, without the header."""
-        return len(self.body) + (len(_encode("metadata", self.metadata)) if self.metadata else 0)
+        return len(self.body) + (len(encode_metadata(self.metadata)) if self.metadata else 0)
 
     def submit_values(self) -> tuple[str | int | bytes, ...]:
         """Return the eight values of this request in `lua/submit.lua`."""
@@ -247,7 +213,7 @@ class Request:
             f"{self.batch}|{self.prompt_tokens}|{self.max_tokens}|{self.max_attempts}|{self.reply}"
             f"|{self.endpoint}|{self.model}|{self.prefix}|{encode_facts(self.facts)}"
         )
-        metadata = _encode("metadata", self.metadata) if self.metadata else b""
+        metadata = encode_metadata(self.metadata) if self.metadata else b""
         return (
             self.id,
             self.tenant,

@@ -16,10 +16,12 @@ from typing import Any
 import orjson
 
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.json_encoding import check_metadata
+from gristmill.shared.json_parts import check_parts
 from gristmill.shared.one_line import shown
 from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.prefix import prefix_of_key
-from gristmill.shared.request import PLAIN, Request, check_metadata
+from gristmill.shared.request import PLAIN, Request
 
 ENVELOPE: Mapping[str, tuple[type, ...]] = {
     "body": (dict,),
@@ -123,6 +125,7 @@ def _object_of(raw: bytes, max_bytes: int) -> dict[str, Any]:
         raise InvalidRequest(
             f"it has more than {max_bytes:,} bytes, so its body is over the limit; {_TOO_LONG}"
         )
+    check_parts(raw)
     if not raw.strip():
         raise InvalidRequest("it is empty; a request is a JSON object on one line", NOT_JSON)
     try:

@@ -1,12 +1,16 @@
 """Bounds on the memory that callers use in a gateway, and strings that are not valid text."""
 
 import asyncio
+import threading
+from typing import Any
 
 import httpx
 import pytest
 from gateways import RunningGateway, problem
 
 from gristmill.producer.gateway import request_body
+from gristmill.shared import json_parts
+from gristmill.shared.json_encoding import MAX_METADATA_BYTES
 
 PLAIN = {"prompt": "one two", "max_tokens": 3}
 
@@ -93,6 +97,31 @@ async def test_a_body_that_stalls_gives_its_share_back(
     assert b"body_timeout" in answer
     assert not gateway.gateway.body_pools._small._held
     writer.close()
+
+
+async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: 33 MB of `[],` became 1 GB of objects, and a gateway with 1 GiB was killed."""
+    monkeypatch.setattr(json_parts, "MAX_JSON_PARTS", 100)
+    answer = await api.post("/v1/requests", content=b'{"prompt":"a","zz":[' + b"[]," * 60)
+    assert answer.status_code == 400
+    assert "the limit is 100; split" in problem(answer)["message"]
+
+
+async def test_metadata_over_its_limit_is_refused(api: httpx.AsyncClient) -> None:
+    """Regression: 10 MB of metadata stayed in Redis after the request, and no limit counted it."""
+    body = {"body": PLAIN, "metadata": {"a": "x" * MAX_METADATA_BYTES}}
+    answer = await api.post("/v1/requests", json=body)
+    assert answer.status_code == 400
+    assert "the limit is 65,536" in problem(answer)["message"]
+
+
+async def test_a_large_body_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: other calls waited for the parse of a large body."""
+    for num_bytes, is_in_loop in ((2**20, True), (2**20 + 1, False)):
+        found: Any = await request_body.parsed(threading.current_thread, num_bytes, asyncio.Lock())  # type: ignore[arg-type]
+        assert (found is threading.current_thread()) == is_in_loop
 
 
 async def test_an_id_that_is_no_text_is_refused(api: httpx.AsyncClient) -> None:

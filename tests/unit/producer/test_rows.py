@@ -15,6 +15,7 @@ from gristmill.producer.batches.rows import (
     result_row,
     unanswered_row,
 )
+from gristmill.shared import json_parts
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 
@@ -143,6 +144,15 @@ def test_a_row_that_cannot_be_written_is_an_error_of_that_line_alone() -> None:
     row = orjson.loads(result_row(result(body=deep)))
     assert (row["id"], row["custom_id"], row["response"]) == ("batch_req_run-1", "a", None)
     assert row["error"]["code"] == "unreadable"
+
+
+def test_a_line_of_too_many_parts_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a refused line was parsed a second time for its custom_id."""
+    monkeypatch.setattr(json_parts, "MAX_JSON_PARTS", 10)
+    raw = b'{"custom_id":"a","body":{"prompt":[1,2,3,4,5,6,7,8]}}'
+    bad = LineReader("run", max_request_bytes=1024).read(Line(3, raw, 0, 0))
+    assert isinstance(bad, BadLine)
+    assert (bad.custom_id, bad.reason[:12]) == (None, "its JSON has")
 
 
 def test_a_bad_line_says_why_without_the_id_of_its_request() -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from gristmill.shared.body_fields import DEFAULT_MAX_TOKENS, NEEDED
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.json_encoding import encode_body
 from gristmill.shared.records import Record
 from gristmill.shared.request import (
     CHAT,
     COMPLETIONS,
     ENDPOINTS,
     Request,
-    encode_body,
     new_id,
 )
 from gristmill.shared.request_json import request_from_json

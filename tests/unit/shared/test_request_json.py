@@ -3,8 +3,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.shared import json_parts
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS, Request
+from gristmill.shared.json_encoding import MAX_METADATA_BYTES
+from gristmill.shared.request import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    Request,
+)
 from gristmill.shared.request_json import request_from_json
 
 LIMIT = 2**20
@@ -141,6 +148,23 @@ def test_a_body_over_the_limit_is_refused_with_size_limit_and_setting() -> None:
 
 def test_an_element_far_over_the_limit_is_refused_before_it_is_parsed() -> None:
     assert "GRISTMILL_MAX_REQUEST_BYTES" in refusal_of(b"[" * 200_000, max_request_bytes=1_024)
+
+
+def test_an_element_of_too_many_parts_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: 33 MB of `[],` became 1 GB of objects and killed the gateway."""
+    monkeypatch.setattr(json_parts, "MAX_JSON_PARTS", 100)
+    told = refusal_of(b'{"prompt":"a","zz":[' + b"[]," * 60 + b"no JSON from here on")
+    assert "its JSON has 125 brackets, braces, commas and colons; the limit is 100" in told
+    read({"prompt": [*range(90)]})
+
+
+def test_metadata_over_its_limit_is_refused() -> None:
+    """Regression: results repeated metadata of any length, which no limit counted."""
+    element = {"body": {"prompt": "a"}, "metadata": {"a": "x" * MAX_METADATA_BYTES}}
+    assert "its metadata has 65,544 bytes as JSON; the limit is 65,536" in refusal_of(element)
+    assert read(element | {"metadata": {"a": "x" * 65_000}}).metadata is not None
 
 
 def test_escapes_may_make_an_element_longer_than_its_body() -> None:

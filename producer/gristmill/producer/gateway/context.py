@@ -44,6 +44,7 @@ class Gateway:
         tenant_limits: The limits of each tenant.
         media: Checks the media URLs of requests.
         body_pools: The memory for the bodies that are being read.
+        parsing: Lets one large body at a time be parsed; its objects take more memory than its bytes.
         stopping: Set when the process is stopping; calls then stop waiting for a result.
         right_format: Set when the queue was seen in the format that this version reads.
     """
@@ -56,6 +57,7 @@ class Gateway:
     tenant_limits: TenantLimiter
     media: MediaGuard
     body_pools: BodyPools
+    parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     right_format: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -1,14 +1,14 @@
 """The bodies of calls: read within bounds; the one of a single request also parsed, and its media URLs checked."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 from fastapi import Request
 
-from gristmill.producer.gateway.body_pool import BodyShare
+from gristmill.producer.gateway.body_pool import SMALL_BODY_BYTES, BodyShare
 from gristmill.producer.gateway.http_errors import ApiError, too_large
 from gristmill.producer.highest_lane import check_priority, lower_of
 from gristmill.producer.tenants import Tenant
@@ -84,6 +84,22 @@ async def unstalled(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             message = f"the body stalled for {MAX_BODY_S:g} s; send it again"
             raise ApiError(408, message, code="body_timeout") from None
         yield chunk
+
+
+async def parsed(
+    parse: Callable[[], QueuedRequest], num_bytes: int, parsing: asyncio.Lock
+) -> QueuedRequest:
+    """Return the request of a body. A large one is parsed in a thread, one at a time, so that other calls go on.
+
+    Args:
+        parse: Parses the body.
+        num_bytes: Length of the body.
+        parsing: Held while a large body is parsed.
+    """
+    if num_bytes <= SMALL_BODY_BYTES:
+        return parse()
+    async with parsing:
+        return await asyncio.to_thread(parse)
 
 
 def queued_request(

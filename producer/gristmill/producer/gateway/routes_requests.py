@@ -8,6 +8,7 @@ queue.
 import asyncio
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -21,6 +22,7 @@ from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
 from gristmill.producer.gateway.request_body import (
     BODY_SCHEMA,
     declared_bytes,
+    parsed,
     queued_request,
     read_body,
 )
@@ -143,10 +145,11 @@ async def _queue(
         body = await read_body(
             request, share, max_element_bytes(max_bytes), "GRISTMILL_MAX_REQUEST_BYTES"
         )
-        queued = queued_request(
-            body, tenant, key,
+        parse = partial(
+            queued_request, body, tenant, key,
             call_id=request.state.call.request_id, new_id=new_id, max_request_bytes=max_bytes,
         )  # fmt: skip
+        queued = await parsed(parse, len(body), gateway.parsing)
         request.state.call.facts["id"] = queued.id
         if names_media(queued):
             await gateway.media.check(queued)

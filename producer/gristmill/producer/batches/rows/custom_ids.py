@@ -10,6 +10,7 @@ import orjson
 from gristmill.producer.batches.rows.lines import BadLine, Line
 from gristmill.shared.answers import mapping
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.json_parts import has_too_many_parts
 from gristmill.shared.known_fields import UNKNOWN_FIELD, unknown_in_words
 from gristmill.shared.one_line import shown
 from gristmill.shared.request import Request
@@ -42,7 +43,7 @@ def names_of(named: Request | Result) -> Names:
 def bad_line(line: Line, reason: str, code: str) -> BadLine:
     """Return the error of a line that is no request, with the names that can be read from it."""
     try:
-        fields = mapping(orjson.loads(line.raw))
+        fields = {} if has_too_many_parts(line.raw) else mapping(orjson.loads(line.raw))
     except ValueError:
         fields = {}
     texts = (_as_text(fields.get(name)) for name in ("custom_id", "id"))
