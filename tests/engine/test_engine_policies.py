@@ -40,7 +40,7 @@ def test_importing_the_engine_loads_neither_torch_nor_vllm() -> None:
 
 @pytest.mark.parametrize("value", ["true", '"true"', "1"])
 def test_stream_is_read_as_pydantic_reads_it(value: str) -> None:
-    response = refusal(CHAT, f'{{"stream": {value}}}'.encode(), [CHAT])
+    response = refusal(CHAT, f'{{"stream": {value}}}'.encode(), [CHAT], 256)
     assert response is not None
     assert response.status == 400
 
@@ -49,7 +49,7 @@ def test_stream_is_read_as_pydantic_reads_it(value: str) -> None:
     "body", [b'{"stream": false}', b'{"stream": null}', b'{"a": "\\"stream\\": true"}', b'"stream"']
 )
 def test_body_without_a_stream_is_let_through(body: bytes) -> None:
-    assert refusal(CHAT, body, [CHAT]) is None
+    assert refusal(CHAT, body, [CHAT], 256) is None
 
 
 @pytest.mark.parametrize("body", [b"nonsense", b"[1]", b"\xff"])

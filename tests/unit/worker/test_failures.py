@@ -52,8 +52,8 @@ def test_success_is_no_failure() -> None:
 @pytest.mark.parametrize(
     "refused",
     [
-        refusal("/v1/none", b"{}", ["/v1/completions"]),
-        refusal("/v1/completions", b'{"stream":true}', ["/v1/completions"]),
+        refusal("/v1/none", b"{}", ["/v1/completions"], 256),
+        refusal("/v1/completions", b'{"stream":true}', ["/v1/completions"], 256),
         too_long(1.0),
         bounded(Response(200, b"12345"), 4),
     ],

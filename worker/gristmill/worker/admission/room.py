@@ -15,6 +15,7 @@ from gristmill.worker import metrics
 from gristmill.worker.admission.gulps import Gulps, gulp_share
 from gristmill.worker.admission.kv_cache import CacheAccount
 from gristmill.worker.engine.interface import EngineStats, Response
+from gristmill.worker.engine.sequences import num_sequences
 
 UNBOUNDED = 2**53
 """Token limit of a claim if the size of the cache is unknown: in effect, no limit."""
@@ -222,7 +223,7 @@ class Admission:
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
         """
-        num_free = self._capacity.max_running - self._num_held - len(gathered)
+        num_free = self._capacity.max_running - self._num_held - self._num_places(gathered)
         if not self._capacity.has_gulps or num_free <= 0:
             return NO_ROOM
         num_tokens = self._cache.fitting_tokens(gathered, num_free) if self._cache else UNBOUNDED
@@ -235,7 +236,7 @@ class Admission:
     ) -> tuple[int, int]:
         """Return how many requests and tokens the engine has room for; 0 and 0 for none."""
         stats = self._stats()
-        num_free = self._num_free(len(gathered), demand, stats.waiting, now_s)
+        num_free = self._num_free(self._num_places(gathered), demand, stats.waiting, now_s)
         if self._cache is None:
             return (num_free, UNBOUNDED) if num_free else (0, 0)
         self._cache.look(stats)
@@ -248,29 +249,39 @@ class Admission:
         num_held = self._num_held + num_gathered
         if not self._capacity.has_gulps:
             return free_places(self._capacity, num_held, demand, num_waiting)
-        num_free = self._capacity.max_running - num_held
+        num_free = max(0, self._capacity.max_running - num_held)
         mean_output_tokens = self._cache.mean_output_tokens if self._cache else 0
         size = gulp_size(self._capacity, demand, mean_output_tokens)
         metrics.gulp.set(size)
         if self._cache:
             self._cache.refill_share = size / self._capacity.max_running
         if size == 1 or num_held == 0:
-            return max(0, num_free)
+            return num_free
         num_entered = self._num_entered + num_gathered
         return self._gulps.num_to_fill(size, num_free, num_entered, now_s)
+
+    def _num_places(self, records: Sequence[Record]) -> int:
+        """Return how many places requests take: one for each sequence, at most the whole engine each.
+
+        A claim cannot know the number, because headers do not have it. So a claim may take more
+        sequences than are free; the next claims then wait until they have ended.
+        """
+        numbers = (num_sequences(record.endpoint, record.body) for record in records)
+        return sum(min(number, self._capacity.max_running) for number in numbers)
 
     def _free_bytes(self, gathered: Sequence[Record]) -> int:
         return max(0, self._max_bytes - self._num_bytes - sum(len(each.body) for each in gathered))
 
     def enter(self, record: Record) -> Callable[[], None]:
         """Note that a request enters the engine; return what to call when it leaves."""
-        self._num_held += 1
+        num_places = self._num_places([record])
+        self._num_held += num_places
         self._num_bytes += len(record.body)
-        self._num_entered += 1
+        self._num_entered += num_places
         leave = self._cache.promise(record) if self._cache else None
 
         def leave_engine() -> None:
-            self._num_held -= 1
+            self._num_held -= num_places
             self._num_bytes -= len(record.body)
             if leave:
                 leave()

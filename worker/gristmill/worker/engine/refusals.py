@@ -3,18 +3,22 @@
 All transports refuse the same requests before the engine sees them:
 
 - a request for a stream, because the worker writes a result once and as a whole;
-- a request to an endpoint that the engine does not serve, because vLLM's 404 names no endpoints.
+- a request to an endpoint that the engine does not serve, because vLLM's 404 names no endpoints;
+- a request for more sequences than the engine runs at a time, because it would hold up all others.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from gristmill.worker.engine.body_fields import fields_of
 from gristmill.worker.engine.interface import Response
+from gristmill.worker.engine.sequences import count_sequences, max_sequences
 
 _BOOL = TypeAdapter(bool)
 
@@ -46,17 +50,22 @@ def error_response(
     return Response(int(status), json.dumps({"error": error}, ensure_ascii=False).encode())
 
 
-def refusal(endpoint: str, body: bytes, endpoints: Sequence[str]) -> Response | None:
-    """Return the error body for a request that this engine cannot answer; otherwise None.
+def refusal(
+    endpoint: str, body: bytes, endpoints: Sequence[str], max_num_seqs: int
+) -> Response | None:
+    """Return the error body for a request that this engine cannot or must not answer; otherwise None.
 
     Args:
         endpoint: The path that the request names.
         body: The JSON body. The engine's own error handler answers an unreadable one.
         endpoints: The paths that the engine serves.
+        max_num_seqs: Sequences that the engine runs at the same time.
     """
     if endpoint not in endpoints:
         return _not_served(endpoint, endpoints)
-    return stream_refusal() if _asks_for_stream(body) else None
+    if _asks_for_stream(body):
+        return stream_refusal()
+    return _too_many_sequences(endpoint, fields_of(body), max_num_seqs)
 
 
 def stream_refusal() -> Response:
@@ -152,6 +161,20 @@ def _is_too_deep(body: bytes) -> bool:
 def _not_served(endpoint: str, endpoints: Sequence[str]) -> Response:
     message = f"endpoint {endpoint} is not served by this model; it serves {', '.join(endpoints)}"
     return _refused(HTTPStatus.NOT_FOUND, message, "NotFoundError", "endpoint")
+
+
+def _too_many_sequences(
+    endpoint: str, fields: Mapping[str, Any], max_num_seqs: int
+) -> Response | None:
+    number, limit = count_sequences(endpoint, fields), max_sequences(endpoint, max_num_seqs)
+    if number <= limit:
+        return None
+    message = (
+        f"the request asks for {number:,} sequences (n times the number of prompts, or the number of inputs);"
+        f" the limit is {limit:,} (the engine runs {max_num_seqs:,} at a time, --max-num-seqs);"
+        " split it into several requests"
+    )
+    return _refused(HTTPStatus.BAD_REQUEST, message, "BadRequestError", "n")
 
 
 def _asks_for_stream(body: bytes) -> bool:

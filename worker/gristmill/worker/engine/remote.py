@@ -122,7 +122,7 @@ class RemoteEngine:
 
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
         """Post the body; cancelling closes the connection, and the server then aborts."""
-        refused = refusal(endpoint, body, self._endpoints)
+        refused = refusal(endpoint, body, self._endpoints, self._max_num_seqs)
         if refused is not None:
             return refused
         limit_s = self._limits.max_request_s

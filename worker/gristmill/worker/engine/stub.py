@@ -61,7 +61,7 @@ class StubEngine:
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
         """Echo the prompt; see `Engine.post`."""
         await self.check(0)
-        refused = refusal(endpoint, body, ENDPOINTS)
+        refused = refusal(endpoint, body, ENDPOINTS, self._max_num_seqs)
         if refused is not None:
             return refused
         if self.fault is not None:

@@ -102,7 +102,7 @@ class InProcessEngine:
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
         """Answer one request; see `Engine.post`."""
         running = self._alive()
-        refused = refusal(endpoint, body, running.info.endpoints)
+        refused = refusal(endpoint, body, running.info.endpoints, running.info.max_num_seqs)
         if refused is not None:
             return refused
         limit_s = self._limits.max_request_s
