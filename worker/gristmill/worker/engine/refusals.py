@@ -4,7 +4,8 @@ All transports refuse the same requests before the engine sees them:
 
 - a request for a stream, because the worker writes a result once and as a whole;
 - a request to an endpoint that the engine does not serve, because vLLM's 404 names no endpoints;
-- a request for more sequences than the engine runs at a time, because it would hold up all others.
+- a request for more sequences than the engine runs at a time, because it would hold up all others;
+- a request with a field whose cost would fall on all others (`field_limits.py`).
 """
 
 import json
@@ -17,6 +18,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from gristmill.worker.engine.body_fields import fields_of
+from gristmill.worker.engine.field_limits import field_excess
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.sequences import count_sequences, max_sequences
 
@@ -65,7 +67,8 @@ def refusal(
         return _not_served(endpoint, endpoints)
     if _asks_for_stream(body):
         return stream_refusal()
-    return _too_many_sequences(endpoint, fields_of(body), max_num_seqs)
+    fields = fields_of(body)
+    return _too_many_sequences(endpoint, fields, max_num_seqs) or _too_large_field(fields)
 
 
 def stream_refusal() -> Response:
@@ -175,6 +178,14 @@ def _too_many_sequences(
         " split it into several requests"
     )
     return _refused(HTTPStatus.BAD_REQUEST, message, "BadRequestError", "n")
+
+
+def _too_large_field(fields: Mapping[str, Any]) -> Response | None:
+    excess = field_excess(fields)
+    if excess is None:
+        return None
+    name, message = excess
+    return _refused(HTTPStatus.BAD_REQUEST, message, "BadRequestError", name)
 
 
 def _asks_for_stream(body: bytes) -> bool:
