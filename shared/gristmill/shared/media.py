@@ -31,6 +31,9 @@ MAX_HOSTS = 32
 LOOKUP_TTL_S = 30
 """Seconds for which an answer of the DNS is reused."""
 
+MAX_HOST_CHARS = 253
+"""Most characters of a host, as in the DNS (RFC 1035); the answers of the DNS are kept under it."""
+
 MAX_SHOWN = 120
 
 _URL_FIELDS = ("image_url", "audio_url", "video_url", "file_url")
@@ -102,7 +105,7 @@ def host_of(url: str, request_id: str) -> str:
     differently, so the host checked here might not be the host that the engine fetches from.
 
     Raises:
-        InvalidRequest: The URL has another scheme or another form.
+        InvalidRequest: The URL has another scheme or another form, or a host over `MAX_HOST_CHARS`.
     """
     if url[:5].lower() == "data:":
         return ""
@@ -113,7 +116,13 @@ def host_of(url: str, request_id: str) -> str:
             " user or password, percent-encoded, or a data: URL",
             request_id=request_id,
         )
-    return found[1].lower().removesuffix(".")
+    host = found[1].lower().removesuffix(".")
+    if len(host) > MAX_HOST_CHARS:
+        raise InvalidRequest(
+            f"media URL {_shown(url)} has a host of {len(host):,} characters; the limit is {MAX_HOST_CHARS}; correct it",
+            request_id=request_id,
+        )
+    return host
 
 
 def _is_told_by_spelling(host: str) -> bool:

@@ -85,6 +85,56 @@ async def start_body(
     return reader, writer
 
 
+async def answer_to(gateway: RunningGateway, call: bytes) -> bytes:
+    """Send the bytes of a call and return the beginning of its answer."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(call)
+    answer = await asyncio.wait_for(reader.read(1000), 5)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("path", ["/v1/requests", "/v1/batches", "/v1/files"])
+async def test_a_call_with_two_lengths_is_refused(
+    gateway: RunningGateway, key: str, path: str
+) -> None:
+    """Regression: limits believed the Content-Length of a body that came in chunks."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 1\r\n"
+    )
+    answer = await answer_to(
+        gateway, head.encode() + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    )
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"both Content-Length and Transfer-Encoding" in answer
+
+
+async def test_invented_methods_share_one_time_series(gateway: RunningGateway) -> None:
+    """Regression: each method that a stranger invented stayed in memory, with its 60 KB."""
+    for method in (b"INVENTED1", b"INVENTED2" * 1000):
+        await answer_to(gateway, method + b" /x HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with gateway.caller() as caller:
+        metrics = (await caller.get("/metrics")).text
+    assert "INVENTED" not in metrics
+    assert 'gristmill_gateway_calls_total{method="other",route="none",status="404"}' in metrics
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b'Content-Disposition: form-data; name="' + b"a" * 70_000,
+        b'Content-Disposition: form-data; name="other"\r\n\r\n' + b"a" * 70_000,
+    ],
+)
+async def test_a_form_is_bounded_beside_its_file(api: httpx.AsyncClient, part: bytes) -> None:
+    """Regression: the parser kept the name of a part that never ended."""
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = await api.post("/v1/files", content=b"--b\r\n" + part, headers=headers)
+    assert answer.status_code == 400
+    assert "more than 65,536 bytes beside its file" in problem(answer)["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/requests", "/v1/batches", "/v1/files"])
 async def test_a_body_that_stalls_gives_its_share_back(
     gateway: RunningGateway, key: str, path: str, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.media import check_media, media_urls
+from gristmill.shared.media import check_media, host_of, media_urls
 from gristmill.shared.request import Request
 
 NONE: frozenset[str] = frozenset()
@@ -113,6 +113,13 @@ def test_hosts_of_one_request_are_bounded_and_depth_is_no_matter() -> None:
     body = orjson.dumps({"input": nested})
     with pytest.raises(InvalidRequest):
         check_media(Request(body=body), NONE)
+
+
+def test_a_host_that_no_dns_can_have_is_refused_and_not_kept() -> None:
+    """Regression: the cache of DNS answers kept hosts of 30 MB."""
+    with pytest.raises(InvalidRequest, match="a host of 254 characters; the limit is 253"):
+        host_of(f"http://{'1' * 254}/", "r")
+    assert host_of(f"http://{'1' * 253}./", "r") == "1" * 253
 
 
 def test_message_is_short_and_says_the_remedy() -> None:

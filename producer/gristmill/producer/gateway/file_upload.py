@@ -12,14 +12,11 @@ from gristmill.producer.batches.objects import FileObject
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.gateway.http_errors import too_large
 from gristmill.producer.gateway.request_body import declared_bytes, unstalled
-from gristmill.producer.gateway.upload_form import FileFacts, UploadForm
+from gristmill.producer.gateway.upload_form import FORM_BYTES, FileFacts, UploadForm
 from gristmill.shared.errors import GristmillError, NotFound
 
 CHUNK_BYTES = 2**20
 """Bytes of one write; a thread for each packet would cost more than the write itself."""
-
-FORM_BYTES = 2**16
-"""Most bytes of a form without its file."""
 
 Reserve = Callable[[int], Awaitable[None]]
 

@@ -14,13 +14,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ulid import ULID
 
-from gristmill.producer.gateway.http_errors import NO_RETRY, api_error
+from gristmill.producer.gateway.http_errors import NO_RETRY, ApiError, api_error
 
 log = structlog.get_logger()
 
 QUIET = ("/healthz", "/readyz", "/metrics")
 """Paths that probes call every few seconds; these calls are not logged."""
 
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods with a time series and a name in the log. Strangers invent others without end; all of them are `OTHER`."""
+
+OTHER = "other"
 MAX_PATH_CHARS = 200
 CLIENT_LEFT = 499
 """Status in the log of a call whose client closed the connection (nginx's number)."""
@@ -35,6 +39,12 @@ _call_seconds = Histogram(
 _open_calls = Gauge("gristmill_gateway_open_calls", "Calls that are being answered")
 _received_bytes = Counter("gristmill_gateway_received_bytes", "Bytes of received bodies")
 _sent_bytes = Counter("gristmill_gateway_sent_bytes", "Bytes of sent bodies")
+
+TWO_LENGTHS = ApiError(
+    400, "the call has both Content-Length and Transfer-Encoding; send one of them", headers={"Connection": "close"}
+)  # fmt: skip
+"""Answer to a call whose body has two lengths. The limits read the first, and the body has the second; a proxy may
+also see another end of the call (request smuggling, RFC 9112, section 6.1)."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
 
@@ -100,6 +110,9 @@ class CallMiddleware:
 
     async def _answer(self, call: HttpCall, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if _has_two_lengths(scope):
+                await TWO_LENGTHS.response()(scope, receive, send)
+                return
             await self._app(scope, receive, send)
         except ClientDisconnect:
             call.status = CLIENT_LEFT
@@ -114,6 +127,11 @@ class CallMiddleware:
             await answer.response()(scope, receive, send)
 
 
+def _has_two_lengths(scope: Scope) -> bool:
+    names = {name for name, _ in scope["headers"]}
+    return b"content-length" in names and b"transfer-encoding" in names
+
+
 def _request_id(scope: Scope) -> str:
     given = Request(scope).headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else f"req-{ULID()}"
@@ -122,7 +140,8 @@ def _request_id(scope: Scope) -> str:
 def _report(call: HttpCall, scope: Scope) -> None:
     route = getattr(scope.get("route"), "path", "none")
     duration_s = time.monotonic() - call.started_s
-    _calls.labels(scope["method"], route, call.status).inc()
+    method = scope["method"] if scope["method"] in METHODS else OTHER
+    _calls.labels(method, route, call.status).inc()
     _call_seconds.labels(route).observe(duration_s)
     _received_bytes.inc(call.num_received)
     _sent_bytes.inc(call.num_sent)
@@ -132,7 +151,7 @@ def _report(call: HttpCall, scope: Scope) -> None:
         "call.answered",
         request_id=call.request_id,
         tenant=call.tenant or None,
-        method=scope["method"],
+        method=method,
         path=scope["path"][:MAX_PATH_CHARS],
         route=route,
         status=call.status,

@@ -14,6 +14,9 @@ from streaming_form_data.validators import MaxSizeValidator, ValidationError
 from gristmill.producer.batches.stored_files import PURPOSES
 from gristmill.producer.gateway.http_errors import ApiError
 
+FORM_BYTES = 2**16
+"""Most bytes of a form without its file. The parser keeps the head of a part in memory until it ends."""
+
 MAX_FIELD_BYTES, MAX_NAME_CHARS = 1024, 255
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 """OpenAI's bounds of `expires_after`."""
@@ -50,6 +53,7 @@ class UploadForm:
             self._parser = StreamingFormDataParser({"Content-Type": content_type})
         except (ParseFailedException, ValueError, KeyError):
             raise _bad_form("the body is not multipart/form-data with a boundary") from None
+        self._num_received = 0
         self._file = _FileTarget(self._start, write)
         self._parser.register("file", self._file)
         self._parser.register("purpose", self._purpose)
@@ -71,6 +75,10 @@ class UploadForm:
             raise _bad_form("the name of a part is not UTF-8") from None
         except ValidationError:
             raise _bad_form(f"a field has more than {MAX_FIELD_BYTES:,} bytes") from None
+        self._num_received += len(data)
+        if self._num_received - self._file.num_bytes > FORM_BYTES:
+            message = f"the form has more than {FORM_BYTES:,} bytes beside its file; leave out other parts"
+            raise _bad_form(message)
 
     def finished(self) -> FileFacts:
         """Return the fields that describe the file, after the last bytes.
@@ -123,12 +131,13 @@ class _FileTarget(BaseTarget):  # type: ignore[misc]  # the library has no types
     def __init__(self, start: Callable[[str | None], None], write: Callable[[bytes], None]) -> None:
         super().__init__()
         self._on_start, self._on_data = start, write
-        self.is_complete = False
+        self.is_complete, self.num_bytes = False, 0
 
     def on_start(self) -> None:
         self._on_start(self.multipart_filename)
 
     def on_data_received(self, chunk: bytes) -> None:
+        self.num_bytes += len(chunk)
         self._on_data(chunk)
 
     def on_finish(self) -> None:
