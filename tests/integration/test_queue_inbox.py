@@ -17,6 +17,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_types import AnyRedis
+from gristmill.worker.inbox import admit_element
 
 GARBAGE = b'1|\x00\xff{"prompt": \n'
 
@@ -85,6 +86,22 @@ async def test_large_garbage_keeps_its_beginning_and_its_evidence(queue: Queue) 
     assert letter is not None
     assert letter.record == b"{" * 65_536
     assert (letter.evidence["error"], letter.evidence["num_bytes"]) == ("it is not JSON", 1_100_000)
+
+
+async def test_element_that_takes_the_id_of_others_or_too_much_metadata_becomes_a_dead_letter(
+    queue: Queue,
+) -> None:
+    """Regression: an element named `inbox-<n>` made the innocent element n a dead letter; metadata had no limit."""
+    metadata = b'{"body":{"prompt":"a"},"metadata":{"a":"' + b"x" * 65_536 + b'"}}'
+    await push(queue, b'{"id":"inbox-3","prompt":"a"}', metadata, b'{"prompt":"b"}')
+    worker = await open_worker(queue)
+    for token, element in await taken(queue, worker):
+        await admit_element(queue, worker, token, element, 2**20)
+    letters = {letter.id: letter.evidence["error"] for letter in await queue.dead_letters.newest()}
+    assert letters.keys() == {"inbox-1", "inbox-2"}
+    assert "its id inbox-3 begins with inbox-" in letters["inbox-1"]
+    assert "the limit is 65,536" in letters["inbox-2"]
+    assert await queue.status(["inbox-3"]) == [("queued", "")]
 
 
 async def test_element_is_admitted_exactly_once(queue: Queue) -> None:

@@ -22,7 +22,7 @@ from batches import (
     upload,
 )
 from command_line import SettlingWorker
-from queues import contents
+from queues import a_request, contents
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec
@@ -78,6 +78,19 @@ async def test_every_line_has_one_row_and_the_counts_are_true(
     assert not await keys_of(queue, "result:*"), "results are forgotten once they have their row"
     assert not await keys_of(queue, "batch_parts:*")
     assert [path.split("/")[0] for path in files_in(tmp_path / "storage")] == ["files", "results"]
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_line_never_takes_the_result_of_another_request(
+    batches: Batches, queue: Queue
+) -> None:
+    """Regression: a request that had a line's id before the batch gave the line its result."""
+    batch = await create(batches, [chat(f"c{i}") for i in range(3)])
+    await queue.submit([a_request(f"{batch.id}-2")])
+    ended = await run(batches, batch)
+    assert ids(await rows_of(batches, ended.output_file_id)) == ["c0", "c2"]
+    (row,) = await rows_of(batches, ended.error_file_id)
+    assert (row["custom_id"], row["response"]["body"]["error"]["code"]) == ("c1", "id_conflict")
 
 
 @pytest.mark.usefixtures("worker")

@@ -8,8 +8,8 @@ from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.line_tracker import LineTracker, number_of
 from gristmill.producer.batches.lifecycle.slice_clock import SliceClock
 from gristmill.producer.batches.lifecycle.window import room
-from gristmill.producer.batches.rows import Line, lines_of, take_lines
-from gristmill.shared.errors import QueueFull
+from gristmill.producer.batches.rows import BadLine, Line, bad_request, lines_of, take_lines
+from gristmill.shared.errors import IdConflict, QueueFull
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.request import Request
 
@@ -131,13 +131,17 @@ class LineSubmitter:
             return
         self._clock.mark("work")
         try:
-            await self._queue.submit(requests, lease=self._leased.held)
+            codes = await self._queue.submit(requests, lease=self._leased.held)
         except QueueFull:
             self._waiting = requests
             if len(requests) > 1:
                 middle = len(requests) // 2
                 await self._submit(requests[:middle])
                 self._waiting = self._waiting + requests[middle:]
+            return
+        for request, code in zip(requests, codes, strict=True):
+            if code == "conflict":
+                self._tracker.finish_bad(_foreign(request))
 
     def _reread(self, numbers: Sequence[int]) -> Iterator[Line]:
         if not numbers:
@@ -147,3 +151,12 @@ class LineSubmitter:
                 start = self._tracker.outstanding[number].start
                 stream.seek(start)
                 yield next(lines_of(stream, self.max_line_bytes, number=number - 1, offset=start))
+
+
+def _foreign(request: Request) -> BadLine:
+    """Return the error of a line whose id belongs to a request that the batch did not submit."""
+    reason = (
+        f"the queue has another request under the id {request.id}, which no producer but this batch may use; create the"
+        " batch again"
+    )
+    return bad_request(number_of(request.id), request, reason, IdConflict.code)
