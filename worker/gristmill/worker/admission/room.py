@@ -196,6 +196,7 @@ class Admission:
         self._cache = CacheAccount(capacity.kv_cache_tokens) if capacity.kv_cache_tokens else None
         self._gulps = Gulps()
         self._num_held = 0
+        self._counted: list[tuple[Record, int]] = []  # the gathered requests and their places
         self._num_entered = 0
 
     @property
@@ -261,20 +262,24 @@ class Admission:
         return self._gulps.num_to_fill(size, num_free, num_entered, now_s)
 
     def _num_places(self, records: Sequence[Record]) -> int:
-        """Return how many places requests take: one for each sequence, at most the whole engine each.
+        """Return how many places requests take; it reads the body of each record once.
 
-        A claim cannot know the number, because headers do not have it. So a claim may take more
-        sequences than are free; the next claims then wait until they have ended.
+        Headers do not have the number. So a claim may take more than is free; the next ones wait.
         """
-        numbers = (num_sequences(record.endpoint, record.body) for record in records)
-        return sum(min(number, self._capacity.max_running) for number in numbers)
+        known = {id(record): number for record, number in self._counted}
+        self._counted = [(each, known.get(id(each)) or self._count(each)) for each in records]
+        return sum(number for _, number in self._counted)
+
+    def _count(self, record: Record) -> int:
+        number = num_sequences(record.endpoint, record.body)
+        return min(number, self._capacity.max_running)
 
     def _free_bytes(self, gathered: Sequence[Record]) -> int:
         return max(0, self._max_bytes - self._num_bytes - sum(len(each.body) for each in gathered))
 
     def enter(self, record: Record) -> Callable[[], None]:
         """Note that a request enters the engine; return what to call when it leaves."""
-        num_places = self._num_places([record])
+        num_places = self._count(record)
         self._num_held += num_places
         self._num_bytes += len(record.body)
         self._num_entered += num_places

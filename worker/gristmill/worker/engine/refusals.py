@@ -5,7 +5,8 @@ All transports refuse the same requests before the engine sees them:
 - a request for a stream, because the worker writes a result once and as a whole;
 - a request to an endpoint that the engine does not serve, because vLLM's 404 names no endpoints;
 - a request for more sequences than the engine runs at a time, because it would hold up all others;
-- a request with a field whose cost would fall on all others (`field_limits.py`).
+- a request with a field or a constraint whose cost would fall on all others (`field_limits.py`,
+  `constraint_limits.py`).
 """
 
 import json
@@ -18,6 +19,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from gristmill.worker.engine.body_fields import fields_of
+from gristmill.worker.engine.constraint_limits import constraint_excess
 from gristmill.worker.engine.field_limits import field_excess
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.sequences import count_sequences, max_sequences
@@ -181,7 +183,7 @@ def _too_many_sequences(
 
 
 def _too_large_field(fields: Mapping[str, Any]) -> Response | None:
-    excess = field_excess(fields)
+    excess = field_excess(fields) or constraint_excess(fields)
     if excess is None:
         return None
     name, message = excess
