@@ -153,18 +153,21 @@ async def test_cancelling_a_post_frees_the_engine(engine: InProcessEngine, endpo
     await until_running(engine, 0)
 
 
-async def test_lower_priority_number_runs_first(engine: InProcessEngine) -> None:
+async def test_lower_priority_number_runs_first_whatever_the_body_asks_for(
+    engine: InProcessEngine,
+) -> None:
     finished: list[str] = []
     warm = chat("warm", input="warm", max_output_tokens=1)  # its first use imports for long
     assert (await engine.post("/v1/responses", warm)).status == 200
 
     async def post(name: str, endpoint: str, priority: int) -> None:
-        body = chat(name, ignore_eos=True, max_tokens=200, input=name, max_output_tokens=200)
+        own = {"priority": 99 if priority else -99}
+        body = chat(name, ignore_eos=True, max_tokens=200, input=name, max_output_tokens=200, **own)
         response = await engine.post(endpoint, body, priority=priority)
         assert response.status == 200
         finished.append(name)
 
-    low = [asyncio.create_task(post(f"low{i}", CHAT, 5)) for i in range(24)]
+    low = [asyncio.create_task(post(f"low{i}", CHAT, 0)) for i in range(24)]
     await until_running(engine, 8)
     await asyncio.gather(post("high", CHAT, -5), post("asgi", "/v1/responses", -5), *low)
     # By arrival they would have a fourth batch of 8 to themselves; a slow machine may let one begin before they arrive.

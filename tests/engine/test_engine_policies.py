@@ -57,9 +57,17 @@ def test_priority_leaves_what_is_no_object_to_the_engine(body: bytes) -> None:
     assert with_priority(body, 3) == body
 
 
-def test_priority_zero_leaves_every_byte() -> None:
-    assert with_priority(b'{ "priority":5 }', 0) == b'{ "priority":5 }'
-    assert json.loads(with_priority(b'{"priority": 5}', 3)) == {"priority": 3}
+def test_priority_zero_leaves_every_byte_of_a_body_without_one() -> None:
+    assert with_priority(b'{ "seed":5 }', 0) == b'{ "seed":5 }'
+
+
+@pytest.mark.parametrize("priority", [-1, 0, 1])
+@pytest.mark.parametrize(
+    "body",
+    [b'{"priority": -9}', b'{"prior\\u0069ty": -9}', '{"priority": -9}'.encode("utf-16")],
+)
+def test_priority_replaces_the_value_of_the_body(body: bytes, priority: int) -> None:
+    assert json.loads(with_priority(body, priority)) == {"priority": priority}
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'{"usage": 3, "choices": [4]}'])

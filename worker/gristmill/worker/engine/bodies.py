@@ -9,6 +9,7 @@ import orjson
 from pydantic import Field, TypeAdapter
 
 from gristmill.shared.answers import cached_tokens, mapping, token_counts
+from gristmill.worker.engine.body_fields import fields_of
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response
 
@@ -25,13 +26,13 @@ MAX_QUOTED_BYTES = 500
 
 
 def with_priority(body: bytes, priority: int) -> bytes:
-    """Return the body with vLLM's field `priority` set.
+    """Return the body with vLLM's field `priority` set, in the place of a value that the body names.
 
     Args:
         body: A JSON object. Anything else is returned unchanged, and the engine refuses it.
-        priority: vLLM's priority; 0 leaves the body unchanged, byte for byte.
+        priority: vLLM's priority; 0, vLLM's default, leaves a body without the field unchanged.
     """
-    if priority == 0:
+    if priority == 0 and "priority" not in fields_of(body):
         return body
     try:
         fields = json.loads(body)

@@ -165,7 +165,7 @@ class Engine(Protocol):
             endpoint: A path such as `/v1/chat/completions`.
             body: The JSON body that a client would post to this path.
             priority: vLLM's priority: a lower number runs sooner, and the earlier arrival wins a
-                tie. 0 keeps the body's own value.
+                tie. It replaces the body's own value, so that no request chooses its place.
 
         Returns:
             The request's outcome, which may be an error that the request caused.

@@ -48,7 +48,7 @@ class Application:
         Args:
             endpoint: A path of the application.
             body: The request's body, of any bytes.
-            priority: vLLM's priority; 0 keeps the body's own value.
+            priority: vLLM's priority; it replaces the body's own value.
         """
         exchange = _Exchange(with_priority(body, priority))
         call = asyncio.create_task(

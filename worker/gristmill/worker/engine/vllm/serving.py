@@ -49,7 +49,7 @@ class ServingObjects:
         Args:
             endpoint: The path, which may be any path.
             body: The request's body, of any bytes.
-            priority: vLLM's priority; 0 keeps the body's own value.
+            priority: vLLM's priority; it replaces the body's own value.
 
         Returns:
             The response, or None if the request has to go through the application.
@@ -64,8 +64,7 @@ class ServingObjects:
             return None
         if getattr(request, "stream", False):
             return stream_refusal()
-        if priority:
-            request.priority = priority
+        request.priority = priority
         return self._rendered(await self._answered(endpoint, request))
 
     def _parsed(self, endpoint: str, body: bytes) -> Any:
