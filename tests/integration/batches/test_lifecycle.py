@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from gristmill.producer.batches.lifecycle import advance, line_validator
 from gristmill.producer.batches.lifecycle.execution import Execution
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.validation import Validation
+from gristmill.producer.batches.rows import Line, LineReader
 from gristmill.producer.batches.upload import Upload
 from gristmill.shared.body_schemas import published_facts
 from gristmill.shared.errors import InvalidRequest, LimitReached, NotFound
@@ -91,6 +93,23 @@ async def test_a_line_never_takes_the_result_of_another_request(
     assert ids(await rows_of(batches, ended.output_file_id)) == ["c0", "c2"]
     (row,) = await rows_of(batches, ended.error_file_id)
     assert (row["custom_id"], row["response"]["body"]["error"]["code"]) == ("c1", "id_conflict")
+
+
+@pytest.mark.usefixtures("worker")
+async def test_lines_are_parsed_beside_the_renewal_of_the_lease(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large lines take seconds to parse."""
+    threads, read = set(), LineReader.read
+
+    def noted(self: LineReader, line: Line) -> Any:
+        threads.add(threading.current_thread())
+        return read(self, line)
+
+    monkeypatch.setattr(LineReader, "read", noted)
+    await run(batches, await create(batches, [chat("c")]))
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.usefixtures("worker")

@@ -64,7 +64,7 @@ class LineSubmitter:
         for start in range(0, num_free, LINES_A_SUBMIT):
             max_lines = min(LINES_A_SUBMIT, num_free - start)
             step = await self._leased.run_blocking(partial(take_lines, lines, max_lines))
-            await self._submit(self._requests(step))
+            await self._submit(await self._read(step))
             is_full = self._tracker.outstanding_bytes >= self._settings.batch_window_bytes
             if not step or self._waiting or is_full:
                 break
@@ -92,7 +92,7 @@ class LineSubmitter:
                 for line in step:
                     self._tracker.finish_unanswered(line, self._reader.read(line))
             elif not self._waiting:  # after a full queue, the next reconciliation submits the rest
-                await self._submit(self._requests(step))
+                await self._submit(await self._read(step))
 
     def drop_waiting(self) -> None:
         """Drop the requests that a full queue did not take; `restore` ends their lines."""
@@ -111,6 +111,10 @@ class LineSubmitter:
             num_in_flight=self._num_in_flight, finished_per_s=self._clock.finished_per_s,
             max_requests=settings.batch_window_requests, max_bytes=settings.batch_window_bytes,
         )  # fmt: skip
+
+    async def _read(self, lines: Sequence[Line]) -> list[Request]:
+        """Do `_requests` in a thread, because large lines take seconds to parse, and the lease must be renewed."""
+        return await self._leased.run_blocking(partial(self._requests, lines))
 
     def _requests(self, lines: Sequence[Line]) -> list[Request]:
         """Return the requests of good lines, which are now outstanding; give bad lines a row."""
