@@ -125,6 +125,19 @@ async def test_card_without_noise_and_with_usual_starts_is_tuned_to_the_best(
         )
 
 
+async def test_several_engines_are_filled_although_one_needs_fewer_in_flight() -> None:
+    """Regression: on an H200 one 1B engine was as fast with 256 in flight as with 512, three were not."""
+
+    def speed(candidate: Candidate) -> float:
+        engine, card = (30_700, 57_000) if candidate.in_flight > 300 else (31_300, 53_000)
+        engine = min(engine, 125 * candidate.in_flight)
+        return float(min(engine * candidate.engines, card))
+
+    start = Setting(512, 16_384, slots=4)
+    tuned = await tune_on(speed, 600, start, noise=0.0, starts_s=(45, 50))
+    assert speed(tuned.recommended) == 57_000
+
+
 @pytest.mark.parametrize("budget_s", [130.0, 150.0, 200.0, 300.0])
 async def test_short_time_is_kept_too(budget_s: float) -> None:
     for seed in range(10):

@@ -54,3 +54,15 @@ def walk_engines(record: SearchRecord, card: Card, best: MeasuredPoint) -> Walk:
             return best
         is_flat = gain < GAIN
     return best
+
+
+def walk_filling(record: SearchRecord, best: MeasuredPoint) -> Walk:
+    """Fill several engines again; this needs no start.
+
+    One engine may be as fast with fewer in flight, because its thread is the limit. Several share
+    the card, and then the card is the limit.
+    """
+    full = best.candidate.full
+    if best.candidate.engines == 1 or best.candidate.in_flight >= full.in_flight:
+        return best
+    return record.better(best, (yield from record.ask(full)))

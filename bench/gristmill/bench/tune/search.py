@@ -17,7 +17,13 @@ walk, which measures no known point again. It ends when the best point was measu
 """
 
 from gristmill.bench.tune.candidates import AUTO, MAX_DEFAULT_GRAPH, PLAIN, Candidate, Setting
-from gristmill.bench.tune.card_walk import walk_engines, walk_graphs, walk_gulp_size, walk_refill
+from gristmill.bench.tune.card_walk import (
+    walk_engines,
+    walk_filling,
+    walk_graphs,
+    walk_gulp_size,
+    walk_refill,
+)
 from gristmill.bench.tune.engine_walk import WORSE, engine_points
 from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.measured_point import MeasuredPoint
@@ -131,9 +137,11 @@ class Search:
         if card.engines >= MANY_ENGINES:
             best = yield from walk_sequences(record, card, best, MAX_DEFAULT_GRAPH)
             best = yield from walk_engines(record, card, best)
+            best = yield from walk_filling(record, best)
         best = yield from walk_graphs(record, card, best)
         best = yield from walk_sequences(record, card, best)
         best = yield from walk_engines(record, card, best)
+        best = yield from walk_filling(record, best)
         return (yield from walk_refill(record, card, best))
 
     def _first(self) -> Asks:
