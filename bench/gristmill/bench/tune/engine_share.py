@@ -1,21 +1,19 @@
 """Give an engine its share of the device, if several stand side by side.
 
-This is the one place that divides a device. `gristmill worker --engines` divides it likewise.
+`gristmill worker --engines` divides a device likewise (`worker/parent/child_plan.py`).
 """
 
 from collections.abc import Sequence
 
 from gristmill.bench.tune.engine_flags import value_of, without_flags
+from gristmill.worker.parent.child_plan import CARD_SHARE
 
 UTILIZATION, CACHE_BYTES = "--gpu-memory-utilization", "--kv-cache-memory-bytes"
-
-DEFAULT_UTILIZATION = 0.9
-"""Share of the device's memory for all engines, unless the flags say another."""
 
 
 def utilization(argv: Sequence[str]) -> float:
     """Return the share of the device's memory that all engines may take together."""
-    return float(value_of(argv, UTILIZATION) or DEFAULT_UTILIZATION)
+    return float(value_of(argv, UTILIZATION) or CARD_SHARE)
 
 
 def share_flags(argv: Sequence[str], slots: int) -> list[str]:
