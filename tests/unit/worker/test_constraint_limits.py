@@ -125,3 +125,22 @@ def test_counts_add_up_and_nested_ones_multiply(pattern: str, expected: int) -> 
 
 def test_quoted_texts_of_a_grammar_hold_no_counts() -> None:
     assert repetitions(r'root ::= "[a{9}\"" b {3} [^"]{2}', has_quotes=True) == 5
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        '# "\nroot ::= [a-z]{9}',
+        "# [\nroot ::= [a-z]{9}",
+        'root ::= "a" # it\'s "x\n [a-z]{9}',
+        'root ::= "a" # "x\r [a-z]{9}',
+        '# \\\nroot ::= "#" ["#] {4 # as few\n , 9}',
+        '// "\nroot: "a"{9}',
+    ],
+)
+def test_comment_of_a_grammar_hides_no_count(grammar: str) -> None:
+    assert repetitions(grammar, has_quotes=True) == 9
+
+
+def test_count_in_a_comment_of_a_grammar_does_not_count() -> None:
+    assert repetitions('# a{9}\nroot ::= "#" b{2} # c{9}', has_quotes=True) == 2

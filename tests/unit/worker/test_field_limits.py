@@ -32,6 +32,7 @@ TOO_LARGE: list[tuple[str, Any, str]] = [
     ("allowed_token_ids", [1] * (2**18 + 1), "262,145 entries, the limit is 262,144"),
     ("repetition_detection", {"max_pattern_size": 1_025}, "above the limit of 1,024"),
     ("repetition_detection", {"max_pattern_size": "1025"}, "above the limit of 1,024"),
+    ("repetition_detection", {"max_pattern_size": 10**400}, "above the limit of 1,024"),
 ]
 
 

@@ -46,6 +46,15 @@ _JSON_TEXTS = ("json", "structural_tag")
 
 _COUNT = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
+_TEXT_CLASS_OR_COMMENT = re.compile(
+    r"""("(?:\\.|[^"\\\r\n])*"?|\[(?:\\.|[^\]\\\r\n])*\]?)|(?:\#|//)[^\r\n]*""", re.DOTALL
+)
+"""A quoted text or a character class, as group 1, or a comment of a grammar.
+
+xgrammar's comments begin with `#`. vLLM also removes those with `//` if a grammar has Lark's syntax.
+The closing mark may be missing, so that many opening marks do not make the search quadratic.
+"""
+
 
 @dataclass
 class _Size:
@@ -96,31 +105,33 @@ def repetitions(text: str, *, has_quotes: bool = False) -> int:
 
     Args:
         text: A regular expression or a grammar.
-        has_quotes: True for a grammar, where quoted texts hold no counts.
+        has_quotes: True for a grammar, where quoted texts and comments hold no counts.
     """
-    sums, inner = [0], 0  # a sum for each open group; `inner` is the sum of the last atom
+    if has_quotes:  # a quote or bracket in a comment would hide what follows
+        text = _TEXT_CLASS_OR_COMMENT.sub(lambda found: found[1] or " ", text)
+    open_groups, atom_count = [0], 0  # a sum for each open group, and the sum of the last atom
     position, closing = 0, ""
     while position < len(text):
         char, length = text[position], 1
         if char == "\\":
-            length, inner = 2, 0
+            length, atom_count = 2, 0
         elif closing:
             closing = "" if char == closing else closing
         elif char == "[" or (has_quotes and char == '"'):
-            closing, inner = "]" if char == "[" else char, 0
+            closing, atom_count = "]" if char == "[" else char, 0
         elif char == "(":
-            sums.append(0)
-        elif char == ")" and len(sums) > 1:
-            inner = sums.pop()
-            sums[-1] += inner
+            open_groups.append(0)
+        elif char == ")" and len(open_groups) > 1:
+            atom_count = open_groups.pop()
+            open_groups[-1] += atom_count
         elif char == "{" and (found := _COUNT.match(text, position)):
-            repeated = min(MAX_COUNT, _count(found) * max(1, inner))
-            sums[-1] += repeated - inner
-            inner, length = repeated, len(found[0])
+            repeated = min(MAX_COUNT, _count(found) * max(1, atom_count))
+            open_groups[-1] += repeated - atom_count
+            atom_count, length = repeated, len(found[0])
         elif not char.isspace():
-            inner = 0
+            atom_count = 0
         position += length
-    return min(MAX_COUNT, sum(sums))
+    return min(MAX_COUNT, sum(open_groups))
 
 
 def _count(found: re.Match[str]) -> int:

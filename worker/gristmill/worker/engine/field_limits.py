@@ -75,7 +75,9 @@ def field_excess(fields: Mapping[str, Any]) -> tuple[str, str] | None:
 def _is_above(size: float | str, limit: int) -> bool:
     """Return whether a number, or a text that vLLM reads as one, is above a limit."""
     try:
-        return float(size) > limit
+        return (
+            float(size) if isinstance(size, str) else size
+        ) > limit  # a float holds no large int
     except ValueError:
         return False
 
