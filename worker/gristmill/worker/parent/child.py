@@ -36,6 +36,7 @@ class Child:
 
     Attributes:
         num_restarts: Restarts so far.
+        is_starting: True while the worker's process starts; `pid` may not name it yet.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Child:
     ) -> None:
         self.engine = plan.engine
         self.num_restarts = 0
+        self.is_starting = False
         self._plan, self._start = plan, start
         self._silence_s = settings.stall_timeout_s
         self._stopping = stopping
@@ -58,19 +60,15 @@ class Child:
     async def run(self) -> int:
         """Keep the worker alive; return 0 after a drain, or the exit code with which it is given up."""
         while not self._stopping.is_set():
-            self._process = process = await ChildProcess.start(self._plan, self._start)
-            log.info("worker.started", engine=self.engine, pid=process.pid)
-            if self._stopping.is_set():  # the signal came while the process started
-                process.send_signal(signal.SIGTERM)
-            code = await process.ended(self._silence_s)
-            self._process = None
+            self._process = process = await self._started()
+            code = await self._ended(process) if process else EXIT_OK
             if self._stopping.is_set():
                 log.info("worker.ended", engine=self.engine, exit_code=code)
             elif self._is_hopeless(process, code):
                 return code if code in GAVE_UP else EXIT_ENGINE
             else:
                 await self._pause(process, code)
-                self.num_restarts += 1
+                self.num_restarts += process is not None
         return EXIT_OK
 
     def send_signal(self, number: int) -> None:
@@ -109,30 +107,58 @@ class Child:
         process = self._process
         return process.report.health_port if process and process.report else None
 
-    def _is_hopeless(self, process: ChildProcess, code: int) -> bool:
-        """Count the death; return whether to give the worker up.
+    async def _started(self) -> ChildProcess | None:
+        """Start the worker's process; return None if the system refuses it."""
+        self.is_starting = True
+        try:
+            process = await ChildProcess.start(self._plan, self._start)
+        except OSError as error:
+            log.warning("worker.start_refused", engine=self.engine, error=str(error))
+            return None
+        finally:
+            self.is_starting = False
+        log.info("worker.started", engine=self.engine, pid=process.pid)
+        return process
+
+    async def _ended(self, process: ChildProcess) -> int:
+        """Wait for the end of the process; return its exit code."""
+        if self._stopping.is_set():  # the signal came while the process started
+            process.send_signal(signal.SIGTERM)
+        code = await process.ended(self._silence_s)
+        self._process = None
+        return code
+
+    def _is_hopeless(self, process: ChildProcess | None, code: int) -> bool:
+        """Count the death; return whether to give the worker up. A refused start is a death too.
 
         A worker whose first start fails is given up at once, as a single worker would end. Later a worker
         is given up only while no other one is up: a broken device must not stop the others. A restart that
         fails is only a death: the dead engine may not have freed its memory yet.
         """
-        self._deaths.add(has_settled=bool(process.report and process.report.num_settled))
+        report = process.report if process else None
+        was_ready = process is not None and process.was_ready
+        self._deaths.add(has_settled=bool(report and report.num_settled))
         is_first = not self.num_restarts
-        has_given_up = code in GAVE_UP and (is_first or process.was_ready)
-        if has_given_up and not process.was_ready:
+        has_given_up = code in GAVE_UP and (is_first or was_ready)
+        if has_given_up and not was_ready:
             return True
         return (has_given_up or self._deaths.is_hopeless) and not self._has_sibling_up(self)
 
-    async def _pause(self, process: ChildProcess, code: int) -> None:
+    async def _pause(self, process: ChildProcess | None, code: int) -> None:
         pause_s = self._deaths.pause_s()
-        error = "its event loop did not run" if process.was_silent else describe_exit("it", code)
         log.error(
             "worker.died",
             engine=self.engine,
-            pid=process.pid,
-            error=error,
+            pid=process.pid if process else None,
+            error=_reason(process, code),
             num_deaths=self._deaths.number,
             pause_s=round(pause_s, 3),
         )
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+
+def _reason(process: ChildProcess | None, code: int) -> str:
+    if process is None:
+        return "the system refused to start its process"
+    return "its event loop did not run" if process.was_silent else describe_exit("it", code)

@@ -60,7 +60,11 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, plan: ChildPlan, start: ChildStart) -> Self:
-        """Start the process in a session of its own, so that Ctrl-C reaches the parent alone."""
+        """Start the process in a session of its own, so that Ctrl-C reaches the parent alone.
+
+        Raises:
+            OSError: The system starts no process now: too many processes, or too little memory.
+        """
         reader, writer = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -71,9 +75,12 @@ class ChildProcess:
                 pass_fds=(writer, start.turn_fd),
                 start_new_session=True,
             )
-            return cls(process, await _stream(reader))
+        except BaseException:
+            os.close(reader)
+            raise
         finally:
             os.close(writer)
+        return cls(process, await _stream(reader))
 
     @property
     def pid(self) -> int:

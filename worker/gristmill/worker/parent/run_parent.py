@@ -143,7 +143,8 @@ class _Parent:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(REAP_S)
-            reap_orphans({child.pid for child in self._children})
+            if not any(child.is_starting for child in self._children):  # its id is not known yet
+                reap_orphans({child.pid for child in self._children})
 
     def _has_sibling_up(self, child: Child) -> bool:
         return any(other.is_up for other in self._children if other is not child)
