@@ -147,6 +147,25 @@ def test_wrong_options_are_refused_and_leave_nothing(
     assert [path.name for path in shell.folder.iterdir()] == ["in.parquet"]
 
 
+@pytest.mark.parametrize(
+    ("source", "output", "told"),
+    [
+        ("data", "data/out.jsonl", "data/out.jsonl lies in the input data"),
+        ("data/*.jsonl", "data/all.jsonl", "data/all.jsonl is the input itself"),
+        ("data/**", "data/out.csv", "belongs to the unfinished output data/out.csv"),
+    ],
+)
+def test_an_output_that_is_part_of_its_input_is_refused_and_stays(
+    shell: CommandLine, source: str, output: str, told: str
+) -> None:
+    (shell.folder / "data/out.csv.parts").mkdir(parents=True)
+    for name in ("a.jsonl", "all.jsonl", "out.csv.parts/0.jsonl"):
+        (shell.folder / "data" / name).write_text('{"text": "a"}\n')
+    refused = shell.run("submit", source, "--prompt", "{text}", "--wait", "-o", output, "--force")
+    assert (refused.code, told in refused.err) == (2, True), refused.err
+    assert (shell.folder / "data/all.jsonl").read_text() == '{"text": "a"}\n'
+
+
 def test_a_missing_extra_is_named_with_its_install_line(shell: CommandLine) -> None:
     reviews(shell.folder)
     code = (

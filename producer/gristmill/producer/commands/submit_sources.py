@@ -46,7 +46,7 @@ def opened_job(
         with _opened_table(sources, table, options) as job:
             yield job
         return
-    with _lines(sources) as path:
+    with _lines(sources, options.output) as path:
         yield LinesJob(path, options.source)
 
 
@@ -55,7 +55,7 @@ def _opened_table(
     sources: Sequence[str], arguments: TableArguments, options: "SubmitOptions"
 ) -> Iterator[TableJob]:
     from gristmill.producer.tables.table import Table
-    from gristmill.producer.tables.table_files import find_files
+    from gristmill.producer.tables.table_files import check_files_apart, find_files
     from gristmill.producer.tables.table_writers import output_kind
 
     if options.wait and options.output is None:
@@ -66,6 +66,8 @@ def _opened_table(
         if is_piped := "-" in sources:
             sources = [str(stack.enter_context(_stdin_copy("stdin.jsonl")))]
         files = find_files(sources)
+        if options.output:
+            check_files_apart(files, options.output)
         if is_piped:
             files = [replace(files[0], name="stdin")]
         table = Table(files, has_types=kind == "parquet")
@@ -73,7 +75,7 @@ def _opened_table(
 
 
 @contextmanager
-def _lines(sources: Sequence[str]) -> Iterator[Path]:
+def _lines(sources: Sequence[str], output: Path | None) -> Iterator[Path]:
     """Yield a file of requests that can be read twice: the file itself, or a copy."""
     source = sources[0]
     if source == "-":
@@ -89,7 +91,7 @@ def _lines(sources: Sequence[str]) -> Iterator[Path]:
     ):
         raise InvalidRequest(f"no file {source!r}; name a JSONL file, or - for stdin")
     else:
-        with _decompressed(sources) as path:
+        with _decompressed(sources, output) as path:
             yield path
 
 
@@ -102,11 +104,13 @@ def _has_magic(source: str) -> bool:
 
 
 @contextmanager
-def _decompressed(sources: Sequence[str]) -> Iterator[Path]:
+def _decompressed(sources: Sequence[str], output: Path | None) -> Iterator[Path]:
     """Yield a copy of one file of requests that is compressed or remote."""
-    from gristmill.producer.tables.table_files import find_files
+    from gristmill.producer.tables.table_files import check_files_apart, find_files
 
     files = find_files(sources)
+    if output is not None:
+        check_files_apart(files, output)
     if files[0].kind != "jsonl":
         raise InvalidRequest(
             f"{files[0].name} is a table; say what to ask for each row with --prompt 'Classify: {{text}}', or"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from gristmill.producer.batches.submit_run import fingerprint
+from gristmill.producer.batches.submit_run import check_apart, fingerprint
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.install import install_hint
 from gristmill.shared.one_line import one_line, shown
@@ -102,6 +102,28 @@ def find_files(sources: Sequence[str]) -> list[TableFile]:
             f"{first} is {one} and {second} is {other}; name files of one format, for example with a glob"
         )
     return files
+
+
+def check_files_apart(files: Sequence[TableFile], output: Path) -> None:
+    """Refuse an output that a glob has found, also under another name, or whose parts it has found.
+
+    Args:
+        files: Files of the input.
+        output: Path that is about to be written.
+
+    Raises:
+        InvalidRequest: A file is the output, or lies in its folder of parts.
+    """
+    parts = output.with_name(output.name + ".parts").resolve()
+    for file in files:
+        if not file.is_local:
+            continue
+        check_apart(file.path, output)
+        if Path(file.path).resolve().is_relative_to(parts):
+            raise InvalidRequest(
+                f"{file.name} belongs to the unfinished output {output}, and the input has it, too; name the input"
+                " so that it leaves out the output"
+            )
 
 
 def combined_fingerprint(files: Sequence[TableFile]) -> tuple[int, str]:

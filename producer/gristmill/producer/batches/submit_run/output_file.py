@@ -206,16 +206,20 @@ def lock_beside(folder: Path, output: Path) -> FileIO:
 
 
 def check_apart(source: str, *outputs: Path) -> None:
-    """Refuse an output that is the input itself, also under another name.
+    """Refuse an output that is the input itself, also under another name, or lies in it.
 
     Args:
-        source: Path of the input; a URL or `-` is never an output.
+        source: Path of the input, or of its folder; a URL or `-` is never an output.
         outputs: Paths that are about to be written.
 
     Raises:
-        InvalidRequest: One of them is the input.
+        InvalidRequest: One of them is the input, or lies in it.
     """
     for output in outputs:
+        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+            raise InvalidRequest(
+                f"{output} lies in the input {source}, so a resume would read it, too; name an output elsewhere"
+            )
         with contextlib.suppress(OSError):  # one of the two does not exist
             if output.samefile(source):
                 raise InvalidRequest(
