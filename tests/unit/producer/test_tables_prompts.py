@@ -214,3 +214,22 @@ def test_params_and_templates_are_read_from_files(tmp_path: Path) -> None:
         read_template(path)
     with pytest.raises(InvalidRequest, match="No such file"):
         read_params(tmp_path / "none")
+
+
+def test_a_column_of_a_row_comes_before_a_method_of_mappings() -> None:
+    template = "{{ row.items }} {{ row.values }} {{ row.copy }} {{ row.inner.keys }}"
+    row = {"items": "a", "values": 1, "copy": "c", "inner": {"keys": "k"}}
+    assert messages_of(TableSpec(template=template), **row)[0]["content"] == "a 1 c k"
+    assert messages_of(TableSpec(template="{{ row.items()|list }}"), a=1)[0]["content"] == (
+        "[('a', 1)]"
+    )
+
+
+def test_a_column_with_the_name_of_a_function_is_refused_but_for_row(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"range": "far", "text": "a"}\n')
+    table = table_of(tmp_path / "in.jsonl")
+    with pytest.raises(InvalidRequest, match=r"'range', a function of Jinja .* write row\.range"):
+        RequestMaker(TableSpec(template="{{ range }} {{ text }}")).check_columns(table)
+    maker = RequestMaker(TableSpec(template="{{ row.range }} {{ text }}"))
+    maker.check_columns(table)
+    assert maker.body({"range": "far", "text": "a"})["messages"][0]["content"] == "far a"

@@ -53,6 +53,8 @@ class RequestMaker:
         Raises:
             InvalidRequest: A column is missing or unfit; the message has the table and the remedy.
         """
+        if isinstance(self._prompt, TemplatePrompt):
+            self._check_functions(self._prompt, table)
         for name in self.used:
             if name not in table.columns:
                 raise InvalidRequest(self._missing(name, table))
@@ -80,13 +82,22 @@ class RequestMaker:
             messages = with_image(messages, image_url(image, row.get(image)))
         return self._constant | {"messages": [*self._system, *messages]}
 
+    @staticmethod
+    def _check_functions(prompt: TemplatePrompt, table: Table) -> None:
+        """Refuse a name that is a function of Jinja and a column, too."""
+        for name in sorted(prompt.functions & set(table.columns)):
+            raise InvalidRequest(
+                f"--template names {name!r}, a function of Jinja and a column of {table.name}, too; write row.{name}"
+                " for the column, or rename the column to call the function"
+            )
+
     def _missing(self, name: str, table: Table) -> str:
         option = next(option for option, names in self._names_by_option() if name in names)
         near = get_close_matches(name, table.columns, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         shown = ", ".join(table.columns[:20])
         more = f" and {len(table.columns) - 20} more" if len(table.columns) > 20 else ""
-        return f"{option} names the column {name!r}, which {table.name} has not; {hint}Its columns are {shown}{more}"
+        return f"{option} names the column {name!r}, which {table.name} does not have; {hint}its columns are {shown}{more}"
 
     def _names_by_option(self) -> list[tuple[str, Iterable[str]]]:
         option = "--template" if self._spec.prompt is None else "--prompt"

@@ -19,7 +19,18 @@ ROW, MESSAGE = "row", "message"
 
 EXAMPLE = '{% call message("user") %}Classify: {{ text }}{% endcall %}'
 
-_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)  # no HTML
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which `row.items` is the column of this name, not the method of a mapping."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return the value of a key before an attribute."""
+        if isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+_ENVIRONMENT = _Environment(undefined=StrictUndefined, autoescape=False)  # no HTML
 _ENVIRONMENT.policies["json.dumps_kwargs"] = {"default": json_value, "ensure_ascii": False}
 
 
@@ -33,6 +44,7 @@ class TemplatePrompt:
 
     Attributes:
         used: Columns that it names; a row with a null in one of them is not asked.
+        functions: Names of Jinja's functions that it calls; a column of such a name would be hidden.
         has_whole_row: True if it reads `row`, which has all columns, also nulls.
 
     Raises:
@@ -47,7 +59,9 @@ class TemplatePrompt:
             raise InvalidRequest(
                 f"--template line {error.lineno}: {error.message}; correct the template"
             ) from None
-        names = meta.find_undeclared_variables(tree) - set(_ENVIRONMENT.globals)
+        found = meta.find_undeclared_variables(tree)
+        self.functions = found & set(_ENVIRONMENT.globals)
+        names = found - self.functions
         self._has_blocks = MESSAGE in names
         if self._has_blocks:
             _check_blocks(tree)
