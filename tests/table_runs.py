@@ -91,7 +91,7 @@ def run_table(
         is_resume = opened_output.begun_run(is_forced=False) is not None
         reader = LineReader(RUN.run, max_request_bytes=MAX_REQUEST_BYTES)
         plan = opened_output.plan_path(is_new=not is_resume)
-        rows = TableInput(table, spec, maker, reader, plan)
+        rows = TableInput(table, spec, maker, reader, plan, trial=opened_output.trial())
         report = rows.restore() if is_resume else rows.check()
         try:
             assert rows.plan is not None

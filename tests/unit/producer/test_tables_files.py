@@ -1,8 +1,12 @@
 import datetime
 import gzip
+import os
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +19,14 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
-from table_runs import answered, opened, run_table, table_of
+from table_runs import RUN, answered, opened, run_table, table_of
 
+from gristmill.producer.batches.rows import SkippedRow, skipped_row
 from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.answer_parts import AnswerParts
 from gristmill.producer.tables.spec import TableSpec
 from gristmill.producer.tables.table_files import find_files
+from gristmill.producer.tables.table_output import TableOutput
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import Request
 
@@ -346,3 +352,80 @@ def test_an_input_that_is_written_during_the_run_is_not_merged(tmp_path: Path) -
         run_table([source], tmp_path / "out.jsonl", SPEC, answer=writes)
     lines(source, {"text": "a"})
     assert run_table([source], tmp_path / "out.jsonl", SPEC) == []
+
+
+def test_rows_that_an_output_cannot_hold_are_refused_before_any_request(tmp_path: Path) -> None:
+    empty = lines(tmp_path / "empty.jsonl", {"text": "a", "meta": {}})
+    first = [{"text": "a", "n": 1}] * 1_023
+    large = lines(
+        tmp_path / "large.jsonl", *first, {"text": "b", "n": 2**53 + 1}, {"text": "c", "n": 0.5}
+    )
+    years = pa.array([0, 253_402_300_800], pa.timestamp("s"))
+    pq.write_table(pa.table({"text": ["a", "b"], "at": years}), tmp_path / "years.parquet")
+    for source, output, told in [
+        (empty, "out.parquet", r"row 1 cannot be written as parquet: .*'meta'.*another format"),
+        (large, "out.parquet", r"row 1,024 cannot be written as parquet: .*9007199254740993"),
+        (
+            tmp_path / "years.parquet",
+            "out.jsonl",
+            r"row 2 cannot be written as jsonl: date value out of range",
+        ),
+    ]:
+        asked: list[Request] = []
+        with pytest.raises(InvalidRequest, match=told):
+            run_table([source], tmp_path / output, SPEC, answer=_noting(asked))
+        assert not asked
+
+
+def _noting(asked: list[Request]) -> Callable[[Request], bytes]:
+    def answer(request: Request) -> bytes:
+        asked.append(request)
+        return answered(request)
+
+    return answer
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """Serve a folder over HTTP, and return its URL."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_file_behind_http_that_was_written_has_another_version_and_digest(
+    tmp_path: Path, web: str
+) -> None:
+    source = lines(tmp_path / "in.jsonl", {"text": "a"})
+    table = table_of(f"{web}/in.jsonl")
+    digest = table.fingerprint()
+    table.check_unchanged()
+    lines(source, {"text": "b"})
+    os.utime(source, (1, 1))
+    assert table.fingerprint() != digest
+    with pytest.raises(InvalidRequest, match=r"in\.jsonl was written during the run"):
+        table.check_unchanged()
+
+
+@pytest.mark.parametrize(("num_rows", "how"), [(2, "fewer"), (4, "more")])
+def test_an_input_with_other_rows_than_at_the_begin_is_not_merged(
+    tmp_path: Path, num_rows: int, how: str
+) -> None:
+    table = table_of(lines(tmp_path / "in.jsonl", *[{"text": "a"}] * 3))
+    with TableOutput(tmp_path / "out.csv", table, AnswerColumns({}, table.columns)) as output:
+        output.plan_path(is_new=True).touch()
+        output.begin(RUN)
+        output.keep_whole_rows(RUN.run, 3)
+        for number in (1, 2, 3):
+            output.append(skipped_row(RUN.run, SkippedRow(number)))
+        lines(tmp_path / "in.jsonl", *[{"text": "a"}] * num_rows)
+        changed = table_of(tmp_path / "in.jsonl")
+        output._table = changed  # a storage that does not tell versions
+        with pytest.raises(InvalidRequest, match=f"has {how} rows than when the run began"):
+            output.finish({})

@@ -211,7 +211,8 @@ class TableJob:
             plan = Path(folder) / "plan.sqlite"
         else:
             plan = output.plan_path(is_new=not is_resume)
-        rows = TableInput(self._table, self._spec, self._maker, reader, plan)
+        trial = None if output is None else output.trial()
+        rows = TableInput(self._table, self._spec, self._maker, reader, plan, trial=trial)
         self._stack.callback(rows.close)
         report = rows.restore() if is_resume else rows.check()
         if output is not None and rows.plan is not None:

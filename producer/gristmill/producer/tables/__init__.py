@@ -14,6 +14,7 @@
 - `answer_columns` turns the answer to a request into columns; nothing else does.
 - `answer_parts` keeps finished answers on disk, part by part, in the order of the rows.
 - `table_writers` writes Parquet, CSV and JSONL.
+- `output_trial` refuses rows that an output cannot hold, before any request runs.
 - `table_output`: the output of one run. It has the methods of `OutputFile`.
 
 The path of an answer: `TableOutput.append` gets a row in OpenAI's format, `AnswerColumns` turns it into

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import orjson
 import pyarrow as pa
 from fsspec.core import url_to_fs
+from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from gristmill.producer.batches.submit_run import check_apart, fingerprint
@@ -27,6 +29,9 @@ KINDS = {
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Second extension of a compressed JSONL or CSV file -> its compression."""
+
+_HTTP_FACTS = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
+"""What a web server tells about a version of a file; many tell only some of them."""
 
 _TEXTS = ("jsonl", "csv", "tsv")
 
@@ -58,12 +63,15 @@ class TableFile:
         """Return its size and a digest: of its bytes, or of what its storage tells about a remote file."""
         if self.is_local:
             return fingerprint(Path(self.path))
-        return int(self.filesystem.size(self.path) or 0), str(self.filesystem.ukey(self.path))
+        return int(self.filesystem.size(self.path) or 0), self.version()
 
     def version(self) -> str:
         """Return a text that changes when the file is written, without reading it."""
         self.filesystem.invalidate_cache()
-        return str(self.filesystem.ukey(self.path))
+        if not isinstance(self.filesystem, HTTPFileSystem):
+            return str(self.filesystem.ukey(self.path))
+        facts = self.filesystem.info(self.path)  # its ukey is a digest of the URL alone
+        return orjson.dumps({name: facts.get(name) for name in _HTTP_FACTS}).decode()
 
     @contextmanager
     def open(self) -> Iterator[Any]:

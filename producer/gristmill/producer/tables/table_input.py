@@ -13,6 +13,7 @@ import orjson
 
 from gristmill.producer.batches.rows import BadLine, Line, LineReader, SkippedRow
 from gristmill.producer.batches.submit_run import InputReport
+from gristmill.producer.tables.output_trial import OutputTrial
 from gristmill.producer.tables.request_maker import RequestMaker
 from gristmill.producer.tables.row_chunks import Row
 from gristmill.producer.tables.row_plan import PlanDraft, RowPlan, read_plan
@@ -73,27 +74,38 @@ class TableInput:
         maker: Makes the bodies; its columns were checked.
         reader: Turns a body into a request, by the rules that lines of a file have.
         plan: Path of the plan on disk.
+        trial: Refuses rows that the output cannot hold; None without an output.
     """
 
     def __init__(
-        self, table: Table, spec: TableSpec, maker: RequestMaker, reader: LineReader, plan: Path
+        self,
+        table: Table,
+        spec: TableSpec,
+        maker: RequestMaker,
+        reader: LineReader,
+        plan: Path,
+        *,
+        trial: OutputTrial | None = None,
     ) -> None:
         self._table = table
         self._spec = spec
         self._maker = maker
         self._reader = reader
         self._path = plan
+        self._trial = trial
         self.plan: RowPlan | None = None
 
     def check(self) -> TableReport:
         """Read all rows, report those that cannot be asked, and write the plan.
 
         Raises:
-            InvalidRequest: A file is damaged.
+            InvalidRequest: A file is damaged, or the output cannot hold a row.
         """
         report = TableReport()
         with PlanDraft(self._path) as draft:
-            for chunk in self._table.chunks():  # read with all columns, so any damage is found
+            for chunk in self._table.chunks():
+                if self._trial:  # it converts all columns, also those that no request needs
+                    self._trial.check(chunk)
                 digests: dict[int, bytes] = {}
                 for number, entry in self._entries(chunk, chunk.dicts(self._maker.columns)):
                     report.count(entry)

@@ -24,6 +24,7 @@ from gristmill.producer.batches.submit_run import (
 )
 from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.answer_parts import AnswerParts
+from gristmill.producer.tables.output_trial import OutputTrial
 from gristmill.producer.tables.row_plan import RowPlan
 from gristmill.producer.tables.table import Table
 from gristmill.producer.tables.table_writers import output_kind, table_writer
@@ -77,6 +78,10 @@ class TableOutput:
             is_new: True for a run that has not begun; until then the plan of an earlier run stays.
         """
         return self._folder / (NEW_PLAN if is_new else PLAN)
+
+    def trial(self) -> OutputTrial:
+        """Return what tries the rows of the input on the format of this output."""
+        return OutputTrial(self._kind, self._table, self._columns.schema)
 
     def begun_run(self, *, is_forced: bool) -> RunRecord | None:
         """Return the run to which this output belongs, finished or not; None to begin a new one.
@@ -160,13 +165,14 @@ class TableOutput:
         draft = self._folder / f"merged.{self._kind}"
         with draft.open("wb") as file:
             writer = table_writer(self._kind, file, self._table, self._columns.schema)
-            answers = _Taken(parts)
+            answers = _Taken(parts, self._table.name)
             for chunk in self._table.chunks():
                 low = 0
                 while low < len(chunk):
                     batch = answers.take(len(chunk) - low)
                     writer.write(chunk.rows.slice(low, low + batch.num_rows), batch)
                     low += batch.num_rows
+            answers.check_all_taken()
             writer.close()
             file.flush()
             os.fsync(file.fileno())
@@ -188,14 +194,39 @@ class TableOutput:
 class _Taken:
     """Takes the values of rows from parts, a few rows at a time."""
 
-    def __init__(self, parts: AnswerParts) -> None:
+    def __init__(self, parts: AnswerParts, input_name: str) -> None:
+        self._input_name = input_name
         self._batches = parts.batches()
         self._left: Any = None
 
     def take(self, most: int) -> Any:
-        """Return the values of the next rows, at least one row."""
-        if self._left is None or not self._left.num_rows:
-            self._left = next(self._batches)
+        """Return the values of the next rows, at least one row.
+
+        Raises:
+            InvalidRequest: The input has more rows than the parts.
+        """
+        if not self._has_more():
+            raise self._changed("more")
         taken = self._left.slice(0, most)
         self._left = self._left.slice(taken.num_rows)
         return taken
+
+    def check_all_taken(self) -> None:
+        """Refuse an input that has fewer rows than the parts.
+
+        Raises:
+            InvalidRequest: It has fewer.
+        """
+        if self._has_more():
+            raise self._changed("fewer")
+
+    def _has_more(self) -> bool:
+        if self._left is None or not self._left.num_rows:
+            self._left = next(self._batches, None)
+        return self._left is not None
+
+    def _changed(self, how: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"{self._input_name} has {how} rows than when the run began; put the earlier input back and repeat the"
+            " command: all answers so far are kept"
+        )
