@@ -2,6 +2,7 @@ import datetime
 import gzip
 import os
 import random
+import resource
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -22,12 +23,16 @@ from pyarrow import feather
 from table_runs import RUN, answered, opened, run_table, table_of
 
 from gristmill.producer.batches.rows import SkippedRow, skipped_row
+from gristmill.producer.commands.submit_checks import refuse_bad_lines
+from gristmill.producer.commands.submit_jobs import LinesJob
 from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.answer_parts import AnswerParts
+from gristmill.producer.tables.row_plan import PlanDraft
 from gristmill.producer.tables.spec import TableSpec
 from gristmill.producer.tables.table_files import find_files
+from gristmill.producer.tables.table_input import TableReport
 from gristmill.producer.tables.table_output import TableOutput
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import GristmillError, InvalidRequest
 from gristmill.shared.request import Request
 
 SPEC = TableSpec(prompt="{text}")
@@ -429,3 +434,30 @@ def test_an_input_with_other_rows_than_at_the_begin_is_not_merged(
         output._table = changed  # a storage that does not tell versions
         with pytest.raises(InvalidRequest, match=f"has {how} rows than when the run began"):
             output.finish({})
+
+
+def test_a_full_disk_while_the_plan_is_made_is_an_error_in_words(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with PlanDraft(tmp_path / "plan.sqlite") as draft:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**15, hard))  # no file may grow further
+        try:
+            with pytest.raises(GristmillError, match=r"plan\.sqlite.*make room there, then repeat"):
+                draft.add({row: row.to_bytes(16) for row in range(1, 5_000)})
+                draft.finish({})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_resumed_run_tells_the_number_of_bad_rows_without_a_list(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = TableReport.restored({"num_lines": 10, "num_bad": 3})
+    run = LinesJob(Path("in.csv"), "in.csv")
+    refuse_bad_lines(report, run, source="in.csv", is_lenient=True)
+    assert capsys.readouterr().err.splitlines()[-1].endswith("3 of 10 lines cannot be submitted")
+
+
+def test_an_empty_input_is_named_once() -> None:
+    run = LinesJob(Path("in.csv"), "in.csv")
+    with pytest.raises(InvalidRequest, match=r"^in\.csv has no requests; write one"):
+        refuse_bad_lines(TableReport(), run, source="in.csv", is_lenient=False)

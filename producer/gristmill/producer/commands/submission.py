@@ -196,7 +196,7 @@ class Submission:
         return written
 
     def _submit_only(self, batch_input: RunInput, report: InputReport, run: RunRecord) -> int:
-        with conflict_in_words(run.run):
+        with conflict_in_words(run.run, self._job.noun):
             num_submitted = on_client(
                 self._settings, lambda client: submit_only(client, batch_input, report.num_lines)
             )
@@ -223,7 +223,7 @@ class Submission:
         )
         tally.example = written.example if written else ""
         finished = written.finished if written else None
-        with conflict_in_words(run.run):
+        with conflict_in_words(run.run, self._job.noun):
             on_client(
                 self._settings,
                 lambda client: Collection(

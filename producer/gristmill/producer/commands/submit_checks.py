@@ -11,8 +11,12 @@ from gristmill.shared.errors import IdConflict, InvalidRequest
 
 
 @contextmanager
-def conflict_in_words(run: str) -> Iterator[None]:
+def conflict_in_words(run: str, noun: str) -> Iterator[None]:
     """Say which line of the input conflicts with an earlier run of this name.
+
+    Args:
+        run: Name of the run.
+        noun: What the input has: lines, or rows of a table.
 
     Raises:
         InvalidRequest: The queue has another request under the id of a line.
@@ -22,14 +26,19 @@ def conflict_in_words(run: str) -> Iterator[None]:
     except IdConflict as error:
         line = (error.request_id or "").removeprefix(f"{run}-")
         raise InvalidRequest(
-            f"line {line} (request {error.request_id}) differs from line {line} of an earlier run {run}; submit the same input with the same"
+            f"{noun} {line} (request {error.request_id}) differs from {noun} {line} of an earlier run {run}; submit the same input with the same"
             " options as before, or name another run with --run"
         ) from None
 
 
 def _listed(lines: Sequence[BadLine], total: int) -> str:
-    """Return lines as a list, each below the one before, and how many more there are."""
-    shown = "".join(f"\n  {line}" for line in lines)
+    """Return lines as a list, each below the one before, and how many more there are.
+
+    A resumed run of a table knows only their number; the first process has listed them.
+    """
+    if not lines:
+        return ""
+    shown = ":" + "".join(f"\n  {line}" for line in lines)
     return shown + (f"\n  and {more:,} more" if (more := total - len(lines)) else "")
 
 
@@ -46,19 +55,19 @@ def refuse_bad_lines(report: InputReport, job: Job, *, source: str, is_lenient: 
         InvalidRequest: There are no lines, or bad ones without `is_lenient`.
     """
     if report.num_lines == 0:
-        raise InvalidRequest(f"{source} {job.if_empty}")
+        raise InvalidRequest(job.if_empty)
     if report.num_warned:
         listed = _listed(report.warned, report.num_warned)
         say(
-            f"{report.num_warned:,} of {report.num_lines:,} {job.noun}s have fields without effect:{listed}"
+            f"{report.num_warned:,} of {report.num_lines:,} {job.noun}s have fields without effect{listed}"
         )
     if report.num_bad == 0:
         return
     shown = _listed(report.bad, report.num_bad)
     if is_lenient:
-        say(f"{report.num_bad:,} of {report.num_lines:,} {job.noun}s cannot be submitted:{shown}")
+        say(f"{report.num_bad:,} of {report.num_lines:,} {job.noun}s cannot be submitted{shown}")
         return
     raise InvalidRequest(
         f"{report.num_bad:,} of {report.num_lines:,} {job.noun}s of {source} cannot be submitted, so"
-        f" nothing was submitted:{shown}\nCorrect them, or run the other {job.noun}s with --lenient."
+        f" nothing was submitted{shown}\nCorrect them, or run the other {job.noun}s with --lenient."
     )

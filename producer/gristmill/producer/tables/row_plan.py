@@ -2,14 +2,15 @@
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
 
 from gristmill.shared.disk_errors import disk_errors
+from gristmill.shared.errors import GristmillError
 
 CACHE_KIB = 32 * 1024
 """Memory of the index of digests while it is built."""
@@ -32,9 +33,9 @@ class PlanDraft:
         self._path = path
         self._draft = path.with_name(path.name + ".draft")
         self._draft.unlink(missing_ok=True)
-        with disk_errors(self._draft):
+        with _plan_errors(self._draft):
             self._db = _connect(self._draft)
-        self._db.executescript(_TABLES)
+            self._db.executescript(_TABLES)
 
     def __enter__(self) -> Self:
         return self
@@ -44,7 +45,11 @@ class PlanDraft:
         self._draft.unlink(missing_ok=True)
 
     def add(self, digests: Mapping[int, bytes]) -> int:
-        """Note the digests of some requests, by row, and return how many of them are copies."""
+        """Note the digests of some requests, by row, and return how many of them are copies.
+
+        Raises:
+            GristmillError: The disk is full or fails.
+        """
         first = self._earlier(list(digests.values()))
         new: list[tuple[bytes, int]] = []
         copies: list[tuple[int, int]] = []
@@ -54,8 +59,9 @@ class PlanDraft:
             else:
                 first[digest] = row
                 new.append((digest, row))
-        self._db.executemany("INSERT INTO first VALUES (?, ?)", new)
-        self._db.executemany("INSERT INTO copies VALUES (?, ?)", copies)
+        with _plan_errors(self._draft):
+            self._db.executemany("INSERT INTO first VALUES (?, ?)", new)
+            self._db.executemany("INSERT INTO copies VALUES (?, ?)", copies)
         return len(copies)
 
     def finish(self, facts: Mapping[str, Any]) -> "RowPlan":
@@ -63,14 +69,18 @@ class PlanDraft:
 
         Args:
             facts: What the check of the rows has found, as JSON.
+
+        Raises:
+            GristmillError: The disk is full or fails.
         """
-        self._db.execute("DROP TABLE first")
-        self._db.execute("CREATE INDEX copies_of ON copies (first)")
-        self._db.execute("INSERT INTO facts VALUES (?)", (orjson.dumps(facts),))
-        self._db.commit()
-        self._db.close()
-        _sync(self._draft)
-        self._draft.replace(self._path)
+        with _plan_errors(self._draft):
+            self._db.execute("DROP TABLE first")
+            self._db.execute("CREATE INDEX copies_of ON copies (first)")
+            self._db.execute("INSERT INTO facts VALUES (?)", (orjson.dumps(facts),))
+            self._db.commit()
+            self._db.close()
+            _sync(self._draft)
+            self._draft.replace(self._path)
         return RowPlan(self._path)
 
     def _earlier(self, digests: Sequence[bytes]) -> dict[bytes, int]:
@@ -126,6 +136,17 @@ def read_plan(path: Path) -> RowPlan | None:
         with suppress(sqlite3.Error, TypeError, ValueError):
             return RowPlan(path)
     return None
+
+
+@contextmanager
+def _plan_errors(path: Path) -> Iterator[None]:
+    """Turn an error about the disk into one in words; SQLite has an error of its own for it."""
+    remedy = "make room there, then repeat the command; it has submitted nothing"
+    try:
+        with disk_errors(path, remedy):
+            yield
+    except sqlite3.OperationalError as error:
+        raise GristmillError(f"{path}: {error}; {remedy}") from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:
