@@ -24,7 +24,7 @@ from table_runs import RUN, answered, opened, run_table, table_of
 
 from gristmill.producer.batches.rows import SkippedRow, skipped_row
 from gristmill.producer.commands.submit_checks import refuse_bad_lines
-from gristmill.producer.commands.submit_jobs import LinesJob
+from gristmill.producer.commands.submit_runs import LinesRun
 from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.answer_parts import AnswerParts
 from gristmill.producer.tables.row_plan import PlanDraft
@@ -452,12 +452,12 @@ def test_a_resumed_run_tells_the_number_of_bad_rows_without_a_list(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     report = TableReport.restored({"num_lines": 10, "num_bad": 3})
-    run = LinesJob(Path("in.csv"), "in.csv")
+    run = LinesRun(Path("in.csv"), "in.csv")
     refuse_bad_lines(report, run, source="in.csv", is_lenient=True)
     assert capsys.readouterr().err.splitlines()[-1].endswith("3 of 10 lines cannot be submitted")
 
 
 def test_an_empty_input_is_named_once() -> None:
-    run = LinesJob(Path("in.csv"), "in.csv")
+    run = LinesRun(Path("in.csv"), "in.csv")
     with pytest.raises(InvalidRequest, match=r"^in\.csv has no requests; write one"):
         refuse_bad_lines(TableReport(), run, source="in.csv", is_lenient=False)

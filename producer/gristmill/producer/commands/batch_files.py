@@ -60,7 +60,7 @@ def batch_copy(
         click.UsageError: An option of a table has no effect on a batch.
         InvalidRequest: The table cannot be read, or does not fit the options.
     """
-    if not table.is_table:
+    if not table.has_prompt():
         return partial(copy_input, source)
     if table.dedupe is not None or table.rename:
         raise click.UsageError("--dedupe and --rename are for gristmill submit; leave them out")

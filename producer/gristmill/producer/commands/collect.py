@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Protocol
 
 import orjson
 
@@ -25,6 +24,7 @@ from gristmill.producer.client import Client
 from gristmill.producer.commands.display import Display, display
 from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
 from gristmill.producer.commands.run_progress import RunProgress
+from gristmill.producer.commands.submit_runs import RunInput
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.redis_retry import retrying
@@ -36,16 +36,6 @@ CHUNK = 5_000
 
 MAX_SHARE_OF_STATUS = 0.02
 """Largest share of the time that the display may spend on asking Redis for states."""
-
-
-class Entries(Protocol):
-    """An input that was checked: `InputFile` or `TableInput`."""
-
-    def entries(
-        self, finished: bytearray | None = None
-    ) -> Iterator[tuple[int, Request | BadLine | SkippedRow]]:
-        """Yield each line's number with its request, or why it has none."""
-        ...
 
 
 class Collection:
@@ -67,7 +57,7 @@ class Collection:
         self,
         client: Client,
         *,
-        batch_input: Entries,
+        batch_input: RunInput,
         run: str,
         write: Callable[[bytes], int | None],
         tally: Tally,
@@ -175,7 +165,7 @@ class Collection:
         )
 
 
-async def submit_only(client: Client, batch_input: Entries, total: int) -> int:
+async def submit_only(client: Client, batch_input: RunInput, total: int) -> int:
     """Submit every good line without waiting for results, and return the number of requests.
 
     Args:

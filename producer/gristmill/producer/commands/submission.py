@@ -23,7 +23,7 @@ from gristmill.producer.commands.session import (
     stdout_bytes,
 )
 from gristmill.producer.commands.submit_checks import conflict_in_words, refuse_bad_lines
-from gristmill.producer.commands.submit_jobs import Job, RunInput, RunOutput
+from gristmill.producer.commands.submit_runs import RunInput, RunOutput, RunSource
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import say
 from gristmill.shared.errors import InvalidRequest
@@ -70,13 +70,13 @@ class Submission:
     """Check a file, submit it, and with `--wait` collect its rows.
 
     Args:
-        job: What is submitted: lines of requests, or a table.
+        source: What is submitted: lines of requests, or a table.
         options: Options of the command.
         settings: Redis, queue and limits.
     """
 
-    def __init__(self, job: Job, options: SubmitOptions, settings: QueueSettings) -> None:
-        self._job = job
+    def __init__(self, source: RunSource, options: SubmitOptions, settings: QueueSettings) -> None:
+        self._source = source
         self._options = options
         self._settings = settings
         self._fleet: Fleet | None = None
@@ -92,7 +92,7 @@ class Submission:
         self._fleet = on_queue(self._settings, self._look)
         if self._options.output is None:
             return self._execute(None)
-        with self._job.open_output(self._options.output) as output:
+        with self._source.open_output(self._options.output) as output:
             return self._execute(output)
 
     async def _look(self, queue: Queue) -> Fleet:
@@ -113,12 +113,12 @@ class Submission:
         if run.finished is not None:
             return self._tell_finished(run, run.finished)
         reader = self._reader(run.run, is_new=not (is_resume or self._options.run))
-        batch_input, report = self._job.checked(reader, output, is_resume=is_resume)
+        batch_input, report = self._source.checked(reader, output, is_resume=is_resume)
         refuse_bad_lines(
-            report, self._job, source=self._options.source, is_lenient=self._options.lenient
+            report, self._source, source=self._options.source, is_lenient=self._options.lenient
         )
         resumed = ", resumed" if is_resume else ""
-        say(f"run {run.run}: {self._job.in_words(report)}, queue {run.queue}{resumed}")
+        say(f"run {run.run}: {self._source.in_words(report)}, queue {run.queue}{resumed}")
         command = resume_command(sys.argv[1:], run.run, has_output=output is not None)
         is_piped = self._options.source == "-"
         where = self._options.output or "stdout"
@@ -156,14 +156,14 @@ class Submission:
         Raises:
             InvalidRequest: The earlier run had another input or other options.
         """
-        input_bytes, input_digest = self._job.fingerprint()
+        input_bytes, input_digest = self._source.fingerprint()
         endpoint = {"endpoint": self._options.endpoint} if self._options.endpoint else {}
         now = RunRecord(
             run=self._options.run or str(ULID()),
             queue=self._settings.queue,
             input_bytes=input_bytes,
             input_digest=input_digest,
-            fields=self._options.fields | endpoint | dict(self._job.facts),
+            fields=self._options.fields | endpoint | dict(self._source.facts),
         )
         earlier = output.begun_run(is_forced=self._options.force) if output else None
         if earlier is None:
@@ -196,7 +196,7 @@ class Submission:
         return written
 
     def _submit_only(self, batch_input: RunInput, report: InputReport, run: RunRecord) -> int:
-        with conflict_in_words(run.run, self._job.noun):
+        with conflict_in_words(run.run, self._source.noun):
             num_submitted = on_client(
                 self._settings, lambda client: submit_only(client, batch_input, report.num_lines)
             )
@@ -223,7 +223,7 @@ class Submission:
         )
         tally.example = written.example if written else ""
         finished = written.finished if written else None
-        with conflict_in_words(run.run, self._job.noun):
+        with conflict_in_words(run.run, self._source.noun):
             on_client(
                 self._settings,
                 lambda client: Collection(
@@ -234,10 +234,10 @@ class Submission:
                     sync=output.sync if output else None,
                     tally=tally,
                     finished=finished,
-                    noun=self._job.noun,
+                    noun=self._source.noun,
                 ).run(self._options.window),
             )
-        self._totals = self._job.totals(report) | _counts(tally)
+        self._totals = self._source.totals(report) | _counts(tally)
         self._summarise(run, tally)
         return 1 if tally.num_failed else 0
 

@@ -99,7 +99,7 @@ def submit(
     Exits with 0 if all requests succeeded, 1 if some failed.
     """
     from gristmill.producer.commands.submission import Submission, SubmitOptions
-    from gristmill.producer.commands.submit_sources import opened_job
+    from gristmill.producer.commands.submit_sources import opened_run
 
     options = SubmitOptions(
         source=sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more", wait=wait, output=output, lenient=lenient, refuses_unknown=unknown_fields == "refuse", window=window, run=run, force=force,
@@ -107,8 +107,8 @@ def submit(
         fields={name: value for name, value in fields.items() if value is not None},
     )  # fmt: skip
     _check_options(options, sources)
-    with opened_job(sources, table, options) as job:
-        return Submission(job, options, settings).execute()
+    with opened_run(sources, table, options) as source:
+        return Submission(source, options, settings).execute()
 
 
 def _check_options(options: "SubmitOptions", sources: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from gristmill.producer.batches.rows import BadLine
 from gristmill.producer.batches.submit_run import InputReport
-from gristmill.producer.commands.submit_jobs import Job
+from gristmill.producer.commands.submit_runs import RunSource
 from gristmill.shared.cli import say
 from gristmill.shared.errors import IdConflict, InvalidRequest
 
@@ -42,12 +42,12 @@ def _listed(lines: Sequence[BadLine], total: int) -> str:
     return shown + (f"\n  and {more:,} more" if (more := total - len(lines)) else "")
 
 
-def refuse_bad_lines(report: InputReport, job: Job, *, source: str, is_lenient: bool) -> None:
+def refuse_bad_lines(report: InputReport, run: RunSource, *, source: str, is_lenient: bool) -> None:
     """Say which lines are bad or have fields without effect, and refuse a file with bad ones.
 
     Args:
         report: Outcome of the check.
-        job: What is run.
+        run: What is run.
         source: Name of the input.
         is_lenient: True to run the good lines of a file that has bad ones.
 
@@ -55,19 +55,19 @@ def refuse_bad_lines(report: InputReport, job: Job, *, source: str, is_lenient: 
         InvalidRequest: There are no lines, or bad ones without `is_lenient`.
     """
     if report.num_lines == 0:
-        raise InvalidRequest(job.if_empty)
+        raise InvalidRequest(run.if_empty)
     if report.num_warned:
         listed = _listed(report.warned, report.num_warned)
         say(
-            f"{report.num_warned:,} of {report.num_lines:,} {job.noun}s have fields without effect{listed}"
+            f"{report.num_warned:,} of {report.num_lines:,} {run.noun}s have fields without effect{listed}"
         )
     if report.num_bad == 0:
         return
     shown = _listed(report.bad, report.num_bad)
     if is_lenient:
-        say(f"{report.num_bad:,} of {report.num_lines:,} {job.noun}s cannot be submitted{shown}")
+        say(f"{report.num_bad:,} of {report.num_lines:,} {run.noun}s cannot be submitted{shown}")
         return
     raise InvalidRequest(
-        f"{report.num_bad:,} of {report.num_lines:,} {job.noun}s of {source} cannot be submitted, so"
-        f" nothing was submitted{shown}\nCorrect them, or run the other {job.noun}s with --lenient."
+        f"{report.num_bad:,} of {report.num_lines:,} {run.noun}s of {source} cannot be submitted, so"
+        f" nothing was submitted{shown}\nCorrect them, or run the other {run.noun}s with --lenient."
     )

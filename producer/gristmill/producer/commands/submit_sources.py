@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gristmill.producer.commands.session import stdin_bytes
-from gristmill.producer.commands.submit_jobs import Job, LinesJob, TableJob
+from gristmill.producer.commands.submit_runs import LinesRun, RunSource, TableRun
 from gristmill.producer.commands.table_options import TableArguments
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
@@ -27,9 +27,9 @@ _COPY_BYTES = 2**20
 
 
 @contextmanager
-def opened_job(
+def opened_run(
     sources: Sequence[str], table: TableArguments, options: "SubmitOptions"
-) -> Iterator[Job]:
+) -> Iterator[RunSource]:
     """Yield what a submission runs.
 
     Args:
@@ -42,18 +42,18 @@ def opened_job(
     """
     if "-" in sources and len(sources) > 1:
         raise click.UsageError("- stands for stdin and goes with no other file")
-    if table.is_table:
-        with _opened_table(sources, table, options) as job:
-            yield job
+    if table.has_prompt():
+        with _opened_table(sources, table, options) as run:
+            yield run
         return
     with _lines(sources, options.output) as path:
-        yield LinesJob(path, options.source)
+        yield LinesRun(path, options.source)
 
 
 @contextmanager
 def _opened_table(
     sources: Sequence[str], arguments: TableArguments, options: "SubmitOptions"
-) -> Iterator[TableJob]:
+) -> Iterator[TableRun]:
     from gristmill.producer.tables.table import Table
     from gristmill.producer.tables.table_files import check_files_apart, find_files
     from gristmill.producer.tables.table_writers import output_kind
@@ -71,7 +71,7 @@ def _opened_table(
         if is_piped:
             files = [replace(files[0], name="stdin")]
         table = Table(files, has_types=kind == "parquet")
-        yield stack.enter_context(TableJob(table, spec))
+        yield stack.enter_context(TableRun(table, spec))
 
 
 @contextmanager

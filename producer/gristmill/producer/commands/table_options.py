@@ -28,9 +28,8 @@ class TableArguments:
     dedupe: bool | None
     rename: tuple[str, ...]
 
-    @property
-    def is_table(self) -> bool:
-        """True if columns become requests.
+    def has_prompt(self) -> bool:
+        """Return True if columns become requests, and refuse options that only those need.
 
         Raises:
             click.UsageError: An option needs --prompt or --template, which is not there.

@@ -1,7 +1,7 @@
 """Read one file of a table as chunks of rows, in memory bounded by a chunk."""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -69,19 +69,22 @@ def schema_of(file: TableFile) -> Any:
     return schema
 
 
-def read_rows(file: TableFile, start: int = 0) -> Iterator[tuple[int, Rows]]:
+def read_rows(
+    file: TableFile, start: int = 0, columns: Sequence[str] = ()
+) -> Iterator[tuple[int, Rows]]:
     """Yield chunks of a file, each with the number of rows before it.
 
     Args:
         file: File to read.
         start: Rows that are not needed. The reader leaves them out where it can do so without reading them.
+        columns: Columns of the file, which only CSV needs, to read each as text.
 
     Raises:
         InvalidRequest: The file is damaged; the message has the last good row.
     """
     progress = Progress()
     with damage_named(file, progress), file.open() as stream:
-        for first, rows in _READERS[file.kind](file, stream, start):
+        for first, rows in _READERS[file.kind](file, stream, start, columns):
             progress.num_rows = first + len(rows)
             for low in range(0, len(rows), CHUNK_ROWS):
                 yield first + low, rows.slice(low, min(low + CHUNK_ROWS, len(rows)))
@@ -102,8 +105,10 @@ def damage_named(file: TableFile, progress: Progress) -> Iterator[None]:
         ) from None
 
 
-def _read_parquet(file: TableFile, stream: Any, start: int) -> Iterator[tuple[int, Rows]]:
-    del file
+def _read_parquet(
+    file: TableFile, stream: Any, start: int, columns: Sequence[str]
+) -> Iterator[tuple[int, Rows]]:
+    del file, columns
     parquet = pq.ParquetFile(stream, buffer_size=READ_BYTES, pre_buffer=False)
     first = 0
     for group in range(parquet.num_row_groups):
@@ -118,8 +123,10 @@ def _read_parquet(file: TableFile, stream: Any, start: int) -> Iterator[tuple[in
             first += batch.num_rows
 
 
-def _read_arrow(file: TableFile, stream: Any, start: int) -> Iterator[tuple[int, Rows]]:
-    del file, start
+def _read_arrow(
+    file: TableFile, stream: Any, start: int, columns: Sequence[str]
+) -> Iterator[tuple[int, Rows]]:
+    del file, start, columns
     first = 0
     for batch in _arrow_reader(stream)[1]:
         yield first, ArrowRows(batch)
@@ -138,7 +145,9 @@ def _arrow_reader(stream: Any) -> tuple[Any, Iterator[Any]]:
     return in_file.schema, batches
 
 
-def _read_csv(file: TableFile, stream: Any, start: int) -> Iterator[tuple[int, Rows]]:
+def _read_csv(
+    file: TableFile, stream: Any, start: int, columns: Sequence[str]
+) -> Iterator[tuple[int, Rows]]:
     """Read all values as text, as they stand there; an empty field without quotes is null."""
     del start
     reader = arrow_csv.open_csv(
@@ -146,7 +155,7 @@ def _read_csv(file: TableFile, stream: Any, start: int) -> Iterator[tuple[int, R
         read_options=arrow_csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
         parse_options=_csv_dialect(file),
         convert_options=arrow_csv.ConvertOptions(
-            column_types=schema_of(file),
+            column_types=dict.fromkeys(columns, pa.string()),
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
@@ -163,8 +172,10 @@ def _csv_dialect(file: TableFile) -> Any:
     return arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
 
-def _read_jsonl(file: TableFile, stream: Any, start: int) -> Iterator[tuple[int, Rows]]:
-    del start
+def _read_jsonl(
+    file: TableFile, stream: Any, start: int, columns: Sequence[str]
+) -> Iterator[tuple[int, Rows]]:
+    del start, columns
     buffered = io.BufferedReader(stream, READ_BYTES)
     check_start(buffered.peek()[:4096], file.name)
     lines = lines_of(buffered, MAX_LINE_BYTES)
@@ -189,7 +200,7 @@ def _row_of(file: TableFile, number: int, raw: bytes) -> dict[str, Any]:
     return row
 
 
-_READERS: dict[str, Callable[[TableFile, Any, int], Iterator[tuple[int, Rows]]]] = {
+_READERS: dict[str, Callable[[TableFile, Any, int, Sequence[str]], Iterator[tuple[int, Rows]]]] = {
     "parquet": _read_parquet,
     "arrow": _read_arrow,
     "csv": _read_csv,

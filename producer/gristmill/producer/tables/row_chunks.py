@@ -58,7 +58,7 @@ class ArrowRows:
         if self._batch.schema.equals(schema):
             return self._batch.replace_schema_metadata(schema.metadata)
         table = pa.Table.from_batches([self._batch]).select(schema.names).cast(schema)
-        return table.combine_chunks().to_batches()[0] if len(self) else schema.empty_table()
+        return table.combine_chunks().to_batches()[0]
 
     def texts(self, columns: Sequence[str]) -> list[Any]:
         """See `Rows`."""

@@ -106,7 +106,7 @@ class Table:
         before = 0
         for file in self.files:
             end = before
-            for first, rows in read_rows(file, max(0, start - before)):
+            for first, rows in read_rows(file, max(0, start - before), self.columns):
                 end = before + first + len(rows)
                 if end > start:
                     yield Chunk(file, before + first + 1, first + 1, rows)

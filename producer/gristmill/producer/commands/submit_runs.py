@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RunInput(Protocol):
-    """An input that was checked."""
+    """An input that was checked: `InputFile` or `TableInput`."""
 
     def entries(
         self, finished: bytearray | None = None
@@ -71,7 +71,7 @@ class RunOutput(AbstractContextManager["RunOutput"], Protocol):
         ...
 
 
-class Job(Protocol):
+class RunSource(Protocol):
     """What a submission has to know about its input."""
 
     @property
@@ -112,7 +112,7 @@ class Job(Protocol):
         ...
 
 
-class LinesJob:
+class LinesRun:
     """A JSONL file of requests.
 
     Args:
@@ -128,32 +128,32 @@ class LinesJob:
         self.if_empty = f"{source} has no requests; write one JSON object a line"
 
     def fingerprint(self) -> tuple[int, str]:
-        """See `Job`."""
+        """See `RunSource`."""
         return fingerprint(self._path)
 
     def open_output(self, path: Path) -> OutputFile:
-        """See `Job`."""
+        """See `RunSource`."""
         return OutputFile(path)
 
     def checked(
         self, reader: LineReader, output: Any, *, is_resume: bool
     ) -> tuple[InputFile, InputReport]:
-        """See `Job`."""
+        """See `RunSource`."""
         del output, is_resume
         lines = InputFile(self._path, reader)
         return lines, lines.check()
 
     def in_words(self, report: InputReport) -> str:
-        """See `Job`."""
+        """See `RunSource`."""
         return f"{report.num_lines:,} requests"
 
     def totals(self, report: InputReport) -> dict[str, int]:
-        """See `Job`."""
+        """See `RunSource`."""
         del report
         return {}
 
 
-class TableJob:
+class TableRun:
     """A table whose columns become requests; a context manager that closes what it opens.
 
     Args:
@@ -191,11 +191,11 @@ class TableJob:
         self._stack.close()
 
     def fingerprint(self) -> tuple[int, str]:
-        """See `Job`."""
+        """See `RunSource`."""
         return self._table.fingerprint()
 
     def open_output(self, path: Path) -> RunOutput:
-        """See `Job`."""
+        """See `RunSource`."""
         from gristmill.producer.tables.table_output import TableOutput
 
         return TableOutput(path, self._table, self._columns)
@@ -203,7 +203,7 @@ class TableJob:
     def checked(
         self, reader: LineReader, output: Any, *, is_resume: bool
     ) -> tuple[RunInput, InputReport]:
-        """See `Job`."""
+        """See `RunSource`."""
         from gristmill.producer.tables.table_input import TableInput
 
         if output is None:
@@ -221,13 +221,17 @@ class TableJob:
         return rows, report
 
     def in_words(self, report: InputReport) -> str:
-        """See `Job`."""
+        """See `RunSource`."""
         files = len(self._table.files)
         return f"{report.num_lines:,} rows" + (f" of {files:,} files" if files > 1 else "")
 
     def totals(self, report: InputReport) -> dict[str, int]:
-        """See `Job`."""
-        return {"nulls": getattr(report, "num_null", 0), "copies": getattr(report, "num_copies", 0)}
+        """See `RunSource`."""
+        from gristmill.producer.tables.table_input import TableReport
+
+        if not isinstance(report, TableReport):
+            raise TypeError("a table has a TableReport")
+        return {"nulls": report.num_null, "copies": report.num_copies}
 
 
 def _tell_unrun(report: "TableReport", *, skips: bool) -> None:
