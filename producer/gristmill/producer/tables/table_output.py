@@ -1,5 +1,7 @@
 """The output of one run of a table. It has the methods of `OutputFile`, which is the one of JSONL lines.
 
+For the input it has `plan_path`, `use_plan` and `trial`, too.
+
 Beside the output OUT, `OUT.run` says to which run it belongs, as for lines. `OUT.parts` has the plan and
 the answers until the rows are merged into OUT.
 """

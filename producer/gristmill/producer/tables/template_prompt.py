@@ -31,6 +31,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 _ENVIRONMENT = _Environment(undefined=StrictUndefined, autoescape=False)  # no HTML
+_WITHOUT_FUNCTIONS = _Environment()  # so that Jinja tells also the names of its functions
+_WITHOUT_FUNCTIONS.globals.clear()
 _ENVIRONMENT.policies["json.dumps_kwargs"] = {"default": json_value, "ensure_ascii": False}
 
 
@@ -59,7 +61,7 @@ class TemplatePrompt:
             raise InvalidRequest(
                 f"--template line {error.lineno}: {error.message}; correct the template"
             ) from None
-        found = meta.find_undeclared_variables(tree)
+        found = meta.find_undeclared_variables(_WITHOUT_FUNCTIONS.parse(text))
         self.functions = found & set(_ENVIRONMENT.globals)
         names = found - self.functions
         self._has_blocks = MESSAGE in names
