@@ -39,8 +39,11 @@ LASTING = {
     "dead_letter_info",
     "doorbell",
     "rate",
+    "file",
+    "files_expiring",
 }
-"""Kinds of keys that may be there when all requests have ended."""
+"""Kinds of keys that may be there when all requests have ended. What an upload leaves that Redis cut off is deleted
+after a day."""
 
 DRAIN_CODES = {0, 1}
 """1: the engine had died three times in vain, everything was handed back."""
