@@ -22,7 +22,7 @@ def main(
     """Run the worker that the parent ordered; return its exit code.
 
     Args:
-        argv: What `ChildPlan.arguments` returned.
+        argv: Arguments as `child_process.py` writes them: options of the parent, `--`, and vLLM's flags.
         make_engine: Makes the engine from the settings and vLLM's flags.
     """
     words, flags = _parsed(argv)
