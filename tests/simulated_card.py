@@ -174,10 +174,10 @@ class Tuned:
     @property
     def recommended(self) -> Candidate:
         """The candidate that the command recommends."""
-        if self.comparison and self.comparison.start_wins(Goal()):
-            return self.search.start
+        if self.comparison and (winner := self.comparison.winner(Goal())):
+            return winner
         assert self.search.best is not None
-        return self.comparison.best if self.comparison else self.search.best.candidate
+        return self.search.best.candidate
 
 
 async def tune_on(

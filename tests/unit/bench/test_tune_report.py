@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,23 @@ def test_start_that_wins_in_turns_is_recommended(
     assert "your flags win: keep them" in printed
     assert "--max-num-seqs 8" in (tmp_path / "worker.sh").read_text()
     assert (tmp_path / "settings.env").read_text() == "MAX_IN_FLIGHT=9\n"
+
+
+@pytest.mark.parametrize(("start_p95_s", "is_start"), [(2.0, True), (4.5, False)])
+def test_best_that_exceeds_the_bound_in_turns_is_not_recommended(
+    start_p95_s: float, is_start: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = a_report(Goal(max_p95_s=4.0))
+    comparison = report.comparison = in_turns(150)
+    p95s = {comparison.start: start_p95_s, comparison.best: 5.0}
+    comparison.points = [replace(each, p95_s=p95s[each.candidate]) for each in comparison.points]
+    save(report, tmp_path)
+    print_report(report, tmp_path)
+    printed = capsys.readouterr()
+    assert "median p95 5.00 s" in printed.out
+    assert ("your flags win: keep them" in printed.out) == is_start
+    assert ("neither keeps a p95 of 4 s in turns" in printed.err) == (not is_start)
+    assert (tmp_path / "worker.sh").exists() == is_start
 
 
 def test_bound_that_no_point_keeps_writes_no_settings(

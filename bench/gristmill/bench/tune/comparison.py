@@ -1,6 +1,7 @@
 """The best point and the start, measured in turns at the end of a search."""
 
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -45,11 +46,21 @@ class Comparison:
         """Return the median tokens per second of one of the two."""
         return median(point.tokens_per_s for point in self.of(candidate))
 
-    def start_wins(self, goal: Goal) -> bool:
-        """Return whether the start is at least as fast and keeps the goal's bound."""
-        if not self.is_complete or self.ratio > 1:
-            return False
-        return all(goal.allows(point) for point in self.of(self.start))
+    def winner(self, goal: Goal) -> Candidate | None:
+        """Return the faster of those that keep the goal's bound in turns; None if neither keeps it."""
+        keeping = [each for each in (self.best, self.start) if self._keeps_bound(each, goal)]
+        if len(keeping) == 1 or not keeping:
+            return keeping[0] if keeping else None
+        return self.best if self.ratio > 1 or not self.is_complete else self.start
+
+    def _keeps_bound(self, candidate: Candidate, goal: Goal) -> bool:
+        """Return whether the median turn of a candidate keeps the bound."""
+        return goal.max_p95_s is None or self.p95_of(candidate) <= goal.max_p95_s
+
+    def p95_of(self, candidate: Candidate) -> float:
+        """Return the median p95 of one of the two in seconds; infinity if there is none."""
+        measured = [point.p95_s for point in self.of(candidate) if point.p95_s is not None]
+        return median(measured) if measured else inf
 
     def as_json(self) -> dict[str, Any]:
         """Return it for the record."""

@@ -45,19 +45,22 @@ def print_report(report: TuneReport, folder: Path) -> None:
 def _print_result(report: TuneReport, best: MeasuredPoint) -> None:
     click.echo(f"best: {point_line(best)}")
     if report.comparison:
-        _print_comparison(report.comparison)
+        _print_comparison(report.comparison, has_bound=report.goal.max_p95_s is not None)
     elif best.candidate == report.search.start:
         click.echo("your flags are the best that was measured")
     else:
         click.echo("not compared in turns: there was no time left; give more (--budget)")
-    if report.recommended is not best:
+    if report.recommended is None:
+        say(f"  no settings: neither keeps a p95 of {report.goal.max_p95_s:g} s in turns; raise it")
+    elif report.recommended is not best:
         click.echo("your flags win: keep them")
 
 
-def _print_comparison(comparison: Comparison) -> None:
+def _print_comparison(comparison: Comparison, *, has_bound: bool) -> None:
     for title, candidate in (("your flags", comparison.start), ("best", comparison.best)):
         speeds = " ".join(f"{point.tokens_per_s:,.0f}" for point in comparison.of(candidate))
-        click.echo(f"in turns, {title}: {speeds} tok/s ({candidate})")
+        p95 = f", median p95 {comparison.p95_of(candidate):.2f} s" if has_bound else ""
+        click.echo(f"in turns, {title}: {speeds} tok/s{p95} ({candidate})")
     click.echo(f"ratio of the medians, best over your flags: {comparison.ratio:.2f}")
 
 

@@ -56,10 +56,11 @@ class TuneReport:
 
     @property
     def recommended(self) -> MeasuredPoint | None:
-        """The point to use: the best, or the start if it won in turns; None if there is none."""
-        if self.comparison and self.comparison.start_wins(self.goal):
-            return self.search.record.point(self.search.start)
-        return self.best
+        """The point to use: the best, or what won in turns; None if there is none."""
+        if self.comparison is None:
+            return self.best
+        winner = self.comparison.winner(self.goal)
+        return self.search.record.point(winner) if winner else None
 
     @property
     def has_gulps(self) -> bool:
