@@ -18,10 +18,10 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from gristmill.worker.engine.body_fields import fields_of
 from gristmill.worker.engine.constraint_limits import constraint_excess
 from gristmill.worker.engine.field_limits import field_excess
 from gristmill.worker.engine.interface import Response
+from gristmill.worker.engine.lenient_body import fields_of
 from gristmill.worker.engine.sequences import count_sequences, max_sequences
 
 _BOOL = TypeAdapter(bool)

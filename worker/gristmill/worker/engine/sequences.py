@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from gristmill.shared.answers import mapping
 from gristmill.shared.request import CHAT, COMPLETIONS
-from gristmill.worker.engine.body_fields import fields_of
+from gristmill.worker.engine.lenient_body import fields_of
 
 MAX_INPUTS = 2048
 """Most inputs of one request that generates nothing, unless the engine runs more at a time.
