@@ -312,7 +312,7 @@ def is_waiting(url: str) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("submit", "Missing argument 'FILE|-'"),
+        ("submit", "Missing argument 'FILE...|-'"),
         ("submit f -o out", "-o needs --wait"),
         ("submit f --wait --json", "needs -o"),
         ("submit f --run a/b", "--run 'a/b' is not allowed"),
