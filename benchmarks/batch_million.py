@@ -10,10 +10,7 @@ client. The peak memory of a kind is that of its largest process.
 
 import argparse
 import asyncio
-import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,23 +20,22 @@ from pathlib import Path
 from typing import Final
 
 import orjson
+from measured_processes import GRISTMILL, WORKER, MeasuredProcesses
 from openai import APIError, AsyncOpenAI
 from openai.types import Batch
 from redis.exceptions import RedisError
 
-from gristmill.local.processes import die_with_parent, free_port
+from gristmill.local.processes import free_port
 from gristmill.local.redis_server import server_binary
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 
 ENDPOINT: Final = "/v1/chat/completions"
 RUNNING = ("validating", "in_progress", "finalizing")
-GRISTMILL = (sys.executable, "-m", "gristmill.shared.cli")
-WORKER = (sys.executable, str(Path(__file__).parents[1] / "tests" / "stub_worker.py"))
 
 
-class Fleet:
-    """The processes of all kinds; starts, kills and replaces them.
+class Fleet(MeasuredProcesses):
+    """The processes of all kinds.
 
     Args:
         folder: Folder of the append-only file and the storage.
@@ -49,7 +45,7 @@ class Fleet:
     def __init__(self, folder: Path, numbers: dict[str, int]) -> None:
         redis_port, self.gateway_port = free_port(), free_port()
         self.redis_url = f"redis://127.0.0.1:{redis_port}/0"
-        self._environment = os.environ | {
+        environment = {
             "REDIS_URL": self.redis_url,
             "GRISTMILL_STORAGE_URL": str(folder / "storage"),
             "GRISTMILL_GATEWAY_PORT": str(self.gateway_port),
@@ -57,7 +53,7 @@ class Fleet:
             "GRISTMILL_LEASE_S": "5",
             "MAX_IN_FLIGHT": "1024",
         }
-        self._commands = {
+        commands = {
             "redis": (
                 *(str(server_binary()), "--port", str(redis_port), "--bind", "127.0.0.1"),
                 *("--dir", str(folder), "--appendonly", "yes", "--save", ""),
@@ -66,44 +62,14 @@ class Fleet:
             "steward": (*GRISTMILL, "steward"),
             "worker": WORKER,
         }
-        self._running = {kind: [self._start(kind) for _ in range(n)] for kind, n in numbers.items()}
-        self.peak_mb: Counter[str] = Counter()
+        super().__init__(commands, numbers, environment)
         self.num_killed = 0
-
-    def _start(self, kind: str) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(  # noqa: S603  # our own commands
-            self._commands[kind],
-            env=self._environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,  # noqa: PLW1509  # nothing here has threads
-        )
-
-    def measure(self) -> None:
-        """Record the peak memory of each kind."""
-        for kind, processes in self._running.items():
-            for process in processes:
-                with suppress(OSError, IndexError):
-                    status = Path(f"/proc/{process.pid}/status").read_text()
-                    peak_kb = int(status.split("VmHWM:")[1].split()[0])
-                    self.peak_mb[kind] = max(self.peak_mb[kind], peak_kb // 1024)
 
     def kill_one_of_each(self, chance: random.Random) -> None:
         """Kill -9 one process of each kind, and start another."""
-        for kind, processes in self._running.items():
-            number = chance.randrange(len(processes))
-            processes[number].kill()
-            processes[number].wait()
-            processes[number] = self._start(kind)
+        for kind in self._running:
+            self.kill_one(kind, chance)
             self.num_killed += 1
-
-    def stop(self) -> None:
-        """Stop all processes, Redis last."""
-        for processes in reversed(self._running.values()):
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait()
 
 
 def write_input(path: Path, number: int) -> None:

@@ -11,27 +11,22 @@ once and in order, and the queue must have ended each request once.
 
 import argparse
 import asyncio
-import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from measured_processes import GRISTMILL, WORKER, MeasuredProcesses
 
-from gristmill.local.processes import die_with_parent, free_port
+from gristmill.local.processes import free_port
 from gristmill.local.redis_server import server_binary
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 
-GRISTMILL = (sys.executable, "-m", "gristmill.shared.cli")
-WORKER = (sys.executable, str(Path(__file__).parents[1] / "tests" / "stub_worker.py"))
 GROUP_ROWS = 100_000
 WORDS = [
     "the",
@@ -50,15 +45,13 @@ WORDS = [
 ]
 
 
-class Processes:
-    """The processes of the run, with the peak memory of each kind."""
+class Processes(MeasuredProcesses):
+    """A Valkey, the workers and the command."""
 
     def __init__(self, folder: Path, num_workers: int, options: list[str]) -> None:
         port = free_port()
         self.redis_url = f"redis://127.0.0.1:{port}/0"
-        self.peak_mb: Counter[str] = Counter()
-        self._folder = folder
-        self._environment = os.environ | {
+        environment = {
             "REDIS_URL": self.redis_url, "GRISTMILL_HEALTH_PORT": "0", "GRISTMILL_LEASE_S": "5",
             "MAX_IN_FLIGHT": "1024",
         }  # fmt: skip
@@ -67,50 +60,19 @@ class Processes:
             *GRISTMILL, "submit", "in.parquet", "--prompt", "Label this: {text}", "--params", "params.json",
             "--wait", "-o", "out.parquet", *options,
         )  # fmt: skip
-        self._commands = {"redis": redis, "worker": WORKER, "submit": command}
-        self._running = {"redis": [self._start("redis")]}
-        self._running["worker"] = [self._start("worker") for _ in range(num_workers)]
-        self._running["submit"] = [self._start("submit")]
-
-    def _start(self, kind: str) -> "subprocess.Popen[bytes]":
-        with (self._folder / f"{kind}.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603  # our own commands
-                self._commands[kind],
-                cwd=self._folder,
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  # nothing here has threads
-            )
-
-    def measure(self) -> None:
-        """Record the peak memory of each kind."""
-        for kind, processes in self._running.items():
-            for process in processes:
-                with suppress(OSError, IndexError):
-                    status = Path(f"/proc/{process.pid}/status").read_text()
-                    peak_kb = int(status.split("VmHWM:")[1].split()[0])
-                    self.peak_mb[kind] = max(self.peak_mb[kind], peak_kb // 1024)
+        commands = {"redis": redis, "worker": WORKER, "submit": command}
+        super().__init__(
+            commands, {"redis": 1, "worker": num_workers, "submit": 1}, environment, folder
+        )
 
     def kill(self, chance: random.Random) -> None:
         """Kill the command and a worker, and start them again."""
         for kind in ("submit", "worker"):
-            number = chance.randrange(len(self._running[kind]))
-            self._running[kind][number].kill()
-            self._running[kind][number].wait()
-            self._running[kind][number] = self._start(kind)
+            self.kill_one(kind, chance)
 
     def code(self) -> int | None:
         """Return the exit code of the command, or None while it runs."""
         return self._running["submit"][0].poll()
-
-    def stop(self) -> None:
-        """Stop all processes, Redis last."""
-        for processes in reversed(self._running.values()):
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait()
 
 
 def write_input(path: Path, num_rows: int, copies: float) -> None:
