@@ -67,9 +67,9 @@ def refusal(
     """
     if endpoint not in endpoints:
         return _not_served(endpoint, endpoints)
-    if _asks_for_stream(body):
-        return stream_refusal()
     fields = fields_of(body)
+    if _asks_for_stream(fields):
+        return stream_refusal()
     return _too_many_sequences(endpoint, fields, max_num_seqs) or _too_large_field(fields)
 
 
@@ -190,16 +190,11 @@ def _too_large_field(fields: Mapping[str, Any]) -> Response | None:
     return _refused(HTTPStatus.BAD_REQUEST, message, "BadRequestError", name)
 
 
-def _asks_for_stream(body: bytes) -> bool:
-    """Return whether vLLM would read `stream` as true.
-
-    The function searches for the bytes first, because that is cheap: 20 us for 1 MB.
-    """
-    if b'"stream"' not in body:
-        return False
+def _asks_for_stream(fields: Mapping[str, Any]) -> bool:
+    """Return whether vLLM would read `stream` as true."""
     try:
-        return _BOOL.validate_python(json.loads(body)["stream"] or False)
-    except (ValueError, TypeError, KeyError, ValidationError, RecursionError):
+        return _BOOL.validate_python(fields.get("stream") or False)
+    except ValidationError:
         return False
 
 
