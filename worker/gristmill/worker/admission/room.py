@@ -196,7 +196,9 @@ class Admission:
         self._cache = CacheAccount(capacity.kv_cache_tokens) if capacity.kv_cache_tokens else None
         self._gulps = Gulps()
         self._num_held = 0
-        self._counted: list[tuple[Record, int]] = []  # the gathered requests and their places
+        self._gathered: dict[
+            int, tuple[Record, int]
+        ] = {}  # by id(record); kept, so ids stay unique
         self._num_entered = 0
 
     @property
@@ -266,11 +268,13 @@ class Admission:
 
         Headers do not have the number. So a claim may take more than is free; the next ones wait.
         """
-        known = {id(record): number for record, number in self._counted}
-        self._counted = [(each, known.get(id(each)) or self._count(each)) for each in records]
-        return sum(number for _, number in self._counted)
+        self._gathered = {id(each): (each, self._places(each)) for each in records}
+        return sum(self._places(each) for each in records)
 
-    def _count(self, record: Record) -> int:
+    def _places(self, record: Record) -> int:
+        """Return how many places a request takes."""
+        if known := self._gathered.get(id(record)):
+            return known[1]
         number = num_sequences(record.endpoint, record.body)
         return min(number, self._capacity.max_running)
 
@@ -279,7 +283,7 @@ class Admission:
 
     def enter(self, record: Record) -> Callable[[], None]:
         """Note that a request enters the engine; return what to call when it leaves."""
-        num_places = self._count(record)
+        num_places = self._places(record)
         self._num_held += num_places
         self._num_bytes += len(record.body)
         self._num_entered += num_places
