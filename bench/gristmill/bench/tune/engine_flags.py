@@ -14,12 +14,6 @@ GRAPH_FLAGS = (
 )
 """Beginnings of the flags with which the user decides about graphs: `-O3`, `-cc.cudagraph_mode`."""
 
-PARALLEL = (
-    *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
-    *("--data-parallel-size", "-dp"),
-)
-"""Flags that spread an engine over several devices."""
-
 
 def setting_of(info: dict[str, Any], slots: int = 1) -> Setting:
     """Return the setting in an engine's `EngineInfo`."""

@@ -1,14 +1,13 @@
 """Give an engine its share of the device, if several stand side by side.
 
-`gristmill worker --engines` divides a device likewise (`worker/parent/child_plan.py`).
+The formula is that of `gristmill worker --engines` (`worker/parent/child_plan.py`).
 """
 
 from collections.abc import Sequence
 
 from gristmill.bench.tune.engine_flags import value_of, without_flags
-from gristmill.worker.parent.child_plan import CARD_SHARE
-
-UTILIZATION, CACHE_BYTES = "--gpu-memory-utilization", "--kv-cache-memory-bytes"
+from gristmill.worker.engine.vllm.resource_flags import KV_CACHE_BYTES, UTILIZATION
+from gristmill.worker.parent.child_plan import CARD_SHARE, part_of_card
 
 
 def utilization(argv: Sequence[str]) -> float:
@@ -23,16 +22,16 @@ def share_flags(argv: Sequence[str], slots: int) -> list[str]:
         argv: The user's flags. If they fix the bytes of the KV cache, they hold for each engine.
         slots: Number of equal parts.
     """
-    if slots == 1 or value_of(argv, CACHE_BYTES):
+    if slots == 1 or value_of(argv, KV_CACHE_BYTES):
         return []
-    return [UTILIZATION, str(int(1000 * utilization(argv) / slots) / 1000)]
+    return part_of_card(utilization(argv), slots)
 
 
 def for_each_engine(argv: Sequence[str], engines: int) -> list[str]:
-    """Return the user's flags for `gristmill worker` with so many engines.
+    """Return the user's flags for a `gristmill worker` with this number of engines.
 
-    For it, `--gpu-memory-utilization` is the share of each engine; without this flag it divides the
-    device itself.
+    The worker reads `--gpu-memory-utilization` as the share of each engine. Without this flag it
+    divides the device itself.
     """
     if engines == 1 or not value_of(argv, UTILIZATION):
         return [*argv]

@@ -7,7 +7,6 @@ from typing import Any
 from gristmill.bench.loads import LoadRequest
 from gristmill.bench.tune.candidates import Setting
 from gristmill.bench.tune.engine_flags import (
-    PARALLEL,
     SEQUENCES,
     decides_graphs,
     has_any,
@@ -17,7 +16,7 @@ from gristmill.bench.tune.engine_flags import (
 )
 from gristmill.bench.tune.engine_pool import EnginePool
 from gristmill.bench.tune.engine_process import FlagsRefused
-from gristmill.bench.tune.engine_share import CACHE_BYTES, utilization
+from gristmill.bench.tune.engine_share import utilization
 from gristmill.bench.tune.model_memory import (
     ENOUGH_CACHE,
     MANY_SEQS,
@@ -28,6 +27,7 @@ from gristmill.bench.tune.model_memory import (
 from gristmill.bench.tune.search_record import Card
 from gristmill.shared.cli import say
 from gristmill.shared.errors import EngineDied, GristmillError
+from gristmill.worker.engine.vllm.resource_flags import KV_CACHE_BYTES, PARALLEL
 
 FIRST_START_TIMEOUT_S = 1800.0
 """Seconds for the first start, which may load and compile. A start longer than the budget is an
@@ -44,7 +44,7 @@ class FirstEngine:
     Attributes:
         info: Its `EngineInfo`.
         setting: Its setting.
-        card: What the device allows.
+        card: Limits of the device.
     """
 
     info: dict[str, Any]
@@ -100,7 +100,7 @@ def num_slots(
         max_engines: Most engines; None for `MAX_ENGINES` on one GPU, else for one.
     """
     is_spread = devices["kind"] != "cuda" or has_any(argv, PARALLEL)
-    if max_engines == 1 or is_spread or has_any(argv, [CACHE_BYTES]):
+    if max_engines == 1 or is_spread or has_any(argv, [KV_CACHE_BYTES]):
         return max_engines or 1
     sequences = int(value_of(argv, SEQUENCES) or MANY_SEQS)
     model, memory_bytes = read_model_memory(model_of(argv)), int(devices["memory_bytes"])

@@ -133,14 +133,18 @@ def _num_engines(settings: WorkerSettings) -> int:
     return 1
 
 
+def part_of_card(share: float, num_parts: int) -> list[str]:
+    """Return vLLM's flags that give an engine one of some equal parts of a share of a card's memory."""
+    return [UTILIZATION, str(int(1000 * share / num_parts) / 1000)]
+
+
 def _shares(num_engines: int, flags: Sequence[str]) -> list[_Share]:
     """Divide the memory and, on a CPU, the cores among the engines of one group."""
     asked = ResourceFlags.read(flags)
     if is_for_cpu():
         return _cpu_shares(num_engines, flags, asked)
     if asked.utilization is None:
-        share = int(1000 * CARD_SHARE / num_engines) / 1000
-        flags = [*flags, UTILIZATION, str(share)]
+        flags = [*flags, *part_of_card(CARD_SHARE, num_engines)]
     elif num_engines * asked.utilization > 1:
         raise SettingsError(
             f"{UTILIZATION} is each engine's share of the card, and {num_engines} times {asked.utilization:g} is more"
