@@ -30,8 +30,8 @@ def lasting_port() -> int:
     raise AssertionError("unreachable: the candidates do not end")
 
 
-def _direct(port: int) -> Redis:
-    client = connect(f"redis://127.0.0.1:{port}/0", 10)
+def _direct(url: str) -> Redis:
+    client = connect(url, 10)
     assert isinstance(client, Redis)
     return client
 
@@ -48,7 +48,8 @@ class RedisServer:
     def __init__(self, binary: Path, folder: Path, appendfsync: str = "everysec") -> None:
         self._binary, self._folder, self._appendfsync = binary, folder, appendfsync
         self.port = lasting_port()
-        self.admin = _direct(self.port)
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.admin = _direct(self.url)
 
     async def start(self) -> None:
         """Start it, and wait until it has read its file."""

@@ -31,8 +31,7 @@ def uploads_of(cell: Cell, schedule: Schedule) -> AbstractAsyncContextManager[No
     """Return the gateway of a schedule where uploads stall; for others, a block without one."""
     if not schedule.has_gateway:
         return nullcontext()
-    url = f"redis://127.0.0.1:{cell.redis.port}/0"
-    return stalled_uploads(url, cell.queue, cell.folder / "files")
+    return stalled_uploads(cell.redis.url, cell.queue, cell.folder / "files")
 
 
 async def run(schedule: Schedule, folder: Path) -> Outcome:
