@@ -73,7 +73,7 @@ class Candidate:
 
     @property
     def spare(self) -> float:
-        """Ratio of requests in flight to sequences in a full engine. With gulps none waits in it."""
+        """Ratio of requests in flight to sequences in a full engine. Gulps let no request wait in it."""
         return SPARE if self.refill == PLAIN else 1.0
 
     @property
@@ -90,11 +90,11 @@ class Candidate:
         return self.filling(self.setting.max_num_seqs)
 
     def filling(self, sequences: int) -> "Candidate":
-        """Return the same engines with so many in flight that they fill this number of sequences."""
+        """Return the same engines, with enough requests in flight to fill this number of sequences."""
         return replace(self, in_flight=math.ceil(self.spare * sequences))
 
     def on(self, setting: Setting, in_flight: int = 0) -> "Candidate":
-        """Return as many engines of another setting, fed likewise; 0 in flight fills them."""
+        """Return the same number of engines of another setting and the same refill; 0 in flight fills them."""
         moved = replace(self, setting=setting, in_flight=in_flight)
         return moved if in_flight else moved.full
 

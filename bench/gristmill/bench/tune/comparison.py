@@ -17,7 +17,7 @@ class Comparison:
     A machine may change by a quarter from minute to minute, so only turns tell two settings apart.
 
     Attributes:
-        start: What a worker does with the user's flags.
+        start: Candidate of the user's flags alone.
         best: Best candidate of the search.
         points: Their points, in the order of measurement.
     """
@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Median of the best over the median of the start; 0 if it cannot be told."""
+        """Median of the best over the median of the start; 0 if a median is missing."""
         if not self.is_complete or not self.median_of(self.start):
             return 0.0
         return self.median_of(self.best) / self.median_of(self.start)
@@ -58,7 +58,7 @@ class Comparison:
         return goal.max_p95_s is None or self.p95_of(candidate) <= goal.max_p95_s
 
     def p95_of(self, candidate: Candidate) -> float:
-        """Return the median p95 of one of the two in seconds; infinity if there is none."""
+        """Return the median p95 of one of the two in seconds; infinity without a measurement."""
         measured = [point.p95_s for point in self.of(candidate) if point.p95_s is not None]
         return median(measured) if measured else inf
 

@@ -211,7 +211,7 @@ class EnginePool:
         self.plan.slots = replace(Slots(resident), keep=keep)
 
     async def _next_process(self) -> EngineProcess:
-        """Return a process for an engine; on a GPU let another load vLLM meanwhile."""
+        """Return a process for an engine. On a GPU, start the next one, so that it can load vLLM."""
         process, self._spare = self._spare or await self._spawned(), None
         if self._has_spares:
             self._spare = await self._spawned()

@@ -85,7 +85,7 @@ class EngineProcess:
 
         Args:
             argv: vLLM's flags.
-            environment: Variables for the engine beside this process's own.
+            environment: Environment variables, added to those of this process.
             sample: Load to run.
             timeout_s: Longest start in seconds.
 

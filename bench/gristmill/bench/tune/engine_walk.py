@@ -8,9 +8,9 @@ from gristmill.bench.tune.search_record import Asks, SearchRecord
 
 WORSE = 0.93
 """Share of the best value below which a point is worse in spite of noise. The search tries fewer in
-flight until a point falls below it, which needs no start. It starts an engine with the fewest
-sequences above it, because a smaller engine may be faster than a larger one with as many in
-flight."""
+flight until a point falls below it, which needs no start. It then
+starts an engine with the fewest sequences above it. A smaller engine may be faster than a larger one
+with the same number in flight."""
 
 IN_FLIGHT_STEP = 1.1
 """Precision, as a ratio, of the largest number in flight that keeps the bound."""

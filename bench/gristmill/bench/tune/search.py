@@ -62,7 +62,7 @@ class Search:
             goal: Figure to maximize and its bound.
             min_num_batched_tokens: Smallest `max_num_batched_tokens` with which an engine starts;
                 this is `max_model_len` without chunked prefill.
-            card: What the device allows; None for one engine without gulps.
+            card: Limits of the device; None for one engine without gulps.
         """
         self._card = card or Card()
         refill = AUTO if self._card.has_gulps else PLAIN

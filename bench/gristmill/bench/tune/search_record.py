@@ -28,7 +28,7 @@ Walk = Generator[Candidate, MeasuredPoint | None, MeasuredPoint]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What the device allows beside sequences and tokens.
+    """Limits of the device: engines, gulps and captured graphs.
 
     Attributes:
         engines: Most engines that fit into its memory.
