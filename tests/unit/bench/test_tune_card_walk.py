@@ -159,6 +159,7 @@ def test_what_has_no_time_is_told_and_the_rest_is_tried() -> None:
         ("cuda", [], 6, 6),
         ("cuda", [], 1, 1),
         ("cuda", ["--tensor-parallel-size", "2"], None, 1),
+        ("cuda", ["--tensor-parallel-size", "1"], None, 4),
         ("cuda", ["-tp=2"], 2, 2),
         ("cuda", ["--kv-cache-memory-bytes", "9"], None, 1),
         ("cuda", ["--gpu-memory-utilization", "0.2"], None, 1),

@@ -1,6 +1,7 @@
 """What tune writes: settings that a shell takes, a script, JSON with every point, no secrets."""
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from gristmill.bench.tune.candidates import AUTO, PLAIN, Candidate, Setting
 from gristmill.bench.tune.comparison import Comparison
 from gristmill.bench.tune.engine_flags import decides_graphs, model_of, value_of, without_flags
 from gristmill.bench.tune.engine_pool import EngineStart
-from gristmill.bench.tune.engine_share import for_each_engine, share_flags
+from gristmill.bench.tune.engine_share import for_each_engine, share_of
 from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.measured_point import MeasuredPoint, together
@@ -19,6 +20,7 @@ from gristmill.bench.tune.print_tune import print_report
 from gristmill.bench.tune.search import Search
 from gristmill.bench.tune.tune_files import clear, save, script, settings
 from gristmill.bench.tune.tune_report import TuneReport
+from gristmill.worker.parent.child_plan import cpu_shares
 
 SLOW, FAST = Setting(8, 2048), Setting(16, 2048)
 POINTS = {
@@ -219,14 +221,22 @@ def test_flags_about_graphs_are_found_in_all_their_forms(flag: str) -> None:
 
 
 def test_engines_side_by_side_get_equal_parts_of_the_memory() -> None:
-    assert share_flags(["m"], 1) == []
-    assert share_flags(["m"], 4) == ["--gpu-memory-utilization", "0.225"]
-    assert share_flags(["m", "--gpu-memory-utilization=0.8"], 2) == [
-        "--gpu-memory-utilization",
-        "0.4",
-    ]
-    assert share_flags(["m"], 7)[1] == "0.128"  # never more than all together
-    assert share_flags(["m", "--kv-cache-memory-bytes", "9"], 2) == []
+    def flags(argv: list[str], slots: int) -> list[str]:
+        return [*share_of(argv, slots, 0, is_cpu=False).flags]
+
+    card = "--gpu-memory-utilization"
+    assert flags(["m"], 1) == ["m"]
+    assert flags(["m"], 4) == ["m", card, "0.225"]
+    assert flags(["m", f"{card}=0.8"], 2) == ["m", f"{card}=0.8", card, "0.4"]
+    assert flags(["m"], 7)[-1] == "0.128"  # never more than all together
+    assert flags(["m", "--kv-cache-memory-bytes", "9"], 2) == ["m", "--kv-cache-memory-bytes", "9"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two engines need two cores")
+def test_engines_on_a_cpu_get_what_the_worker_gives_them() -> None:
+    shares = [share_of(["m"], 2, place, is_cpu=True) for place in range(2)]
+    assert shares == cpu_shares(2, ["m"])
+    assert not set(shares[0].cores) & set(shares[1].cores)
 
 
 def test_share_of_each_engine_is_written_if_the_flags_say_that_of_all() -> None:

@@ -63,7 +63,9 @@ async def _read(orders: asyncio.StreamReader, inbox: Inbox) -> None:
 async def _work(inbox: Inbox, answers: BinaryIO) -> None:
     first = orjson.loads(await inbox.get())
     os.environ.update(first["environment"])
-    engine = InProcessEngine(first["argv"], RunLimits())
+    if first["cores"]:
+        os.sched_setaffinity(0, first["cores"])
+    engine = InProcessEngine(first["flags"], RunLimits())
     try:
         info = await engine.start()
         load = LoadSample(**first["sample"]).requests()

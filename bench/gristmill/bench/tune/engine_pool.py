@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from gristmill.bench.progress_display import waiting
 from gristmill.bench.tune.candidates import Candidate, Setting
 from gristmill.bench.tune.engine_flags import flags, setting_of
 from gristmill.bench.tune.engine_process import EngineProcess
-from gristmill.bench.tune.engine_share import share_environment, share_flags
+from gristmill.bench.tune.engine_share import share_of
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.measured_point import MeasuredPoint, together
 from gristmill.bench.tune.slots import Slots
@@ -43,6 +44,21 @@ class EngineStart:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """A running engine.
+
+    Attributes:
+        setting: Its setting.
+        process: Its process.
+        place: Which of the equal parts of the device it has, from 0.
+    """
+
+    setting: Setting
+    process: EngineProcess
+    place: int
+
+
 @dataclass(slots=True)
 class EnginePool:
     """The engines on a device.
@@ -53,7 +69,7 @@ class EnginePool:
         folder: Folder for the logs of the engines.
         plan: Time and slots; the pool notes in it how long each start and end took.
         starts: All starts so far.
-        num_cores: Cores for all engines on a CPU; 0 on another device.
+        is_cpu: True once the device is known to be a CPU.
     """
 
     argv: Sequence[str]
@@ -61,8 +77,8 @@ class EnginePool:
     folder: Path
     plan: TimePlan
     starts: list[EngineStart] = field(default_factory=list)
-    num_cores: int = 0
-    _running: list[tuple[Setting, EngineProcess]] = field(default_factory=list)
+    is_cpu: bool = False
+    _running: list[_Engine] = field(default_factory=list)
     _spare: EngineProcess | None = None
     _best: Candidate | None = None
     _num_spawned: int = 0
@@ -82,7 +98,7 @@ class EnginePool:
         async with waiting("loading vLLM"):
             self._spare = self._spare or await self._spawned()
             devices = await self._spare.devices(timeout_s)
-        self.num_cores = devices["num_cores"] if devices["kind"] == "cpu" else 0
+        self.is_cpu = devices["kind"] == "cpu"
         return devices
 
     def has_time(self, candidate: Candidate, best: Candidate | None) -> bool:
@@ -114,15 +130,17 @@ class EnginePool:
         """
         slots = setting.slots if setting else slots
         started_at, failure, process = time.monotonic(), "", await self._next_process()
-        share = [] if self.num_cores else share_flags(self.argv, slots)
-        environment = share_environment(self.num_cores, slots) if self.num_cores else {}
-        argv = [*self.argv, *flags(setting), *share]
+        taken = {engine.place for engine in self._running}
+        place = next(number for number in count() if number not in taken)
+        share = share_of(self.argv, slots, place, is_cpu=self.is_cpu)
         number = len(self.starts) + 1
         try:
             async with waiting(f"starting engine {number}: {setting or 'your flags'}"):
-                info = await process.start(argv, environment, self.sample, timeout_s)
+                info = await process.start(
+                    replace(share, flags=[*share.flags, *flags(setting)]), self.sample, timeout_s
+                )
             setting = setting or setting_of(info, slots)
-            self._running.append((setting, process))
+            self._running.append(_Engine(setting, process, place))
         except BaseException as error:
             failure = str(error) or type(error).__name__
             await process.close()
@@ -144,11 +162,11 @@ class EnginePool:
             await self.prepare(candidate)
         except EngineDied as error:
             return MeasuredPoint(candidate, f"the engine did not start: {error}")
-        own = [entry for entry in self._running if entry[0] == candidate.setting]
+        own = [entry for entry in self._running if entry.setting == candidate.setting]
         used = own[: candidate.engines]
         self._running = [entry for entry in self._running if entry not in used] + used
         async with waiting(f"measuring {candidate}"):
-            point = await self._measured(candidate, [process for _, process in used])
+            point = await self._measured(candidate, [engine.process for engine in used])
         if point.failure:
             await self._end(used)
         self._note_slots()
@@ -172,7 +190,7 @@ class EnginePool:
         """
         ends = []
         for setting in self.plan.slots.to_close(candidate):
-            known = (entry for entry in self._running if entry[0] == setting)
+            known = (entry for entry in self._running if entry.setting == setting)
             ends.append(next(entry for entry in known if entry not in ends))
         await self._end(ends)
         for _ in range(self.plan.slots.num_to_start(candidate)):
@@ -196,17 +214,17 @@ class EnginePool:
         budget.took_point(time.monotonic() - begun_at)
         return point
 
-    async def _end(self, entries: Sequence[tuple[Setting, EngineProcess]]) -> None:
+    async def _end(self, entries: Sequence[_Engine]) -> None:
         if not entries:
             return
         closed_at = time.monotonic()
         self._running = [entry for entry in self._running if entry not in entries]
         self._note_slots()
-        await asyncio.gather(*(process.close() for _, process in entries))
+        await asyncio.gather(*(entry.process.close() for entry in entries))
         self.plan.budget.took_close(time.monotonic() - closed_at)
 
     def _note_slots(self) -> None:
-        resident = tuple(setting for setting, _ in self._running)
+        resident = tuple(engine.setting for engine in self._running)
         keep = self.plan.start.setting if self.plan.start else None
         self.plan.slots = replace(Slots(resident), keep=keep)
 
@@ -219,7 +237,7 @@ class EnginePool:
 
     @property
     def _has_spares(self) -> bool:
-        return bool(self._num_spawned) and not self.num_cores
+        return bool(self._num_spawned) and not self.is_cpu
 
     async def _spawned(self) -> EngineProcess:
         self._num_spawned += 1

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +19,7 @@ from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.bench.tune.time_plan import GIVE_UP_S
 from gristmill.shared.errors import EngineDied, InvalidRequest
 from gristmill.worker.engine.vllm.exits import describe_exit
+from gristmill.worker.parent.child_plan import EngineShare
 
 GRACE_S = 30.0
 """Seconds beyond a point's longest time after which the process counts as hung."""
@@ -76,16 +76,14 @@ class EngineProcess:
 
     async def start(
         self,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
+        share: EngineShare,
         sample: LoadSample,
         timeout_s: float,
     ) -> dict[str, Any]:
         """Start the engine, and return its `EngineInfo` as a dictionary.
 
         Args:
-            argv: vLLM's flags.
-            environment: Environment variables, added to those of this process.
+            share: vLLM's flags, environment variables beside those of this process, and cores.
             sample: Load to run.
             timeout_s: Longest start in seconds.
 
@@ -96,7 +94,7 @@ class EngineProcess:
         """
         begun_at = time.monotonic()
         await self.devices(timeout_s)
-        order = {"argv": [*argv], "environment": {**environment}, "sample": asdict(sample)}
+        order = {**asdict(share), "sample": asdict(sample)}
         left_s = timeout_s - (time.monotonic() - begun_at)
         info: dict[str, Any] = (await self._told(order, left_s))["started"]
         self._is_started = True

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 
 from gristmill.bench.tune.engine_flags import value_of, without_flags
 from gristmill.worker.engine.vllm.resource_flags import KV_CACHE_BYTES, UTILIZATION
-from gristmill.worker.parent.child_plan import CARD_SHARE, part_of_card
+from gristmill.worker.parent.child_plan import (
+    CARD_SHARE,
+    EngineShare,
+    cpu_shares,
+    part_of_card,
+)
 
 
 def utilization(argv: Sequence[str]) -> float:
@@ -15,16 +20,22 @@ def utilization(argv: Sequence[str]) -> float:
     return float(value_of(argv, UTILIZATION) or CARD_SHARE)
 
 
-def share_flags(argv: Sequence[str], slots: int) -> list[str]:
-    """Return vLLM's flags that give an engine one of some equal parts of the memory.
+def share_of(argv: Sequence[str], slots: int, place: int, *, is_cpu: bool) -> EngineShare:
+    """Return the user's flags, the environment and the cores of one engine.
 
     Args:
         argv: The user's flags. If they fix the bytes of the KV cache, they hold for each engine.
-        slots: Number of equal parts.
+        slots: Number of equal parts of the device.
+        place: Which part, from 0.
+        is_cpu: True if the device is a CPU.
     """
-    if slots == 1 or value_of(argv, KV_CACHE_BYTES):
-        return []
-    return part_of_card(utilization(argv), slots)
+    if slots == 1:
+        return EngineShare(argv)
+    if is_cpu:
+        return cpu_shares(slots, argv)[place]
+    if value_of(argv, KV_CACHE_BYTES):
+        return EngineShare(argv)
+    return EngineShare([*argv, *part_of_card(utilization(argv), slots)])
 
 
 def for_each_engine(argv: Sequence[str], engines: int) -> list[str]:
@@ -35,9 +46,4 @@ def for_each_engine(argv: Sequence[str], engines: int) -> list[str]:
     """
     if engines == 1 or not value_of(argv, UTILIZATION):
         return [*argv]
-    return [*without_flags(argv, [UTILIZATION]), *share_flags(argv, engines)]
-
-
-def share_environment(num_cores: int, slots: int) -> dict[str, str]:
-    """Return the variables that give an engine on a CPU one of some equal parts of the cores."""
-    return {"OMP_NUM_THREADS": str(max(1, num_cores // slots))} if slots > 1 else {}
+    return [*without_flags(argv, [UTILIZATION]), *part_of_card(utilization(argv), engines)]

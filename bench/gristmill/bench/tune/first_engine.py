@@ -27,7 +27,7 @@ from gristmill.bench.tune.model_memory import (
 from gristmill.bench.tune.search_record import Card
 from gristmill.shared.cli import say
 from gristmill.shared.errors import EngineDied, GristmillError
-from gristmill.worker.engine.vllm.resource_flags import KV_CACHE_BYTES, PARALLEL
+from gristmill.worker.engine.vllm.resource_flags import KV_CACHE_BYTES, ResourceFlags
 
 FIRST_START_TIMEOUT_S = 1800.0
 """Seconds for the first start, which may load and compile. A start longer than the budget is an
@@ -99,7 +99,7 @@ def num_slots(
         load: The sample.
         max_engines: Most engines; None for `MAX_ENGINES` on one GPU, else for one.
     """
-    is_spread = devices["kind"] != "cuda" or has_any(argv, PARALLEL)
+    is_spread = devices["kind"] != "cuda" or ResourceFlags.read(argv).num_devices > 1
     if max_engines == 1 or is_spread or has_any(argv, [KV_CACHE_BYTES]):
         return max_engines or 1
     sequences = int(value_of(argv, SEQUENCES) or MANY_SEQS)

@@ -62,7 +62,7 @@ def planned_children(settings: WorkerSettings, flags: Sequence[str]) -> list[Chi
         raise SettingsError(
             "VLLM_URL is set, so the engine runs there; unset GRISTMILL_ENGINES and GRISTMILL_DEVICES"
         )
-    shares = [_Share(flags)] if num_engines == 1 else _shares(num_engines, flags)
+    shares = [EngineShare(flags)] if num_engines == 1 else _shares(num_engines, flags)
     groups = device_groups(settings.devices, flags) if settings.devices else [{}]
     return [
         ChildPlan(
@@ -115,8 +115,8 @@ def device_groups(devices: str, flags: Sequence[str]) -> list[dict[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """What one engine of a group gets."""
+class EngineShare:
+    """What one engine of a group gets: `ChildPlan` describes the attributes."""
 
     flags: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -138,11 +138,11 @@ def part_of_card(share: float, num_parts: int) -> list[str]:
     return [UTILIZATION, str(int(1000 * share / num_parts) / 1000)]
 
 
-def _shares(num_engines: int, flags: Sequence[str]) -> list[_Share]:
+def _shares(num_engines: int, flags: Sequence[str]) -> list[EngineShare]:
     """Divide the memory and, on a CPU, the cores among the engines of one group."""
     asked = ResourceFlags.read(flags)
     if is_for_cpu():
-        return _cpu_shares(num_engines, flags, asked)
+        return cpu_shares(num_engines, flags)
     if asked.utilization is None:
         flags = [*flags, *part_of_card(CARD_SHARE, num_engines)]
     elif num_engines * asked.utilization > 1:
@@ -150,10 +150,19 @@ def _shares(num_engines: int, flags: Sequence[str]) -> list[_Share]:
             f"{UTILIZATION} is each engine's share of the card, and {num_engines} times {asked.utilization:g} is more"
             f" than 1; leave it out, and each engine gets {CARD_SHARE:g}/{num_engines}, or lower it"
         )
-    return [_Share(flags)] * num_engines
+    return [EngineShare(flags)] * num_engines
 
 
-def _cpu_shares(num_engines: int, flags: Sequence[str], asked: ResourceFlags) -> list[_Share]:
+def cpu_shares(num_engines: int, flags: Sequence[str]) -> list[EngineShare]:
+    """Divide the memory and the cores of a CPU among some engines.
+
+    Args:
+        num_engines: Number of engines.
+        flags: vLLM's flags. If they fix the bytes of the KV cache, they hold for each engine.
+
+    Raises:
+        SettingsError: There are fewer cores than engines, or a variable binds all engines to the same cores.
+    """
     num_cores = len(os.sched_getaffinity(0))
     if num_engines > num_cores:
         raise SettingsError(
@@ -164,11 +173,12 @@ def _cpu_shares(num_engines: int, flags: Sequence[str], asked: ResourceFlags) ->
             "VLLM_CPU_OMP_THREADS_BIND would bind all engines to the same cores; unset it, and each engine gets"
             " cores of its own"
         )
-    if not asked.has_kv_cache_bytes and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+    has_cache = ResourceFlags.read(flags).has_kv_cache_bytes
+    if not has_cache and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         flags = [*flags, KV_CACHE_BYTES, str(cpu_kv_cache_bytes() // num_engines)]
     num_threads = os.environ.get("OMP_NUM_THREADS", str(compute_threads(num_engines)))
     environment = {"OMP_NUM_THREADS": num_threads}
-    return [_Share(flags, environment, cores) for cores in core_slices(num_engines)]
+    return [EngineShare(flags, environment, cores) for cores in core_slices(num_engines)]
 
 
 def _named(devices: str) -> list[str]:

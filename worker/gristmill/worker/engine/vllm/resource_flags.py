@@ -20,9 +20,6 @@ _DIMENSIONS = (
     ("-dp", "--data-parallel-size"),
 )
 
-PARALLEL = tuple(name for names in _DIMENSIONS for name in names)
-"""Flags that spread an engine over several devices."""
-
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:  # the base class would end the process
