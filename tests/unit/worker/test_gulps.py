@@ -90,6 +90,20 @@ def test_a_shallow_queue_never_waits() -> None:
     assert account.room([], Demand(0, 1), 0).num_requests == 3
 
 
+def test_a_gulp_that_a_queue_could_not_fill_is_over_once_the_queue_is_shallow() -> None:
+    """A request of a "gulp" waits for one more claim, which finds nothing in a shallow queue."""
+    account = admission()
+    leaves = [account.enter(record(100, 100)) for _ in range(88)]
+    assert account.room([], DEEP, 0).kind == "gulp"
+    assert account.room([], Demand(9, 1), 0).kind == "plain"
+    assert account.room([], DEEP, 0).kind == "gulp"  # another queue fills it
+    for leave in leaves:
+        leave()
+    assert account.room([], Demand(1, 1), 0).kind == "plain"
+    account.enter(record(100, 100))
+    assert account.room([], Demand(1, 1), 0).kind == "plain"
+
+
 def test_another_queue_that_is_shallow_begins_no_gulp() -> None:
     account = admission(num_held=97)
     assert account.room([], Demand(0, 1), 0).num_requests == 3

@@ -216,8 +216,7 @@ class Admission:
             demand: Demand of the queue to claim from.
             now_s: Monotonic time in seconds.
         """
-        num_requests, num_tokens = self._engine_room(gathered, demand, now_s)
-        kind: RoomKind = "gulp" if self._gulps.is_filling else "plain"
+        num_requests, num_tokens, kind = self._engine_room(gathered, demand, now_s)
         return Room(num_requests, num_tokens, self._free_bytes(gathered), kind)
 
     def urgent_room(self, gathered: Sequence[Record]) -> Room:
@@ -236,32 +235,39 @@ class Admission:
 
     def _engine_room(
         self, gathered: Sequence[Record], demand: Demand, now_s: float
-    ) -> tuple[int, int]:
-        """Return how many requests and tokens the engine has room for; 0 and 0 for none."""
+    ) -> tuple[int, int, RoomKind]:
+        """Return how many requests and tokens the engine has room for, 0 and 0 for none, and the kind."""
         stats = self._stats()
-        num_free = self._num_free(self._num_places(gathered), demand, stats.waiting, now_s)
+        num_free, kind = self._num_free(self._num_places(gathered), demand, stats.waiting, now_s)
         if self._cache is None:
-            return (num_free, UNBOUNDED) if num_free else (0, 0)
+            return (num_free, UNBOUNDED, kind) if num_free else (0, 0, kind)
         self._cache.look(stats)
         num_tokens = self._cache.free_tokens(gathered, num_free, now_s) if num_free else 0
         if num_free and not num_tokens:
             self._gulps.end()
-        return (num_free, num_tokens) if num_tokens else (0, 0)
+            kind = "plain"
+        return (num_free, num_tokens, kind) if num_tokens else (0, 0, kind)
 
-    def _num_free(self, num_gathered: int, demand: Demand, num_waiting: int, now_s: float) -> int:
+    def _num_free(
+        self, num_gathered: int, demand: Demand, num_waiting: int, now_s: float
+    ) -> tuple[int, RoomKind]:
+        """Return how many places a claim may fill, and whether it is part of a gulp."""
         num_held = self._num_held + num_gathered
         if not self._capacity.has_gulps:
-            return free_places(self._capacity, num_held, demand, num_waiting)
+            return free_places(self._capacity, num_held, demand, num_waiting), "plain"
         num_free = max(0, self._capacity.max_running - num_held)
         mean_output_tokens = self._cache.mean_output_tokens if self._cache else 0
         size = gulp_size(self._capacity, demand, mean_output_tokens)
         metrics.gulp.set(size)
         if self._cache:
             self._cache.refill_share = size / self._capacity.max_running
-        if size == 1 or num_held == 0:
-            return num_free
+        if num_held == 0:
+            self._gulps.end()
+        if size == 1 or num_held == 0:  # another queue may be in the middle of a gulp
+            return num_free, "plain"
         num_entered = self._num_entered + num_gathered
-        return self._gulps.num_to_fill(size, num_free, num_entered, now_s)
+        num_to_fill = self._gulps.num_to_fill(size, num_free, num_entered, now_s)
+        return num_to_fill, "gulp" if self._gulps.is_filling else "plain"
 
     def _num_places(self, records: Sequence[Record]) -> int:
         """Return how many places requests take; it reads the body of each record once.
