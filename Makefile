@@ -13,6 +13,10 @@ TORCH_INDEX = https://download.pytorch.org/whl/cpu
 # of torch. Triton takes 1 GB, and vLLM does not use it on a CPU.
 CUDA_ONLY = torchvision torchaudio torchcodec triton
 
+# The time limit of a test does not hold for its clean-up. After this many seconds the stack is printed, and the process
+# of the tests ends.
+NO_HANG = -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-faults images-check check format docs bench install-worker-cpu install-worker-gpu install-producer install-desk clean
 
@@ -23,8 +27,8 @@ demo: $(VENV)/.cpu  ## Run the main job for real: server, engine, worker, 40 req
 	@$(BIN)/gristmill demo
 
 test: $(VENV)/.cpu $(VENV)/.test  ## Install what the tests need and run every test
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not alone and not long'
-	@$(BIN)/python -m pytest -m 'alone and not long'
+	@$(BIN)/python -m pytest $(NO_HANG) -n 3 --dist loadfile -m 'not alone and not long'
+	@$(BIN)/python -m pytest $(NO_HANG) -m 'alone and not long'
 
 test-long: $(VENV)/.cpu $(VENV)/.test  ## Run the slow tests, and the test of the queue's state machine with 2,000 examples
 	@$(BIN)/python -m pytest -m long
