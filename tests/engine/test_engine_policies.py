@@ -22,10 +22,11 @@ from gristmill.worker.engine import (
 )
 from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.refusals import refusal
-from gristmill.worker.engine.vllm.arguments import serve_arguments, without_secrets
+from gristmill.worker.engine.vllm.arguments import serve_arguments
 from gristmill.worker.engine.vllm.asgi import Application
 from gristmill.worker.engine.vllm.runaway import is_repetition
 from gristmill.worker.engine.vllm.token_progress import TokenProgress
+from gristmill.worker.flag_secrets import without_secrets
 from gristmill.worker.settings import WorkerSettings
 
 CHAT = "/v1/chat/completions"

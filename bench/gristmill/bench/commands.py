@@ -184,7 +184,7 @@ def bench(context: click.Context, /, plot: Path | None, **options: Any) -> None:
 
 def _command(context: click.Context) -> str:
     """Return the command line that repeats this bench, without URLs and keys (maybe secret)."""
-    from gristmill.worker.engine.vllm.arguments import without_secrets
+    from gristmill.worker.flag_secrets import without_secrets
 
     words = ["gristmill", "bench"]
     for parameter in context.command.params:

@@ -2,6 +2,8 @@
 
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -22,35 +24,61 @@ scale_option = click.option(
 
 
 class EngineCommand(click.Command):
-    """A command that takes vLLM's flags, and explains a vLLM flag that has no `--` before it."""
+    """A command that takes vLLM's flags, and explains a vLLM flag that has no `--` before it.
+
+    Attributes:
+        has_inputs: True if the first words may be inputs of the command, and not only vLLM's flags.
+    """
+
+    has_inputs = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line; report an unknown option as one of vLLM's."""
-        given = list(args)  # the parser empties the list
-        try:
+        with self.flags_explained(ctx, list(args)):  # the parser empties the list
             return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            from gristmill.worker.engine.vllm.arguments import without_secrets
 
-            ours, flags = self._parted(given)
+    @contextmanager
+    def flags_explained(self, ctx: click.Context, words: Sequence[str]) -> Iterator[None]:
+        """Turn the error about an unknown option into one that shows where vLLM's flags stand.
+
+        Args:
+            ctx: Context of the command.
+            words: All words of the command line.
+        """
+        try:
+            yield
+        except click.NoSuchOption as error:
+            from gristmill.worker.flag_secrets import without_secrets
+
+            ours, flags = self._parted(words)
+            near = f" (did you mean {error.possibilities[0]}?)" if error.possibilities else ""
             raise click.UsageError(
-                f"{error.option_name} is no option of {ctx.command_path}; vLLM's own flags follow --:"
+                f"{error.option_name} is no option of {ctx.command_path}{near}; vLLM's own flags follow --:"
                 f" {ctx.command_path}{' ...' if ours else ''} -- {shlex.join(without_secrets(flags))}",
                 ctx,
             ) from None
 
-    def _parted(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Return this command's options and vLLM's flags; each value follows its option."""
+    def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return this command's words and vLLM's flags; each value follows its option."""
+        end = words.index("--") if "--" in words else len(words)
         known = {name for parameter in self.params for name in parameter.opts}
         ours: list[str] = []
         flags: list[str] = []
-        into = flags
-        for word in words:
+        into = ours if self.has_inputs else flags
+        for word in words[:end]:
             if word.startswith("-"):
                 into = ours if word.partition("=")[0] in known else flags
-            if word != "--":
-                into.append(word)
-        return ours, flags
+            into.append(word)
+        return ours, [*flags, *words[end + 1 :]]
+
+
+engines_option = click.option(
+    "--engines",
+    metavar="N",
+    help="Number of engines on the same device or devices, or auto, which means 1."
+    "  [env: GRISTMILL_ENGINES; default: 1]",
+)
+"""The option `--engines`, which `worker` and `run` share."""
 
 
 @click.command(cls=EngineCommand)
@@ -67,12 +95,7 @@ class EngineCommand(click.Command):
     help="URL of an OpenAI-compatible server to use instead of an engine in this process."
     "  [env: VLLM_URL; default: none]",
 )
-@click.option(
-    "--engines",
-    metavar="N",
-    help="Number of engines on the same device or devices, or auto, which means 1."
-    "  [env: GRISTMILL_ENGINES; default: 1]",
-)
+@engines_option
 @click.option(
     "--devices",
     metavar="LIST",

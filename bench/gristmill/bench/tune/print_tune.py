@@ -12,7 +12,7 @@ from gristmill.bench.tune.tune_files import COMMAND, SETTINGS, worker_flags
 from gristmill.bench.tune.tune_report import TuneReport
 from gristmill.bench.tune.tune_table import curve, point_line
 from gristmill.shared.cli import say
-from gristmill.worker.engine.vllm.arguments import without_secrets
+from gristmill.worker.flag_secrets import without_secrets
 
 TABLE_WIDTH = 180
 

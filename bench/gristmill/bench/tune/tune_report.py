@@ -13,7 +13,7 @@ from gristmill.bench.tune.goal import Goal
 from gristmill.bench.tune.load_sample import LoadSample
 from gristmill.bench.tune.measured_point import MeasuredPoint
 from gristmill.bench.tune.search import Search
-from gristmill.worker.engine.vllm.arguments import without_secrets
+from gristmill.worker.flag_secrets import without_secrets
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from gristmill.shared.errors import SettingsError
 from gristmill.worker.engine.interface import Engine, RunLimits
 from gristmill.worker.engine.remote import RemoteEngine
-from gristmill.worker.engine.vllm.arguments import without_secrets
 from gristmill.worker.engine.vllm.in_process import InProcessEngine
+from gristmill.worker.flag_secrets import without_secrets
 from gristmill.worker.settings import WorkerSettings
 
 

@@ -6,11 +6,12 @@
 `engine_child.py` is the process of one worker; its `ParentLink` is the other end of the parent's.
 """
 
-from gristmill.worker.parent.child_plan import ChildPlan, num_device_groups, planned_children
+from gristmill.worker.parent.child_plan import ALL, ChildPlan, num_device_groups, planned_children
 from gristmill.worker.parent.parent_link import ParentLink, Report
 from gristmill.worker.parent.run_parent import run_parent
 
 __all__ = [
+    "ALL",
     "ChildPlan",
     "ParentLink",
     "Report",

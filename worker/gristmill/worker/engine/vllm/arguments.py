@@ -6,7 +6,6 @@ CPU.
 """
 
 import os
-import re
 from argparse import Namespace
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from gristmill.shared.errors import SettingsError
 from gristmill.shared.media import NO_DOMAIN
 from gristmill.worker.engine.vllm import compat
 from gristmill.worker.engine.vllm.devices import Devices, available_memory_bytes, compute_threads
+from gristmill.worker.flag_secrets import without_secrets
 
 MAX_CPU_KV_CACHE_BYTES = 4 * 2**30
 """Largest default size of the KV cache on a CPU; a quarter of the free memory if that is less.
@@ -32,12 +32,6 @@ STRUCTURED_OUTPUT_BACKEND = "xgrammar"
 A later request that suits only another backend then fails or loses its constraint. So `auto` would let the
 outcome of a request depend on another one. vLLM's tool calls need this backend.
 """
-
-HIDDEN = "***"
-"""Text that replaces a secret in logs and errors."""
-
-_SECRET_FLAGS = ("--api-key", "--hf-token")
-_LIKE_A_SECRET = re.compile("api-?key|hf-?token|secret|password")
 
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -57,29 +51,6 @@ def prepare_environment() -> None:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-
-
-def without_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with keys and tokens hidden, for logs and errors."""
-    shown: list[str] = []
-    is_secret = False
-    for argument in argv:
-        name, has_value, _ = argument.partition("=")
-        if argument.startswith("--"):
-            is_secret = _names_a_secret(name.replace("_", "-"))
-            shown.append(f"{name}={HIDDEN}" if is_secret and has_value else argument)
-        else:
-            shown.append(HIDDEN if is_secret else argument)
-    return shown
-
-
-def _names_a_secret(flag: str) -> bool:
-    """Return whether a flag takes a secret.
-
-    Abbreviations count, because argparse accepts them. Similar names count, because people mistype.
-    """
-    is_short_form = len(flag) > len("--") and any(full.startswith(flag) for full in _SECRET_FLAGS)
-    return is_short_form or bool(_LIKE_A_SECRET.search(flag))
 
 
 def _reworded(error: SettingsError, argv: Sequence[str]) -> SettingsError:
@@ -120,7 +91,7 @@ def serve_arguments(argv: Sequence[str], media_domains: Collection[str] = ()) ->
     if args.model_tag is None:
         raise SettingsError("no model given; name one after --, such as: -- --model Qwen/Qwen3-8B")
     args.model = args.model_tag
-    _check_path(args.model)
+    check_path(args.model)
     if args.structured_outputs_config.backend == "auto":
         args.structured_outputs_config.backend = STRUCTURED_OUTPUT_BACKEND
     return args
@@ -189,7 +160,7 @@ def _model_first(argv: Sequence[str]) -> list[str]:
     return list(argv)
 
 
-def _check_path(model: str) -> None:
+def check_path(model: str) -> None:
     """Raise if the model is a path that does not exist; vLLM would look for it on a hub."""
     if model.startswith(("/", "./", "../", "~")) and not Path(model).exists():
         raise SettingsError(f"model folder {model} does not exist; give a folder or a model's name")

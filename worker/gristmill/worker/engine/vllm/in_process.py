@@ -24,7 +24,7 @@ from gristmill.worker.engine.bodies import ABORTED
 from gristmill.worker.engine.endpoints import served
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
 from gristmill.worker.engine.refusals import constraint_failed, refusal, too_long
-from gristmill.worker.engine.vllm import arguments, building, compat
+from gristmill.worker.engine.vllm import building, compat
 from gristmill.worker.engine.vllm.asgi import Application
 from gristmill.worker.engine.vllm.building import Core
 from gristmill.worker.engine.vllm.core_process import CoreReports
@@ -34,6 +34,7 @@ from gristmill.worker.engine.vllm.schema_errors import with_keyword
 from gristmill.worker.engine.vllm.serving import ServingObjects
 from gristmill.worker.engine.vllm.token_progress import TokenProgress
 from gristmill.worker.engine.vllm.trace import Trace, traced
+from gristmill.worker.flag_secrets import without_secrets
 
 log = structlog.get_logger(__name__)
 
@@ -158,7 +159,7 @@ class InProcessEngine:
     def evidence(self) -> Mapping[str, Any]:
         """Return the arguments, the counters and the end of the log; see `Engine.evidence`."""
         return {
-            "engine_args": arguments.without_secrets(self._argv),
+            "engine_args": without_secrets(self._argv),
             "engine_stats": asdict(self.stats()),
             "engine_log": self._reports.log_tail() if self._reports else [],
         }

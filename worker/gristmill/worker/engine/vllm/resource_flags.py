@@ -21,8 +21,11 @@ _DIMENSIONS = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class FlagParser(argparse.ArgumentParser):
+    """A parser of some of vLLM's flags, whose errors are a SettingsError."""
+
     def error(self, message: str) -> NoReturn:  # the base class would end the process
+        """Raise the error."""
         raise SettingsError(f"vLLM does not take these arguments: {message}")
 
 
@@ -50,12 +53,12 @@ class ResourceFlags:
         Raises:
             SettingsError: One of these flags has no number.
         """
-        parser = _Parser(add_help=False, allow_abbrev=False)
+        parser = FlagParser(add_help=False, allow_abbrev=False)
         for names in _DIMENSIONS:
             parser.add_argument(*names, type=int, default=1)
         parser.add_argument(UTILIZATION, type=float)
         parser.add_argument(KV_CACHE_BYTES)
-        args, _ = parser.parse_known_args([_with_dashes(word) for word in argv])
+        args, _ = parser.parse_known_args([with_dashes(word) for word in argv])
         sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size)
         if min(sizes) < 1:
             raise SettingsError(
@@ -65,7 +68,7 @@ class ResourceFlags:
         return cls(num_devices, args.gpu_memory_utilization, args.kv_cache_memory_bytes is not None)
 
 
-def _with_dashes(word: str) -> str:
+def with_dashes(word: str) -> str:
     """Return a flag as vLLM names it; it takes underscores too."""
     if not word.startswith("--"):
         return word
