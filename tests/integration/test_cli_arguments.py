@@ -32,7 +32,7 @@ def run_bytes(shell: CommandLine, *arguments: bytes) -> Ended:
     "command",
     [
         "status ID", "result ID", "cancel ID", "dead show ID", "dead requeue ID", "dead purge ID --yes",
-        "queue weights ID=1", "tenant create ID", "tenant show ID", "submit in.jsonl --run ID",
+        "queue weights ID=1", "tenant create ID", "tenant show ID", "submit in.jsonl --run-name ID",
         "submit in.jsonl --batch ID", "submit in.jsonl --queue ID", "batch show ID", "batch cancel ID",
         "batch results ID", "batch list --tenant ID", "batch create in.jsonl --tenant ID",
         "batch create in.jsonl --metadata a=ID", "batch create in.jsonl --endpoint ID",

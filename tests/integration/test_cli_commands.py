@@ -312,10 +312,10 @@ def is_waiting(url: str) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("submit", "Missing argument 'FILE...|-'"),
+        ("submit", "Missing argument 'INPUT...'"),
         ("submit f -o out", "-o needs --wait"),
         ("submit f --wait --json", "needs -o"),
-        ("submit f --run a/b", "--run 'a/b' is not allowed"),
+        ("submit f --run-name a/b", "--run-name 'a/b' is not allowed"),
         ("submit f --priority urgent", "urgent"),
         ("submit f --window 0", "--window"),
         ("result a --timeout-s 5", "needs --wait"),

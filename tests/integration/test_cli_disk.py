@@ -42,7 +42,7 @@ def in_shell(shell: CommandLine, before: str, arguments: str, after: str = "") -
 async def run_ended(shell: CommandLine, queue: Queue, count: int = 20) -> None:
     """Submit a run whose requests have all ended."""
     shell.write("in.jsonl", [{"prompt": f"say {number}"} for number in range(count)])
-    assert shell.run("submit", "in.jsonl", "--run", "r").code == 0
+    assert shell.run("submit", "in.jsonl", "--run-name", "r").code == 0
     worker = SettlingWorker(queue)
     await worker.register()
     assert len(await worker.settle(count)) == count
@@ -52,7 +52,7 @@ async def test_a_full_disk_ends_the_run_with_4_and_the_same_command_resumes_it(
     shell: CommandLine, queue: Queue
 ) -> None:
     await run_ended(shell, queue)
-    command = "submit in.jsonl --run r --wait -o out.jsonl"
+    command = "submit in.jsonl --run-name r --wait -o out.jsonl"
     full = in_shell(shell, FULL, command)
     assert full.code == 4, full.err
     assert "Traceback" not in full.err
@@ -63,7 +63,7 @@ async def test_a_full_disk_ends_the_run_with_4_and_the_same_command_resumes_it(
     assert len({row["custom_id"] for row in shell.rows("out.jsonl")}) == 20
 
 
-@pytest.mark.parametrize("command", ["submit in.jsonl --run r --wait", "queue stats"])
+@pytest.mark.parametrize("command", ["submit in.jsonl --run-name r --wait", "queue stats"])
 async def test_a_full_stdout_ends_with_4(shell: CommandLine, queue: Queue, command: str) -> None:
     await run_ended(shell, queue)
     full = in_shell(shell, "", command, ">/dev/full")
@@ -71,7 +71,7 @@ async def test_a_full_stdout_ends_with_4(shell: CommandLine, queue: Queue, comma
     assert "Traceback" not in full.err
     last = full.err.splitlines()[-1]
     assert last.startswith("gristmill: stdout: No space left on device")
-    assert ("resume with: gristmill submit in.jsonl --run r --wait" in last) == (
+    assert ("resume with: gristmill submit in.jsonl --run-name r --wait" in last) == (
         "submit" in command
     )
 

@@ -104,24 +104,24 @@ def test_another_input_under_the_name_of_a_run_is_told_by_its_line(
     shell: CommandLine, arguments: str
 ) -> None:
     shell.write("in.jsonl", [{"prompt": "a"}])
-    assert shell.run("submit", "in.jsonl", "--run", "R1").code == 0
+    assert shell.run("submit", "in.jsonl", "--run-name", "R1").code == 0
     shell.write("in.jsonl", [{"prompt": "other"}])
-    done = shell.run("submit", "in.jsonl", "--run", "R1", *arguments.split())
+    done = shell.run("submit", "in.jsonl", "--run-name", "R1", *arguments.split())
     assert (done.code, done.out) == (2, ""), done.err
     last = done.err.splitlines()[-1]
     assert "line 1 (request R1-1) differs from line 1 of an earlier run R1" in last
-    assert "name another run with --run" in last
+    assert "name another run with --run-name" in last
     assert "items[" not in done.err
     assert list(shell.folder.iterdir()) == [shell.folder / "in.jsonl"]
 
 
 async def test_stdin_is_read_and_rows_go_to_stdout(shell: CommandLine, queue: Queue) -> None:
-    done = shell.run("submit", "-", "--run", "nightly", stdin=b'{"prompt": "a"}\r\n\r\n')
+    done = shell.run("submit", "-", "--run-name", "nightly", stdin=b'{"prompt": "a"}\r\n\r\n')
     assert (done.code, done.out) == (0, "nightly\n")
     worker = SettlingWorker(queue)
     await worker.register()
     assert await worker.settle(10) == ["nightly-1"]
-    done = shell.run("submit", "-", "--run", "nightly", "--wait", stdin=b'{"prompt": "a"}\n')
+    done = shell.run("submit", "-", "--run-name", "nightly", "--wait", stdin=b'{"prompt": "a"}\n')
     assert [row["custom_id"] for row in done.rows] == ["1"]
 
 
@@ -135,7 +135,7 @@ async def test_options_are_defaults_that_a_line_overrides(shell: CommandLine, qu
     )
     done = shell.run(
         "submit", "in.jsonl", "--priority", "low", "--tenant", "theirs", "--endpoint", "/tokenize",
-        "--max-attempts", "7", "--batch", "group", "--deadline-s", "900", "--run", "r",
+        "--max-attempts", "7", "--batch", "group", "--deadline-s", "900", "--run-name", "r",
     )  # fmt: skip
     assert done.code == 0, done.err
     await queue.register("worker", {})
@@ -444,7 +444,7 @@ async def test_a_run_without_wait_is_collected_later(shell: CommandLine, queue: 
     await worker.register()
     while await worker.settle(16):
         pass
-    done = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--run", run)
+    done = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--run-name", run)
     assert done.code == 0, done.err
     assert len(shell.rows("out.jsonl")) == 50
     assert (await queue.stats()).counters["submitted"] == 50
@@ -452,9 +452,9 @@ async def test_a_run_without_wait_is_collected_later(shell: CommandLine, queue: 
 
 async def test_the_name_of_a_run_cannot_be_used_for_another_input(shell: CommandLine) -> None:
     shell.write("in.jsonl", openai_lines(5))
-    assert shell.run("submit", "in.jsonl", "--run", "mine").code == 0
+    assert shell.run("submit", "in.jsonl", "--run-name", "mine").code == 0
     shell.write("in.jsonl", [{"prompt": "other"}])
-    done = shell.run("submit", "in.jsonl", "--run", "mine")
+    done = shell.run("submit", "in.jsonl", "--run-name", "mine")
     assert done.code == 2
     assert "mine-1" in done.err
 

@@ -216,7 +216,7 @@ async def test_requests_of_a_table_are_submitted_without_waiting(
     shell: CommandLine, queue: Queue
 ) -> None:
     (shell.folder / "in.jsonl").write_bytes(b'{"text": "a"}\n{"text": "a"}\n{"text": null}\n')
-    options = ("--prompt", "{text}", "--dedupe", "--run", "r", "--endpoint", "/v1/completions")
+    options = ("--prompt", "{text}", "--dedupe", "--run-name", "r", "--endpoint", "/v1/completions")
     done = shell.run("submit", "in.jsonl", *options)
     assert (done.code, done.out) == (0, "r\n"), done.err
     assert (await queue.stats()).counters["queued"] == 1
@@ -234,7 +234,7 @@ async def test_a_table_comes_from_stdin_and_requests_from_a_compressed_file(
 ) -> None:
     raw = orjson.dumps({"text": "a"})
     at = ("--endpoint", "/v1/completions")
-    done = shell.run("submit", "-", "--prompt", "{text}", "--run", "r", *at, stdin=raw)
+    done = shell.run("submit", "-", "--prompt", "{text}", "--run-name", "r", *at, stdin=raw)
     assert done.code == 0, done.err
     with pa.output_stream(shell.folder / "in.jsonl.zst", compression="zstd") as stream:
         stream.write(orjson.dumps({"custom_id": "mine", "body": {"prompt": "b"}}))

@@ -14,17 +14,17 @@ from gristmill.producer.commands.resume import resume_command
         (
             ["submit", "f", "--wait"],
             {"has_output": False},
-            "gristmill submit f --wait --run R",
+            "gristmill submit f --wait --run-name R",
         ),
         (
-            ["submit", "f", "--run=R", "--json"],
+            ["submit", "f", "--run-name=R", "--json"],
             {"has_output": False, "is_collecting": True},
-            "gristmill submit f --run=R --wait -o OUT.jsonl",
+            "gristmill submit f --run-name=R --wait -o OUT.jsonl",
         ),
         (
-            ["submit", "f", "--redis-url=redis://me:secret@host:1/0", "--run", "R"],
+            ["submit", "f", "--redis-url=redis://me:secret@host:1/0", "--run-name", "R"],
             {"has_output": False},
-            'gristmill submit f --redis-url="$REDIS_URL" --run R',
+            'gristmill submit f --redis-url="$REDIS_URL" --run-name R',
         ),
     ],
 )

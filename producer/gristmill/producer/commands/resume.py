@@ -1,9 +1,10 @@
-"""Print the command that resumes an interrupted `gristmill submit`, for people to copy."""
+"""Print the command that resumes an interrupted run, for people to copy."""
 
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from gristmill.shared.cli import say
 from gristmill.shared.disk_errors import disk_errors
@@ -11,34 +12,45 @@ from gristmill.shared.disk_errors import disk_errors
 _URL_WITH_PASSWORD = re.compile(r"\w+://\S*@\S*")
 
 
-@contextmanager
-def hint_on_interrupt(command: str, *, is_piped: bool) -> Iterator[None]:
-    """On Ctrl-C, print the command that resumes the run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeHint:
+    """Tells people how to resume an interrupted run.
 
-    Args:
+    Attributes:
         command: Command that resumes the run.
         is_piped: True if the input comes from stdin, so people must pipe it in again.
+        runs_on: True if other processes run the submitted requests when this command has ended.
     """
-    try:
-        yield
-    except KeyboardInterrupt:
-        how = "pipe the same input into" if is_piped else "resume with"
-        say(f"interrupted; submitted requests run on, written rows stay; {how}: {command}")
-        raise
 
+    command: str
+    is_piped: bool
+    runs_on: bool
 
-@contextmanager
-def disk_hint(path: object, command: str, *, is_piped: bool) -> Iterator[None]:
-    """Turn an error about a file into one in words that has the command that resumes the run.
+    @property
+    def _how(self) -> str:
+        way = "pipe the same input into" if self.is_piped else "resume with"
+        return f"{way}: {self.command}"
 
-    Args:
-        path: Where the rows go.
-        command: As in `hint_on_interrupt`.
-        is_piped: As in `hint_on_interrupt`.
-    """
-    how = "pipe the same input into" if is_piped else "resume with"
-    with disk_errors(path, f"submitted requests run on; correct this, then {how}: {command}"):
-        yield
+    @contextmanager
+    def on_interrupt(self) -> Iterator[None]:
+        """On Ctrl-C, or the exit that a signal asks for, print the command that resumes the run."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            running = "submitted requests run on, " if self.runs_on else ""
+            say(f"interrupted; {running}written rows stay; {self._how}")
+            raise
+
+    @contextmanager
+    def on_disk_error(self, path: object) -> Iterator[None]:
+        """Turn an error about a file into one in words that has the command that resumes the run.
+
+        Args:
+            path: Output of the rows.
+        """
+        running = "submitted requests run on; " if self.runs_on else ""
+        with disk_errors(path, f"{running}correct this, then {self._how}"):
+            yield
 
 
 def resume_command(
@@ -57,8 +69,8 @@ def resume_command(
     words = [_quoted(word) for word in arguments if word not in left_out]
     if is_collecting:
         words += ["--wait", "-o", "OUT.jsonl"]
-    if not has_output and not any(word.startswith("--run") for word in words):
-        words += ["--run", run]
+    if not has_output and not any(word.startswith("--run-name") for word in words):
+        words += ["--run-name", run]
     return " ".join(["gristmill", *words])
 
 

@@ -27,7 +27,7 @@ def conflict_in_words(run: str, noun: str) -> Iterator[None]:
         line = (error.request_id or "").removeprefix(f"{run}-")
         raise InvalidRequest(
             f"{noun} {line} (request {error.request_id}) differs from {noun} {line} of an earlier run {run}; submit the same input with the same"
-            " options as before, or name another run with --run"
+            " options as before, or name another run with --run-name"
         ) from None
 
 

@@ -4,7 +4,7 @@
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -62,8 +62,12 @@ class RunOutput(AbstractContextManager["RunOutput"], Protocol):
         ...
 
     @property
-    def sync(self) -> Callable[[], None] | None:
-        """Makes the rows so far survive a power cut; None if their results have to stay in Redis."""
+    def keeps_results(self) -> bool:
+        """True if the results of written rows stay in Redis, where others may read them."""
+        ...
+
+    def sync(self) -> None:
+        """Make the rows so far survive a power cut."""
         ...
 
     def finish(self, totals: Mapping[str, Any]) -> None:

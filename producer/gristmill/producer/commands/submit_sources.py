@@ -17,7 +17,7 @@ from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from gristmill.producer.commands.submission import SubmitOptions
+    from gristmill.producer.commands.submit_options import SubmitOptions
 
 
 _OTHER = (".csv", ".tsv", ".parquet", ".pq", ".arrow", ".feather", ".ipc", ".gz", ".zst")

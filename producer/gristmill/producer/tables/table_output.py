@@ -47,9 +47,14 @@ class TableOutput:
         table: The input.
         columns: The added columns.
 
+    Attributes:
+        keeps_results: False: Redis need not keep the results of written rows.
+
     Raises:
         InvalidRequest: Another process writes it, or its folder cannot be written.
     """
+
+    keeps_results = False
 
     def __init__(self, path: Path, table: Table, columns: AnswerColumns) -> None:
         self._path = path

@@ -43,14 +43,14 @@ class OutputFile:
         path: Path of the file; it is created if it does not exist.
 
     Attributes:
-        sync: None: the results stay in Redis, where others may read them.
+        keeps_results: True: the results of written rows stay in Redis, where others may read them.
 
     Raises:
         InvalidRequest: Another process appends to the file, it cannot be opened, or it is not a
             regular file.
     """
 
-    sync = None
+    keeps_results = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,6 +106,10 @@ class OutputFile:
         view = memoryview(row)
         while view:
             view = view[self._file.write(view) :]
+
+    def sync(self) -> None:
+        """Make the rows so far survive a power cut."""
+        os.fsync(self._file.fileno())
 
     def keep_whole_rows(self, run: str, num_lines: int) -> WrittenRows:
         """Read the rows of an interrupted run and cut off an incomplete last row.

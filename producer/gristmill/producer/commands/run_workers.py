@@ -1,0 +1,49 @@
+"""Workers that a command starts for one run and ends with it; `gristmill run` has them."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
+
+from gristmill.shared.tasks import end
+
+Lost = Callable[[], Coroutine[Any, Any, NoReturn]]
+"""Makes a coroutine that raises a GristmillError once the workers, or their Redis, have ended."""
+
+
+class RunWorkers(Protocol):
+    """Workers of one run."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Values that a resume must have again, such as the model."""
+        ...
+
+    def running(self) -> AbstractContextManager[Lost]:
+        """Run the workers for the length of a block, which begins when they take requests.
+
+        Raises:
+            GristmillError: They do not start.
+        """
+        ...
+
+
+async def unless_lost(work: Coroutine[Any, Any, None], lost: Lost | None) -> None:
+    """Run a coroutine to its end, unless its workers end before.
+
+    Args:
+        work: The coroutine.
+        lost: See `Lost`; None if the workers are not this command's.
+
+    Raises:
+        GristmillError: The workers have ended; `work` was cancelled.
+    """
+    if lost is None:
+        await work
+        return
+    working, watching = asyncio.create_task(work), asyncio.create_task(lost())
+    try:
+        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
+        await (working if working.done() else watching)
+    finally:
+        await end(working, watching)
