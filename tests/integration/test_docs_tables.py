@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from command_line import CommandLine
+from own_runs import OwnRuns
 from workers import STUB, worker_process
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tables.md").read_text()
@@ -23,7 +24,7 @@ def blocks(kind: str) -> list[str]:
 async def test_the_examples_run(redis_url: str, tmp_path: Path) -> None:
     shell = CommandLine(redis_url, f"test-{tmp_path.name}", tmp_path)
 
-    async def in_shell(code: str) -> tuple[int, str, str]:
+    async def in_shell(code: str, shell: CommandLine = shell) -> tuple[int, str, str]:
         as_command = f'gristmill() {{ {sys.executable} -m gristmill.shared.cli "$@"; }}\n{code}'
         done = await asyncio.to_thread(
             subprocess.run, ["sh", "-c", as_command], env=shell.environment, cwd=tmp_path,
@@ -40,7 +41,7 @@ async def test_the_examples_run(redis_url: str, tmp_path: Path) -> None:
         shell.open_queue() as queue,
         worker_process(STUB, redis_url, queue, tmp_path / "log"),
     ):
-        code, _, told = await in_shell(first)
+        code, _, told = await in_shell(first, OwnRuns("", "", tmp_path))
         assert code == 1, told
         assert "1 of 4 rows have a null in a used column and get an error" in told
         assert "1 of 4 rows ask the same as an earlier row" in told

@@ -323,6 +323,8 @@ def test_compose_builds_a_stage_that_exists(name: str) -> None:
     [
         ("install-producer", " .; }"),
         ("install-desk", "'.[gateway,steward,s3]'"),
+        ("install-run-cpu", " .[cpu,run] "),
+        ("install-run-gpu", "'.[gpu,run]'"),
         ("install-worker-cpu", " .[cpu] "),
         ("install-worker-gpu", "'.[gpu]'"),
     ],

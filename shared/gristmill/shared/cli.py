@@ -98,7 +98,8 @@ def gristmill() -> None:
 
     \b
     gristmill demo                              everything on this machine, no set-up
-    gristmill submit FILE.jsonl --wait -o OUT   run a file, resumable
+    gristmill run FILE -o OUT -- --model MODEL  run a file on this machine, resumable
+    gristmill submit FILE --wait -o OUT         run a file on a fleet, resumable
     gristmill worker -- --model MODEL           serve the queue with a GPU
     """  # noqa: D301  # click reads a true backspace
 

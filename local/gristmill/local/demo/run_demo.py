@@ -1,21 +1,18 @@
 """`gristmill demo`: start Redis and a worker, run a file of requests, print answers and speed."""
 
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from ulid import ULID
 
 from gristmill.local.demo.answer_table import answer_table
-from gristmill.local.processes import free_port, running_process
-from gristmill.local.redis_server import running_server
+from gristmill.local.own_workers import check_packages, running_workers
+from gristmill.local.processes import LoggedProcess, running_process, stopped_by_sigterm
+from gristmill.local.redis_server import embedded_server
 from gristmill.local.steps import step
 from gristmill.producer.batches.rows import LineReader
 from gristmill.producer.batches.submit_run import (
@@ -25,29 +22,26 @@ from gristmill.producer.batches.submit_run import (
     check_apart,
     fingerprint,
 )
+from gristmill.producer.client import Client
 from gristmill.producer.commands.collect import Collection
+from gristmill.producer.commands.run_workers import Lost, unless_lost
 from gristmill.producer.commands.session import on_client, on_queue
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import made_folder, people, redis_errors, say
-from gristmill.shared.errors import GristmillError, InvalidRequest
-from gristmill.shared.install import install_hint
+from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.queue import Queue
 from gristmill.shared.settings import QueueSettings, read_settings
 
 REQUESTS = Path(__file__).with_name("requests.jsonl")
 MODEL_TIMEOUT_S = 600.0
-START_TIMEOUT_S = 600.0
-GRACE_S = 30.0
 WINDOW = 4096
 NO_REDIS = "redis://localhost"
 """URL for settings that are read before the embedded Redis has one; nothing connects to it."""
 
 ENGINE_ARGUMENTS = ("--enforce-eager", "--max-num-seqs", "64", "--max-model-len", "2048")
 WORKER_ENVIRONMENT = {
-    "GRISTMILL_HEALTH_HOST": "127.0.0.1",
-    "GRISTMILL_DRAIN_TIMEOUT_S": "5",
+    "GRISTMILL_START_TIMEOUT_S": "600",
     "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
 }
 _PRINT_MODEL = """
 import sys
@@ -86,13 +80,17 @@ class Demo:
             GristmillError: An option is wrong, a package is missing, or a step failed; the message
                 says what to do.
         """
-        with _stopped_by_sigterm(), ExitStack() as stack:
+        with stopped_by_sigterm(), ExitStack() as stack:
             output = self._check_options(stack)
-            _check_packages()
-            settings = self._start_redis(stack)
+            check_packages("the demo", "demo", "run in the checkout: make demo")
+            settings, server = self._start_redis(stack)
             model = self.model or self._prepare_model()
-            self._start_worker(stack, settings, model)
-            code = self._run_requests(settings, output)
+            flags = ["--model", model, *ENGINE_ARGUMENTS]
+            log = self.cache / "demo-worker.log"
+            lost = stack.enter_context(
+                running_workers(settings, flags, log, WORKER_ENVIRONMENT, server=server)
+            )
+            code = self._run_requests(settings, output, lost)
             with step("stopping the worker and Redis"):
                 stack.close()
         command = "gristmill" if shutil.which("gristmill") else sys.argv[0]
@@ -121,42 +119,27 @@ class Demo:
             raise InvalidRequest(f"{self.requests}: {reason}")
         return batch_input, report.num_lines
 
-    def _start_redis(self, stack: ExitStack) -> QueueSettings:
+    def _start_redis(self, stack: ExitStack) -> tuple[QueueSettings, LoggedProcess | None]:
+        """Return the settings of the demo's queue, and the embedded server unless Redis was named."""
         with step("starting a Redis of its own" if self.redis_url is None else "using Redis"):
-            url = self.redis_url or stack.enter_context(running_server())
-        return read_settings(QueueSettings, redis_url=url, queue=f"demo-{ULID()}")
+            server = None if self.redis_url else stack.enter_context(embedded_server())
+        url = server.url if server else self.redis_url
+        settings = read_settings(QueueSettings, redis_url=url, queue=f"demo-{ULID()}")
+        return settings, server.process if server else None
 
     def _prepare_model(self) -> str:
-        arguments = ["-c", _PRINT_MODEL, str(self.cache)]
+        command = [sys.executable, "-c", _PRINT_MODEL, str(self.cache)]
         log = self.cache / "demo-model.log"
         with (
             step("preparing the model, SmolLM2-135M (once)") as shown,
-            running_process("the model's preparation", arguments, log, {}, 0) as process,
+            running_process("the model's preparation", command, log, {}, 0) as process,
         ):
             return process.wait(shown, MODEL_TIMEOUT_S)
 
-    def _start_worker(self, stack: ExitStack, settings: QueueSettings, model: str) -> None:
-        port = free_port()
-        command = ["-m", "gristmill.shared.cli", "worker", "--", "--model", model]
-        environment = WORKER_ENVIRONMENT | {
-            "REDIS_URL": settings.redis_url.get_secret_value(),
-            "GRISTMILL_QUEUE": settings.queue,
-            "GRISTMILL_HEALTH_PORT": str(port),
-        }
-        say(f"  running: gristmill worker -- --model {model} {' '.join(ENGINE_ARGUMENTS)}")
-        with step("starting the worker and its engine") as shown:
-            log = self.cache / "demo-worker.log"
-            process = stack.enter_context(
-                running_process(
-                    "the worker", [*command, *ENGINE_ARGUMENTS], log, environment, GRACE_S
-                )
-            )
-            process.wait_until_ready(port, shown, START_TIMEOUT_S)
-
-    def _run_requests(self, settings: QueueSettings, output: OutputFile) -> int:
+    def _run_requests(self, settings: QueueSettings, output: OutputFile, lost: Lost) -> int:
         say(f"  running: gristmill submit {self.requests.name} --wait -o {self.output}")
         with redis_errors(settings.redis_url.get_secret_value()):
-            tally = self._collect(settings, output)
+            tally = self._collect(settings, output, lost)
         elapsed_s = tally.elapsed_s(time.monotonic())
         people().print(answer_table(self.requests, self.output))
         say(
@@ -166,7 +149,7 @@ class Demo:
         )
         return 1 if tally.num_failed else 0
 
-    def _collect(self, settings: QueueSettings, output: OutputFile) -> Tally:
+    def _collect(self, settings: QueueSettings, output: OutputFile, lost: Lost) -> Tally:
         size, digest = fingerprint(self.requests)
         run = RunRecord(
             run=str(ULID()), queue=settings.queue, input_bytes=size, input_digest=digest, fields={}
@@ -174,37 +157,16 @@ class Demo:
         batch_input, num_lines = self._read_requests(run.run, settings)
         output.begin(run)
         tally = Tally(num_lines, time.monotonic())
-        on_client(
-            settings,
-            lambda client: Collection(
+
+        async def collect(client: Client) -> None:
+            collection = Collection(
                 client,
                 batch_input=batch_input,
                 run=run.run,
                 write=output.append,
                 tally=tally,
-            ).run(WINDOW),
-        )
+            )
+            await unless_lost(collection.run(WINDOW), lost)
+
+        on_client(settings, collect)
         return tally
-
-
-def _check_packages() -> None:
-    missing = [name for name in ("vllm", "prometheus_client", "psutil") if find_spec(name) is None]
-    if missing:
-        raise GristmillError(
-            f"the demo runs a worker, which needs {', '.join(missing)}; with an NVIDIA GPU,"
-            f" {install_hint('gpu', 'demo')}; without one, run in the checkout: make demo"
-        )
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exit that runs every `finally`, as Ctrl-C does."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,84 @@
+"""The queue of the workers that `gristmill run` starts, on an embedded Redis or on the user's."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ulid import ULID
+
+from gristmill.local.processes import LoggedProcess
+from gristmill.local.redis_server import embedded_server
+from gristmill.local.steps import step
+from gristmill.producer.batches.submit_run import RunRecord
+from gristmill.producer.commands.session import on_queue
+from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.queue import Queue
+from gristmill.shared.queue_purge import all_keys
+from gristmill.shared.settings import QueueSettings, read_settings
+
+EMBEDDED = "embedded"
+"""Name of the queue on an embedded Redis, the same for all: a resumed run has a new Redis."""
+
+_OWN = re.compile(r"run-[0-9A-HJKMNP-TV-Z]{26}")
+"""Names of queues that a run may delete."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnQueue:
+    """The queue of one run.
+
+    Attributes:
+        settings: Redis, queue and limits.
+        server: The embedded Redis; None if the user named one.
+        has_old_data: True if the queue may have requests of a run that is not to be resumed.
+    """
+
+    settings: QueueSettings
+    server: LoggedProcess | None
+    has_old_data: bool
+
+    def delete(self) -> None:
+        """Delete the data of the queue; an embedded Redis takes them with it."""
+        if self.server is None:
+            on_queue(self.settings, _delete_keys)
+
+
+@contextmanager
+def own_queue(settings: QueueSettings, output: Path, *, is_forced: bool) -> Iterator[OwnQueue]:
+    """Yield the queue of a run; start a Redis for the length of the block if the user named none.
+
+    Args:
+        settings: Redis and limits as the user gave them.
+        output: Output of the run; its record names the queue of an interrupted run.
+        is_forced: True to begin a new run although there is an earlier one.
+
+    Raises:
+        InvalidRequest: The record of the run cannot be read.
+    """
+    if "redis_url" in settings.model_fields_set:
+        earlier = _earlier(output, is_forced=is_forced)
+        url, name = settings.redis_url, earlier or f"run-{ULID()}"
+        own = read_settings(QueueSettings, redis_url=url, queue=name)
+        yield OwnQueue(own, None, has_old_data=is_forced and earlier is not None)
+        return
+    with ExitStack() as stack:
+        with step("starting a Redis of its own"):
+            server = stack.enter_context(embedded_server())
+        own = read_settings(QueueSettings, redis_url=server.url, queue=EMBEDDED, min_replicas=0)
+        yield OwnQueue(own, server.process, has_old_data=False)
+
+
+def _earlier(output: Path, *, is_forced: bool) -> str | None:
+    """Return the queue in the record of the output, if `own_queue` made it."""
+    record = None
+    with suppress(*[InvalidRequest] if is_forced else []):
+        record = RunRecord.read(output)
+    return record.queue if record and _OWN.fullmatch(record.queue) else None
+
+
+async def _delete_keys(queue: Queue) -> None:
+    keys = all_keys(queue)
+    async for chunk in keys.find():
+        await keys.remove(chunk)

@@ -1,0 +1,58 @@
+"""One `gristmill run` that starts workers, from its arguments to its exit code."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gristmill.local.processes import stopped_by_sigterm
+from gristmill.local.run.engine_plan import EnginePlan
+from gristmill.local.run.own_queue import own_queue
+from gristmill.local.run.run_engines import RunEngines
+from gristmill.producer.batches.submit_run import check_apart
+from gristmill.producer.commands.submission import Submission
+from gristmill.producer.commands.submit_options import MAX_WINDOW, WINDOW, SubmitArguments
+from gristmill.producer.commands.submit_sources import opened_run
+from gristmill.shared.cli import redis_errors
+from gristmill.shared.settings import QueueSettings
+from gristmill.worker.flag_secrets import without_secrets
+
+
+def run_on_own_workers(
+    given: SubmitArguments,
+    output: Path,
+    settings: QueueSettings,
+    plan: EnginePlan,
+) -> int:
+    """Run the input on workers that this command starts, and stop them.
+
+    Args:
+        given: Input and options.
+        output: File for the rows.
+        settings: Redis and limits; without a URL, the command starts a Redis, too.
+        plan: The engines.
+
+    Raises:
+        GristmillError: A package is missing, the engine does not start, or a process has ended.
+    """
+    options = given.options(
+        wait=True, output=output, window=min(MAX_WINDOW, WINDOW * plan.num_engines)
+    )
+    log = output.with_name(output.name + ".log")
+    for name in given.sources:
+        check_apart(name, log)
+    with (
+        stopped_by_sigterm(),
+        opened_run(given.sources, given.table, options) as source,
+        own_queue(settings, output, is_forced=given.force) as queue,
+        redis_errors(queue.settings.redis_url.get_secret_value()),
+    ):
+        engines = RunEngines(queue, plan, log)
+        submission = Submission(source, options, queue.settings, _shown(plan.flags), engines)
+        code = submission.execute()
+        queue.delete()
+    return code
+
+
+def _shown(flags: Sequence[str]) -> list[str]:
+    """Return the arguments of this process, which end with vLLM's flags, without the secrets of these."""
+    return [*sys.argv[1 : len(sys.argv) - len(flags)], *without_secrets(flags)]

