@@ -20,7 +20,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.request import FIELDS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
-OPEN, SUBMIT, RESULTS, MAP, AS_COMPLETED, ERRORS = re.findall(
+OPEN, SUBMIT, RESULTS, MAP, AS_COMPLETED, SUBMITTING, ERRORS = re.findall(
     r"```python\n(.*?)```", PAGE, re.DOTALL
 )
 
@@ -88,6 +88,7 @@ async def test_the_examples_run(environment: dict[str, str]) -> None:
     lines = await run(AS_COMPLETED, environment)
     assert sorted(lines[:10]) == [f"{n} succeeded" for n in range(10)]
     assert sorted(lines[10:]) == [f"docs-{n} succeeded" for n in range(10)]
+    assert await run(SUBMITTING, environment) == []
     unknown, conflict, expired = await run(ERRORS, environment)
     assert unknown.startswith("unknown keyword 'prioritty'; did you mean 'priority'?")
     assert conflict == "docs-error id_conflict"

@@ -68,9 +68,10 @@ async def test_a_queue_of_another_format_can_be_purged(
     await queue.redis.hset(queue.keys.stats, "submitted", "5")
     if format_of_queue:
         await queue.redis.set(queue.keys.format, format_of_queue)
-    assert await holders(queue) == Holders([], [])
+    assert await holders(queue) == Holders([], [], [])
     await queue.redis.zadd(queue.keys.workers, {"w": 2e12, "dead": 1})
-    assert await holders(queue) == Holders(["w"], [])
+    await queue.redis.zadd(queue.keys.producers, {"p": 2e12, "killed": 1})
+    assert await holders(queue) == Holders(["w"], [], ["p"])
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "seal", "cancel", "expire", "requeue"])

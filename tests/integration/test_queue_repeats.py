@@ -48,6 +48,7 @@ CASES: dict[str, tuple[Case, Any]] = {
     "seal": (lambda q, _: lambda: q.seal("b", 5), 0),
     "requeue": (lambda q, _: lambda: q.dead_letters.requeue("dead", "requeued"), "queued"),
     "deregister": (lambda q, _: lambda: q.deregister("idle"), True),
+    "end of a producer": (lambda q, _: lambda: q.producers.end("producer"), None),
     "purge": (lambda q, _: lambda: q.dead_letters.purge(["dead"]), 0),
     "clear_lanes": (lambda q, _: lambda: q.scripts.run("clear_lanes", "left", 500), 0),
 }
@@ -68,6 +69,7 @@ async def a_busy_queue(queue: Queue) -> list[Claimed]:
     await make_due(queue, "due")
     await queue.submit([a_request("overdue", deadline_s=60)])
     await queue.redis.zadd(queue.keys.deadlines, {"overdue": 1})
+    await queue.producers.hold("producer")
     await queue.submit([a_request("tombstone", tenant="left")])
     await queue.cancel(["tombstone"])
     return held

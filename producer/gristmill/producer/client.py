@@ -27,6 +27,7 @@ from gristmill.producer.item_starter import ItemStarter
 from gristmill.producer.items import Body, Ids, ItemReader, Requests, one_request
 from gristmill.producer.open_calls import OpenCalls
 from gristmill.producer.stream import Stream, grouped
+from gristmill.producer.submit_lease import Hold, SubmitLease
 from gristmill.producer.submitter import Submitter
 from gristmill.producer.waiter import Waiter, result_expired
 from gristmill.producer.worker_watch import WorkerWatch
@@ -95,6 +96,7 @@ class Client:
             check_models=settings.check_models,
         )
         self._starter = ItemStarter(self._submitter, self._waiter)
+        self._lease = SubmitLease(self.queue, self.name)
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,6 +116,7 @@ class Client:
         ):  # a fork leaves its parent's connections alone
             return
         await self._calls.close()
+        await self._lease.aclose()
         await self._waiter.aclose()
         if self._first_contact:
             await self._first_contact.aclose()
@@ -162,9 +165,10 @@ class Client:
         check_call("submit_many", requests, fields)
         reader = ItemReader(fields)
         ids: list[str] = []
-        async with self._call():
+        hold = Hold(self._lease)
+        async with self._submitting_call(hold):
             async for group in grouped(requests, SUBMIT_CHUNK):
-                submitted, error = await self._starter.submit(reader, group)
+                submitted, error = await self._starter.submit(reader, hold, group)
                 ids.extend(request.id for request, _ in submitted)
                 if error:
                     raise error
@@ -226,8 +230,7 @@ class Client:
                 before it are in the queue.
         """
         check_call("map", requests, fields, ("window",))
-        start = partial(self._starter.start, ItemReader(fields))
-        return Stream(requests, window, start, self._waiter.forget, self._call).in_order()
+        return self._stream(ItemReader(fields), requests, window).in_order()
 
     def as_completed(
         self, items: Requests | Ids, *, window: int = WINDOW, **fields: Any
@@ -247,8 +250,20 @@ class Client:
         """
         check_call("as_completed", items, fields, ("window",))
         reader = ItemReader(fields, may_be_ids=True)
-        start = partial(self._starter.start, reader)
-        return Stream(items, window, start, self._waiter.forget, self._call).as_completed()
+        return self._stream(reader, items, window).as_completed()
+
+    @asynccontextmanager
+    async def submitting(self) -> AsyncIterator[None]:
+        """Tell workers that more requests will come, until the block ends.
+
+        A worker with `--until-empty` ends when the queue is empty and no producer is submitting. A call with
+        many items says so by itself. Use this around several calls, such as requests that depend on results.
+        """
+        hold = Hold(self._lease)
+        async with self._call():
+            await hold.take()
+        with hold:
+            yield
 
     async def cancel(self, ids: Iterable[str]) -> list[str]:
         """Cancel requests; returns a code for each: queued or running (cancelled now), done, unknown."""
@@ -288,6 +303,20 @@ class Client:
         scope = scope_of(batch)
         async with self._call():
             return await retrying(lambda: self.queue.pauses.resume(scope))
+
+    def _stream(self, reader: ItemReader, items: Any, window: int) -> Stream[Any]:
+        """Return the stream of one call."""
+        hold = Hold(self._lease)
+        start = partial(self._starter.start, reader, hold)
+        open_call = partial(self._submitting_call, hold)
+        return Stream(items, window, start, self._waiter.forget, open_call)
+
+    @asynccontextmanager
+    async def _submitting_call(self, hold: Hold) -> AsyncIterator[None]:
+        """Run a call that submits, and give its hold on the client's lease back at its end."""
+        async with self._call():
+            with hold:
+                yield
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:

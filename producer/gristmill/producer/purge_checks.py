@@ -5,17 +5,17 @@ from gristmill.shared.errors import GristmillError
 from gristmill.shared.queue_purge import Holders, holders
 
 MAX_EXAMPLES = 3
-"""Names of workers or batches in a message."""
+"""Names of workers, batches or producers in a message."""
 
 
 async def check_unheld(store: BatchStore) -> None:
     """Check that no process works on the queue.
 
     Raises:
-        GristmillError: Workers or stewards hold leases; the message says what to stop.
+        GristmillError: Workers, stewards or producers hold leases; the message says what to stop.
     """
     held = await holders(store.queue)
-    if held.workers or held.batches:
+    if any(held):
         raise GristmillError(_how_to_stop(store.queue.keys.queue, held))
 
 
@@ -27,4 +27,7 @@ def _how_to_stop(queue: str, held: Holders) -> str:
     if held.batches:
         names = ", ".join(held.batches[:MAX_EXAMPLES])
         reasons.append(f"stewards hold {len(held.batches):,} batches ({names}); stop the stewards")
+    if held.producers:
+        names = ", ".join(held.producers[:MAX_EXAMPLES])
+        reasons.append(f"{len(held.producers):,} producers are submitting ({names}); stop them")
     return f"queue {queue} is in use: {'; '.join(reasons)}, or repeat with --force"

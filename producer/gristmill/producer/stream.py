@@ -29,7 +29,19 @@ class Expected(NamedTuple):
     future: "asyncio.Future[Result]"
 
 
-Start = Callable[[list[T]], Awaitable[tuple[list[Expected], InvalidRequest | None]]]
+class Group(NamedTuple, Generic[T]):
+    """Items of a call that are started together.
+
+    Attributes:
+        items: The items, at least one.
+        is_last: True if the source has no more; False if that is not known yet.
+    """
+
+    items: list[T]
+    is_last: bool
+
+
+Start = Callable[[Group[T]], Awaitable[tuple[list[Expected], InvalidRequest | None]]]
 """Starts the next items; returns those before the first bad one, and the error of the bad one."""
 
 CHUNK = 128
@@ -39,7 +51,7 @@ LINGER_S = 0.01
 """Longest wait of a group for its next item; longer would delay the first result of a slow source."""
 
 
-async def grouped(items: Iterable[T] | AsyncIterable[T], size: int) -> AsyncIterator[list[T]]:
+async def grouped(items: Iterable[T] | AsyncIterable[T], size: int) -> AsyncIterator[Group[T]]:
     """Group items; a slow asynchronous source is not held back until a group is full.
 
     A source that raises first has what it gave before in a group.
@@ -50,12 +62,12 @@ async def grouped(items: Iterable[T] | AsyncIterable[T], size: int) -> AsyncIter
         return
     iterator, has_more = iter(items), True
     while has_more:
-        group, error = _next_group(iterator, size)
-        if group:
-            yield group
+        some, error = _next_group(iterator, size)
+        has_more = len(some) == size
+        if some:
+            yield Group(some, is_last=not has_more)
         if error:
             raise error
-        has_more = len(group) == size
 
 
 def _next_group(iterator: Iterator[T], size: int) -> tuple[list[T], Exception | None]:
@@ -68,7 +80,7 @@ def _next_group(iterator: Iterator[T], size: int) -> tuple[list[T], Exception | 
     return group, None
 
 
-async def _grouped_as_they_come(items: AsyncIterator[T], size: int) -> AsyncIterator[list[T]]:
+async def _grouped_as_they_come(items: AsyncIterator[T], size: int) -> AsyncIterator[Group[T]]:
     """Yield a group when it is full, or when the next item takes longer than `LINGER_S`."""
     group: list[T] = []
     pending: asyncio.Future[T] = asyncio.ensure_future(anext(items))
@@ -76,7 +88,7 @@ async def _grouped_as_they_come(items: AsyncIterator[T], size: int) -> AsyncIter
         while True:
             done, _ = await asyncio.wait([pending], timeout=LINGER_S if group else None)
             if not done or len(group) == size:
-                yield group
+                yield Group(group, is_last=False)
                 group = []
                 continue
             if pending.exception():
@@ -84,7 +96,7 @@ async def _grouped_as_they_come(items: AsyncIterator[T], size: int) -> AsyncIter
             group.append(pending.result())
             pending = asyncio.ensure_future(anext(items))
         if group:
-            yield group
+            yield Group(group, is_last=True)
         with suppress(StopAsyncIteration):
             pending.result()
     finally:
@@ -179,7 +191,7 @@ class Stream(Generic[T]):
     async def _pump(self, started: Callable[[int], None]) -> None:
         async with self._open_call():
             async for group in grouped(self._items, self._group_size):
-                for _ in group:
+                for _ in group.items:
                     await self._slots.acquire()
                 expected, error = await self._start(group)
                 for each in expected:

@@ -5,6 +5,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -111,6 +112,17 @@ class SyncClient:
         check_call("as_completed", items, fields, ("window",), takes_async=False)
         source: Pulled[Any] = Pulled(items)
         return self._iterate(self._client.as_completed(source, window=window, **fields), source)
+
+    @contextmanager
+    def submitting(self) -> Iterator[None]:
+        """See `Client.submitting`."""
+        block = self._client.submitting()
+        self._run(block.__aenter__())
+        try:
+            yield
+        finally:
+            if not self._is_closed:  # else the client has ended the block
+                self._run(block.__aexit__(None, None, None))
 
     def cancel(self, ids: Iterable[str]) -> list[str]:
         """See `Client.cancel`."""

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from gristmill.shared.log import warn
 from gristmill.shared.pauses import WHOLE_QUEUE, pause_in_words
 from gristmill.shared.queue import Queue
-from gristmill.shared.queue_stats import Stats, num_live_workers
+from gristmill.shared.queue_stats import Stats, num_live
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_trouble import trouble
 
@@ -55,7 +55,7 @@ class WorkerWatch:
         event = None
         if WHOLE_QUEUE in stats.pauses:
             event = "queue.paused"
-        elif not num_live_workers(stats.workers):
+        elif not num_live(stats.workers):
             event = "workers.missed"
         if event and event != self._warned:
             self._warn(event, stats)
@@ -82,14 +82,14 @@ class WorkerWatch:
 
 def state_in_words(name: str, stats: Stats) -> str:
     """Return what is in a queue, who serves it, and what to do."""
-    counters, num_live = stats.counters, num_live_workers(stats.workers)
+    counters, num_workers = stats.counters, num_live(stats.workers)
     depth = f"{counters.get('queued', 0):,} queued, {counters.get('in_flight', 0):,} in flight"
     if paused := pause_in_words(name, stats.pauses):
         return f"{depth}, and {paused}"
     batches = [scope.partition(":")[2] for scope in stats.pauses]
     depth += f", paused batches: {', '.join(sorted(batches)[:MAX_NAMED])}" if batches else ""
-    if num_live == 0:
+    if num_workers == 0:
         start = f"start one: gristmill worker --queue {name} -- --model MODEL"
         return f"{depth}, no live worker on queue {name!r}; {start}"
-    workers = f"{num_live:,} live worker{'s' if num_live > 1 else ''}"
+    workers = f"{num_workers:,} live worker{'s' if num_workers > 1 else ''}"
     return f"{depth}, {workers} on queue {name!r}; the request stays in the queue: wait again"

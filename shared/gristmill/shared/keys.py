@@ -175,6 +175,11 @@ class Keys:
         return f"{self.prefix}workers"
 
     @property
+    def producers(self) -> str:
+        """ZSET of producers that are still submitting -> lease expiry in ms."""
+        return f"{self.prefix}producers"
+
+    @property
     def delayed(self) -> str:
         """ZSET of ids -> ms at which they may be claimed."""
         return f"{self.prefix}delayed"

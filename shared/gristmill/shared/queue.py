@@ -29,6 +29,7 @@ from gristmill.shared.operations import (
     SubmitCode,
     max_element_bytes,
 )
+from gristmill.shared.producer_leases import ProducerLeases
 from gristmill.shared.queue_pauses import Pauses
 from gristmill.shared.queue_stats import Stats
 from gristmill.shared.records import Claimed
@@ -56,6 +57,7 @@ class Queue:
         dead_letters: Requests and inbox elements that could not be served.
         tenants: Weights of the tenants, and the load of each.
         pauses: Pauses of the queue and of its batches.
+        producers: Leases of the producers that are still submitting.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Queue:
         self.dead_letters = DeadLetters(redis, self.keys, self.scripts)
         self.tenants = TenantShares(redis, self.keys)
         self.pauses = Pauses(redis, self.keys, self.scripts)
+        self.producers = ProducerLeases(self.scripts, self.limits.lease_ms)
 
     # -- what producers call ------------------------------------------------------------------------
 

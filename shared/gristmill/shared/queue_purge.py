@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from gristmill.shared.chunking import chunks
+from gristmill.shared.chunking import pairs
 from gristmill.shared.key_scan import scan_keys, scan_names
 from gristmill.shared.queue import Queue
 from gristmill.shared.snapshot import read_together
@@ -16,23 +16,30 @@ class Holders(NamedTuple):
     Attributes:
         workers: Workers whose lease has not ended.
         batches: Batches that a steward has leased.
+        producers: Producers that are still submitting.
     """
 
     workers: Sequence[str]
     batches: Sequence[str]
+    producers: Sequence[str]
 
 
 async def holders(queue: Queue) -> Holders:
     """Return who holds a lease on the queue or on one of its batches."""
     # `stats` would refuse a queue of another format.
-    (now_s, _), flat = await read_together(
-        queue, ("TIME",), ("ZRANGE", queue.keys.workers, 0, -1, "WITHSCORES")
+    (now_s, _), workers, producers = await read_together(
+        queue,
+        ("TIME",),
+        ("ZRANGE", queue.keys.workers, 0, -1, "WITHSCORES"),
+        ("ZRANGE", queue.keys.producers, 0, -1, "WITHSCORES"),
     )
     batches = [batch async for some in scan_names(queue, "batch_lease") for batch in some]
-    return Holders(
-        sorted(w.decode() for w, end_ms in chunks(flat, 2) if float(end_ms) > int(now_s) * 1000),
-        sorted(set(batches)),
-    )
+    return Holders(_live(workers, now_s), sorted(set(batches)), _live(producers, now_s))
+
+
+def _live(leases: Sequence[bytes], now_s: bytes) -> list[str]:
+    """Return the names in the reply of a ZRANGE whose leases have not ended."""
+    return sorted(name for name, end_ms in pairs(leases) if float(end_ms) > int(now_s) * 1000)
 
 
 def all_keys(queue: Queue) -> DataKind:

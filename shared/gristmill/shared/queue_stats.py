@@ -33,6 +33,10 @@ class Stats:
             that a worker must understand.
         workers: Worker -> ms until its lease ends.
         wrong_types: Name of a key -> the type that it had, if it was moved away because that type was wrong.
+        producers: Producer that is still submitting -> ms until its lease ends.
+        num_admitting: Workers with inbox elements that are no requests yet; not part of `num_inbox`.
+        silent_ms: Time since the last heartbeat of any worker; 0 before the first.
+        grace_ms: Time left of the grace after a silence of all workers, in which no lease counts as ended.
     """
 
     now_ms: int
@@ -49,6 +53,18 @@ class Stats:
     num_parked: Mapping[str, int]
     workers: Mapping[str, int]
     wrong_types: Mapping[str, str] = field(default_factory=dict)
+    producers: Mapping[str, int] = field(default_factory=dict)
+    num_admitting: int = 0
+    silent_ms: int = 0
+    grace_ms: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no request waits or runs, delayed and paused ones included, and no producer is submitting."""
+        counters = self.counters
+        has_requests = counters.get("queued", 0) or counters.get("in_flight", 0)
+        has_elements = self.num_inbox or self.num_admitting
+        return not (has_requests or has_elements or num_live(self.producers))
 
     @property
     def num_paused(self) -> int:
@@ -73,7 +89,8 @@ class Stats:
         """Read what `lua/stats.lua` returns."""
         now_ms, counters, lanes, workers = reply[:4]
         num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling = reply[4:10]
-        pace, pauses, parked, wrong_types = reply[10:]
+        pace, pauses, parked, wrong_types, producers, num_admitting, times = reply[10:]
+        last_beat_ms, grace_until_ms = (int(value or 0) for value in times)
         return cls(
             now_ms=now_ms,
             counters={k: int(v) for k, v in pairs(counters)},
@@ -89,16 +106,20 @@ class Stats:
             num_parked=dict(pairs(parked)),
             workers={k: int(v) - now_ms for k, v in pairs(workers)},
             wrong_types={name: kind.decode() for name, kind in pairs(wrong_types)},
+            producers={k: int(v) - now_ms for k, v in pairs(producers)},
+            num_admitting=num_admitting,
+            silent_ms=now_ms - last_beat_ms if last_beat_ms else 0,
+            grace_ms=max(0, grace_until_ms - now_ms),
         )
 
 
-def num_live_workers(workers: Mapping[str, int]) -> int:
-    """Return how many workers hold a lease that has not ended.
+def num_live(leases: Mapping[str, int]) -> int:
+    """Return how many leases have not ended.
 
     Args:
-        workers: Worker -> ms until its lease ends, as in `Stats`.
+        leases: Worker or producer -> ms until its lease ends, as in `Stats`.
     """
-    return sum(left_ms > 0 for left_ms in workers.values())
+    return sum(left_ms > 0 for left_ms in leases.values())
 
 
 def _tokens_per_s(tokens: int, busy_ms: int) -> float | None:

@@ -54,6 +54,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "register": ("schema", "types", "format", "lanes", "leases"),
     "beat": ("schema", "types", "leases"),
     "deregister": ("schema", "types", "leases"),
+    "lease_producer": ("schema", "types", "format"),
     "seal": ("schema", "types", "format", "pauses", "batches"),
     "pause": ("schema", "types", "format"),
     "resume": ("schema", "types", "format", "doorbell", "pauses"),

@@ -94,6 +94,12 @@ class DueBatches:
             return None
         return DueBatch(batch, tenant, work, phase, num_slices)
 
+    async def has_work(self, work: Work) -> bool:
+        """Return whether any batch needs this kind of work, now or later, also while a steward does it."""
+        tenants = await self._redis.zrange(self._keys.steward_time(work), 0, -1)
+        keys = [self._keys.batches_due(work, tenant.decode()) for tenant in tenants]
+        return bool(keys) and bool(await self._redis.exists(*keys))
+
     async def begin(self, due_batch: DueBatch) -> None:
         """Charge a tenant for the beginning of a piece of work."""
         await self._count(due_batch.work, due_batch.tenant, RESERVED_S, is_served=True)

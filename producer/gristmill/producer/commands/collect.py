@@ -175,12 +175,13 @@ async def submit_only(client: Client, batch_input: RunInput, total: int) -> int:
     """
     num_submitted = 0
     requests = (entry for _, entry in batch_input.entries() if isinstance(entry, Request))
-    with display() as shown:
-        next_s = time.monotonic() + shown.interval_s
-        while chunk := list(islice(requests, CHUNK)):
-            num_submitted += len(await client.submit_many(chunk))
-            if time.monotonic() >= next_s:
-                parts = (f"{num_submitted:,}/{total:,} submitted",)
-                shown.show(RunProgress(num_submitted, total, parts))
-                next_s = time.monotonic() + shown.interval_s
+    async with client.submitting():
+        with display() as shown:
+            next_s = time.monotonic() + shown.interval_s
+            while chunk := list(islice(requests, CHUNK)):
+                num_submitted += len(await client.submit_many(chunk))
+                if time.monotonic() >= next_s:
+                    parts = (f"{num_submitted:,}/{total:,} submitted",)
+                    shown.show(RunProgress(num_submitted, total, parts))
+                    next_s = time.monotonic() + shown.interval_s
     return num_submitted

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gristmill.producer.commands.session import absence
 from gristmill.shared.cli import say
 from gristmill.shared.pauses import pause_in_words
-from gristmill.shared.queue_stats import Stats, num_live_workers
+from gristmill.shared.queue_stats import Stats, num_live
 
 LOOK_S = 1.0
 """Longest time between two looks at the workers, in seconds."""
@@ -37,7 +37,7 @@ class HoldUps:
             batch: Batch that the caller waits for; "" for none.
         """
         paused = pause_in_words(self._queue, stats.pauses, batch)
-        self.is_served = num_live_workers(stats.workers) > 0 and not paused
+        self.is_served = num_live(stats.workers) > 0 and not paused
         self._tell_pause(paused)
         self._tell_problem(absence(self._queue, stats.workers) or self._silence(stats.workers))
         num_suspects = stats.depth_by_lane["suspect"]

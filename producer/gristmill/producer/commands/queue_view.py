@@ -9,7 +9,7 @@ from gristmill.shared.fleet import Served, read_served
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_brakes import read_brakes
-from gristmill.shared.queue_stats import Stats, moved_in_words
+from gristmill.shared.queue_stats import Stats, moved_in_words, num_live
 from gristmill.shared.redis_full import in_words
 
 COUNTERS = (
@@ -86,6 +86,7 @@ def queue_lines(name: str, view: View) -> list[str]:
         "lanes      " + _pairs(stats.depth_by_lane),
         f"scheduling {stats.scheduling}",
         "so far     " + _pairs(dict(sorted(counters.items()))),
+        f"producers  {num_live(stats.producers):,} submitting",
         f"workers    {len(stats.workers)}",
     ]
     for worker, remaining_ms in sorted(stats.workers.items()):

@@ -16,7 +16,7 @@ from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.format_check import check_format
 from gristmill.shared.one_line import json_line
 from gristmill.shared.queue import Queue
-from gristmill.shared.queue_stats import num_live_workers
+from gristmill.shared.queue_stats import num_live
 from gristmill.shared.redis_retry import RETRIES_BEFORE_NOTICE, announce_redis_waits
 from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tasks import end
@@ -111,7 +111,7 @@ def absence(queue: str, workers: Mapping[str, int]) -> str | None:
         workers: Worker -> milliseconds left of its lease; 0 or less for a dead worker that was not
             reaped yet.
     """
-    if num_live_workers(workers):
+    if num_live(workers):
         return None
     what = f"no worker of queue {queue} is alive" if workers else f"no worker serves queue {queue}"
     return f"{what}; start one: gristmill worker --queue {queue} -- --model MODEL"

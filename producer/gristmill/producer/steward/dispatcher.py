@@ -16,12 +16,14 @@ from functools import partial
 
 import structlog
 from redis.exceptions import RedisError
+from ulid import ULID
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.steward.concurrent_work import ConcurrentWork
 from gristmill.producer.steward.rq_queue import JobQueue
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.time_slice import TimeSlice
+from gristmill.producer.submit_lease import Hold, SubmitLease
 
 log = structlog.get_logger()
 
@@ -87,9 +89,12 @@ class Dispatcher:
     async def _dispatch(self) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS))
         async with BatchStore.from_settings(self._settings) as store:
+            lease = SubmitLease(store.queue, f"steward-{ULID()}")
+            hold = Hold(lease)
             while not self._time_slice.is_stopping:
                 self.last_look_s = time.monotonic()
                 try:
+                    await _hold_while_batches_run(store, hold)
                     await self._look(store)
                     await self._wait_for_bell(store)
                 except (RedisError, OSError) as error:
@@ -100,6 +105,7 @@ class Dispatcher:
                     await asyncio.sleep(BELL_S)
             for work in self._works:
                 await work.stop()
+            await lease.aclose()
 
     async def _look(self, store: BatchStore) -> None:
         """Start what is due now. RQ's calls block, so they run in a thread."""
@@ -126,3 +132,11 @@ class Dispatcher:
     async def _wait_for_bell(self, store: BatchStore) -> None:
         queue = store.queue
         await queue.redis.blpop([queue.keys.steward_doorbell], timeout=BELL_S)
+
+
+async def _hold_while_batches_run(store: BatchStore, hold: Hold) -> None:
+    """Tell the workers of the queue whether batches still have lines to submit or to collect."""
+    if await store.due.has_work("steps"):
+        await hold.take()
+    else:
+        hold.give_back()

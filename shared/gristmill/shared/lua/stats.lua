@@ -4,7 +4,9 @@
 -- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
 --           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), order,
 --           {tokens, busy_ms} of the pace (nil if nothing was settled), {scope, note, ...} of the pauses,
---           {reason, num_parked, ...}, {name, type, ...} of the keys that were moved away for a wrong type}
+--           {reason, num_parked, ...}, {name, type, ...} of the keys that were moved away for a wrong type,
+--           {producer, lease_expiry_ms, ...}, number of workers with inbox elements that they have not admitted,
+--           {last_beat_ms, grace_until_ms} of times, nil if they were never set}
 
 local wrong_format = format_error(false)
 if wrong_format then
@@ -45,11 +47,15 @@ for _, name in ipairs(call("SMEMBERS", prefix .. "wrong_types")) do
     wrong_types[#wrong_types + 1], wrong_types[#wrong_types + 2] = name, kind
   end
 end
+local workers, num_admitting = call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"), 0
+for i = 1, #workers, 2 do
+  num_admitting = num_admitting + call("EXISTS", prefix .. "admitting:" .. workers[i])
+end
 return {
   now_ms(),
   call("HGETALL", prefix .. "stats"),
   lanes,
-  call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"),
+  workers,
   call("ZCARD", prefix .. "delayed"),
   call("LLEN", prefix .. "inbox") + call("LLEN", prefix .. "inbox_suspects"),
   call("ZCARD", prefix .. "dead_letters"),
@@ -60,4 +66,7 @@ return {
   call("HGETALL", prefix .. "pauses"),
   parked,
   wrong_types,
+  call("ZRANGE", prefix .. "producers", 0, -1, "WITHSCORES"),
+  num_admitting,
+  call("HMGET", prefix .. "times", "last_beat_ms", "grace_until_ms"),
 }

@@ -32,6 +32,7 @@
 --   worker:<worker>          HASH    what it serves, and why it is braked; for people and routing
 --   last_claim:<worker>      STRING  "nonce|id,id,..." of its last claim
 --   abort:<worker>           LIST    ids it must abort
+--   producers                ZSET    producer that is still submitting -> lease expiry in ms
 --   delayed                  ZSET    id -> ms at which it may be claimed
 --   deadlines                ZSET    id -> ms at which it expires, if it has a deadline
 --   result:<id>              STRING  the terminal record, JSON, with a TTL
