@@ -61,6 +61,7 @@ SEE = {
     "engines": "[several engines on one card](tuning.md#several-engines-on-one-card)",
     "devices": "[all devices of a machine](tuning.md#all-devices-of-a-machine)",
     "max_in_flight": "[how much a worker claims](tuning.md#how-much-a-worker-claims)",
+    "until_empty": "[until the queue is empty](operations.md#until-the-queue-is-empty)",
     "batch_policy": "[policies](tuning.md#policies)",
     "scheduling": "[scheduling](tuning.md#scheduling)",
     "storage_url": "[the storage](batches.md#the-storage)",

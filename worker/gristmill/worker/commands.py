@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -102,8 +103,14 @@ engines_option = click.option(
     help="NVIDIA devices to use, as a list such as 0,1, or all; each group that an engine needs gets"
     " N engines.  [env: GRISTMILL_DEVICES; default: vLLM chooses one group]",
 )
+@click.option(
+    "--until-empty",
+    is_flag=True,
+    default=None,
+    help="End when the queue is empty and no producer is submitting.  [env: GRISTMILL_UNTIL_EMPTY]",
+)
 @click.argument("engine_argv", nargs=-1, type=click.UNPROCESSED, metavar=f"[{FLAGS}]")
-def worker(engine_argv: tuple[str, ...], **options: str | None) -> None:
+def worker(engine_argv: tuple[str, ...], **options: Any) -> None:
     """Claim requests and run them on vLLM until a signal stops it.
 
     The words after `--` are vLLM's own flags, as `vllm serve` takes them:
@@ -113,8 +120,8 @@ def worker(engine_argv: tuple[str, ...], **options: str | None) -> None:
     A small model leaves a card idle; --engines 3 runs three engines on it.
 
     Every other setting is an environment variable; see docs/settings.md. The exit code is 0 after a
-    drain. It is 1 if the engine could not start or keeps dying. It is 2 if a setting is wrong or
-    Redis refuses the login.
+    drain, which a signal starts, or with --until-empty an empty queue. It is 1 if the engine could not
+    start or keeps dying. It is 2 if a setting is wrong or Redis refuses the login.
     """
     from gristmill.worker.__main__ import run_worker
     from gristmill.worker.settings import WorkerSettings

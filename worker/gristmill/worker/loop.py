@@ -8,6 +8,7 @@ The loop continues when the engine is back.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from gristmill.worker.in_flight import ClaimedRequest
 from gristmill.worker.queue_source import QueueSource
 from gristmill.worker.runner import Runner
 from gristmill.worker.supervisor import Supervisor
+from gristmill.worker.until_empty import EmptyRule, UntilEmpty
 from gristmill.worker.verdicts import MAX_REASON_CHARS
 
 STOP_STEP_S = 0.5
@@ -59,13 +61,16 @@ class Worker:
             The engine's last death if the worker gave the engine up; None after a drain.
         """
         drain, death = self._context.drain, None
+        ending = None
         try:
             if await drain.unless_started(self._start_sources()):
+                ending = self._watch_queues()
                 death = await self._run_until_death()
             while death and await self._revive(death):
                 self._context.brake.engine_restarted()
                 death = await self._run_until_death()
         finally:
+            await end(ending)
             await asyncio.gather(*(source.stop() for source in self._sources))
         return None if drain.is_draining else death
 
@@ -74,6 +79,18 @@ class Worker:
             await source.start()
         self._context.liveness.note_waiting(None)
         return True
+
+    def _watch_queues(self) -> "asyncio.Task[None] | None":
+        """With `until_empty`, start to watch whether the queues are empty."""
+        settings, liveness = self._context.settings, self._context.liveness
+        if not settings.until_empty:
+            return None
+        rule = EmptyRule(settings.first_request_timeout_s, settings.lease_s, time.monotonic())
+        reads = [source.stats for source in self._sources]
+        watch = UntilEmpty(
+            reads, rule, self._context.load, self._context.drain, lambda: liveness.num_settled
+        )
+        return asyncio.create_task(watch.watch())
 
     async def _feed_engine(self) -> None:
         """Claim and start batch after batch; each started request settles itself."""

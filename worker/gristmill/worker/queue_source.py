@@ -120,6 +120,10 @@ class QueueSource:
         await self._lease.open()
         self._heartbeat.start()
 
+    async def stats(self) -> Stats:
+        """Return one view of the queue; wait while Redis is away."""
+        return await retrying(self._queue.stats)
+
     # -- claims --------------------------------------------------------------------------------------
 
     async def claim(

@@ -140,6 +140,20 @@ class WorkerSettings(QueueSettings):
             description="time between two heartbeats, a third of GRISTMILL_LEASE_S or less; unset is a fifth of it",
         ),
     ] = None
+    until_empty: Annotated[
+        bool,
+        Field(
+            description="whether the worker ends with 0 when its queues are empty, no worker has a request in flight and no producer is submitting; for jobs on a scheduler"
+        ),
+    ] = False
+    first_request_timeout_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=86_400,
+            description="longest wait for a first request with GRISTMILL_UNTIL_EMPTY, from the moment at which the worker is ready. Then it ends with 0",
+        ),
+    ] = 300.0
     drain_timeout_s: Annotated[
         float,
         Field(

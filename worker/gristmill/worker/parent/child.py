@@ -25,7 +25,7 @@ GAVE_UP = (EXIT_ENGINE, EXIT_SETTINGS)
 
 
 class Child:
-    """Keeps one worker alive until the parent stops.
+    """Keeps one worker alive until the parent stops, or until its queues are empty if it should end then.
 
     Args:
         plan: Plan of the worker.
@@ -37,6 +37,7 @@ class Child:
     Attributes:
         num_restarts: Restarts so far.
         is_starting: True while the worker's process starts; `pid` may not name it yet.
+        has_finished: True if the worker has ended because its queues are empty.
     """
 
     def __init__(
@@ -50,20 +51,28 @@ class Child:
         self.engine = plan.engine
         self.num_restarts = 0
         self.is_starting = False
+        self.has_finished = False
         self._plan, self._start = plan, start
         self._silence_s = settings.stall_timeout_s
+        self._may_finish = settings.until_empty
         self._stopping = stopping
         self._has_sibling_up = has_sibling_up
         self._deaths = DeathCount(settings.backoff_base_s, settings.backoff_max_s)
         self._process: ChildProcess | None = None
 
     async def run(self) -> int:
-        """Keep the worker alive; return 0 after a drain, or the exit code with which it is given up."""
-        while not self._stopping.is_set():
+        """Keep the worker alive; return 0 after a drain, or the exit code with which it is given up.
+
+        A drain that no signal started is an end too if the worker may end when its queues are empty.
+        """
+        while not (self.has_finished or self._stopping.is_set()):
             self._process = process = await self._started()
             code = await self._ended(process) if process else EXIT_OK
             if self._stopping.is_set():
                 log.info("worker.ended", engine=self.engine, exit_code=code)
+            elif self._may_finish and process and code == EXIT_OK:
+                log.info("worker.ended", engine=self.engine, exit_code=code)
+                self.has_finished = True
             elif self._is_hopeless(process, code):
                 return code if code in GAVE_UP else EXIT_ENGINE
             else:
@@ -96,7 +105,7 @@ class Child:
         """Why the worker is not ready; None if it is ready."""
         process = self._process
         if process is None:
-            return "its process has ended"
+            return "its queues are empty" if self.has_finished else "its process has ended"
         return (
             process.report.unready_reason if process.report else "waiting for its process to start"
         )

@@ -67,6 +67,7 @@ def child_environment(settings: WorkerSettings) -> Mapping[str, str]:
     return os.environ | {
         "GRISTMILL_REDIS_URL": settings.redis_url.get_secret_value(),
         "GRISTMILL_QUEUE": settings.queue,
+        "GRISTMILL_UNTIL_EMPTY": str(settings.until_empty).lower(),
         "GRISTMILL_HEALTH_HOST": "127.0.0.1",
         "GRISTMILL_HEALTH_PORT": "0",
     }
@@ -88,7 +89,7 @@ class _Parent:
             self._probes = ParentProbes(self._children, settings.health_host, settings.health_port)
 
     async def run(self) -> int:
-        """Keep all workers alive until a signal comes or one is given up; return the exit code."""
+        """Keep all workers alive until a signal comes, one is given up or all have finished; return the exit code."""
         self._handle_signals()
         self._probes.start()
         log.info(
@@ -101,8 +102,7 @@ class _Parent:
         reaping = asyncio.create_task(self._reap())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-            code = max((task.result() for task in running if task.done()), default=EXIT_OK)
+            code = await _first_failure(running, stopping)
             if code != EXIT_OK:
                 self._give_up(code)
             await self._wait_for_ends(running)
@@ -148,3 +148,20 @@ class _Parent:
 
     def _has_sibling_up(self, child: Child) -> bool:
         return any(other.is_up for other in self._children if other is not child)
+
+
+async def _first_failure(
+    running: "Sequence[asyncio.Task[int]]", stopping: "asyncio.Task[bool]"
+) -> int:
+    """Wait for a worker that is given up, for the end of all workers or for a signal; return the exit code.
+
+    A worker that has found its queue empty ends with 0, and the others go on.
+    """
+    left = set(running)
+    while left and not stopping.done():
+        await asyncio.wait([stopping, *left], return_when=asyncio.FIRST_COMPLETED)
+        ended = {task for task in left if task.done()}
+        left -= ended
+        if code := max((task.result() for task in ended), default=EXIT_OK):
+            return code
+    return EXIT_OK
