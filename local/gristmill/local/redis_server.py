@@ -71,6 +71,8 @@ def embedded_server(
     binary: Path | None = None,
     options: Sequence[str] = ("--appendonly", "no"),
     port: int | None = None,
+    *,
+    password: str = "",
 ) -> Iterator[EmbeddedServer]:
     """Run a server for the length of a block.
 
@@ -78,6 +80,8 @@ def embedded_server(
         binary: Path of the server's binary; `server_binary()` by default.
         options: More command-line options of the server.
         port: Port to listen on; a free port by default.
+        password: Password, which then is in the URL: letters, digits, `-` and `_`. "" lets in every user of this
+            machine.
 
     Raises:
         GristmillError: The server did not answer within 10 s; the message has the end of its
@@ -85,14 +89,19 @@ def embedded_server(
     """
     port = port or free_port()
     with TemporaryDirectory(prefix="gristmill-redis-") as folder:
+        configuration = (
+            Path(folder) / "conf"
+        )  # a command line would show the password to every user
+        configuration.write_text(f"requirepass {password}\n" if password else "")
         command = [
-            *(str(binary or server_binary()), "--port", str(port), "--bind", "127.0.0.1"),
-            *("--save", "", "--dir", folder, *options),
+            *(str(binary or server_binary()), str(configuration), "--port", str(port)),
+            *("--bind", "127.0.0.1", "--save", "", "--dir", folder, *options),
         ]
         log = Path(folder) / "log"
         with running_process("the embedded Redis", command, log, {}, GRACE_S) as process:
             _wait_until_it_answers(process, port)
-            yield EmbeddedServer(f"redis://127.0.0.1:{port}/0", process)
+            login = f":{password}@" if password else ""
+            yield EmbeddedServer(f"redis://{login}127.0.0.1:{port}/0", process)
 
 
 def _wait_until_it_answers(process: LoggedProcess, port: int) -> None:
@@ -102,7 +111,7 @@ def _wait_until_it_answers(process: LoggedProcess, port: int) -> None:
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
                 probe.sendall(b"PING\r\n")
-                if probe.recv(64).startswith(b"+PONG"):
+                if probe.recv(64).startswith((b"+PONG", b"-NOAUTH")):
                     return
         except OSError:
             time.sleep(0.01)

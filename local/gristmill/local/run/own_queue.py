@@ -1,6 +1,7 @@
 """The queue of the workers that `gristmill run` starts, on an embedded Redis or on the user's."""
 
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def own_queue(settings: QueueSettings, output: Path, *, is_forced: bool) -> Iter
         return
     with ExitStack() as stack:
         with step("starting a Redis of its own"):
-            server = stack.enter_context(embedded_server())
+            server = stack.enter_context(embedded_server(password=secrets.token_urlsafe(24)))
         own = read_settings(QueueSettings, redis_url=server.url, queue=EMBEDDED, min_replicas=0)
         yield OwnQueue(own, server.process, has_old_data=False)
 
