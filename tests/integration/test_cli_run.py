@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from uuid import uuid4
 
+import orjson
 import pandas as pd
 import pytest
 from command_line import CommandLine, SettlingWorker, ended, interrupt
@@ -180,23 +181,29 @@ async def test_with_a_redis_alone_its_workers_run_the_requests(
     assert (again.code, "2 rows are there already (1 failed)" in again.err) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [((), ", resumed"), pytest.param(("--force",), "300 rows", marks=pytest.mark.long)],
+    ids=["resume", "force"],
+)
 async def test_own_workers_on_a_redis_have_a_queue_that_is_gone_at_the_end(
-    redis_url: str, folder: Path
+    redis_url: str, folder: Path, options: tuple[str, ...], told: str
 ) -> None:
     shell = OwnRuns(redis_url, "", folder, SLOW | {"GRISTMILL_LEASE_S": "2"})
     shell.write_table(300)
     redis = connect(redis_url)
-    others = {key async for key in redis.scan_iter()}
     process = await shell.start(*TABLE, *FLAGS)
     await shell.until_written(process, 100)
     family = family_of(process)
     process.kill()
     await ended(process)
     assert await all_gone(family)
-    assert {key async for key in redis.scan_iter()} > others
-    done = await shell.finish(*TABLE, *FLAGS)
+    name = orjson.loads((folder / "out.parquet.run").read_bytes())["queue"]
+    assert [key async for key in redis.scan_iter(f"*{name}*")]
+    done = await shell.finish(*TABLE, *options, *FLAGS)
     assert done.code == 0, done.err
-    assert ", queue run-" in done.err
+    assert f", queue {name}" in done.err
+    assert told in done.err
     assert len(pd.read_parquet(folder / "out.parquet")) == 300
-    assert {key async for key in redis.scan_iter()} == others
+    assert [key async for key in redis.scan_iter(f"*{name}*")] == []
     await redis.aclose()
