@@ -9,8 +9,8 @@ import orjson
 from pydantic import Field, TypeAdapter
 
 from gristmill.shared.answers import cached_tokens, mapping, token_counts
+from gristmill.shared.lenient_body import fields_of
 from gristmill.worker.engine.interface import Response
-from gristmill.worker.engine.lenient_body import fields_of
 from gristmill.worker.engine.refusals import error_response
 
 _INT = TypeAdapter(Annotated[int, Field(ge=-(2**63), lt=2**63)])

@@ -6,7 +6,7 @@ All transports refuse the same requests before the engine sees them:
 - a request to an endpoint that the engine does not serve, because vLLM's 404 names no endpoints;
 - a request for more sequences than the engine runs at a time, because it would hold up all others;
 - a request with a field or a constraint whose cost would fall on all others (`field_limits.py`,
-  `constraint_limits.py`).
+  `constraint_limits.py` of shared).
 """
 
 import json
@@ -18,10 +18,10 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from gristmill.worker.engine.constraint_limits import constraint_excess
+from gristmill.shared.constraint_limits import constraint_excess
+from gristmill.shared.lenient_body import fields_of
 from gristmill.worker.engine.field_limits import field_excess
 from gristmill.worker.engine.interface import Response
-from gristmill.worker.engine.lenient_body import fields_of
 from gristmill.worker.engine.sequences import count_sequences, max_sequences
 
 _BOOL = TypeAdapter(bool)

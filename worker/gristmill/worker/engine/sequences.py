@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from gristmill.shared.answers import mapping
+from gristmill.shared.lenient_body import fields_of
 from gristmill.shared.request import CHAT, COMPLETIONS
-from gristmill.worker.engine.lenient_body import fields_of
 
 MAX_INPUTS = 2048
 """Most inputs of one request that generates nothing, unless the engine runs more at a time.

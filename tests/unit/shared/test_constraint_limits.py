@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.worker.engine.constraint_limits import constraint_excess, repetitions
+from gristmill.shared.constraint_limits import constraint_excess, repetitions
 from gristmill.worker.engine.refusals import refusal
 
 CHAT = "/v1/chat/completions"

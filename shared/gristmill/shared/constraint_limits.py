@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.shared.answers import mapping
-from gristmill.worker.engine.lenient_body import fields_of
+from gristmill.shared.lenient_body import fields_of
 
 MAX_CHOICES = 5_000
 """Most texts in one `choice` or `enum`. 10,000 compile for 1 s, 300,000 for more than 5 minutes."""
