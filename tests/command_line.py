@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from gristmill.shared.operations import Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.results import response_outcome
+
+Answer = Callable[[str, Any], Any]
 
 COMMAND = (sys.executable, "-m", "gristmill.shared.cli")
 
@@ -111,12 +113,19 @@ class SettlingWorker:
 
     Args:
         queue: Where from.
+        answer: Returns the answer to a request by its id and body, or None to hold it; None repeats prompts.
+
+    Attributes:
+        answered: Ids of the answered requests.
+        held: Requests that are claimed and not answered.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, answer: Answer | None = None) -> None:
         self._queue = queue
+        self._answer = answer
         self._is_stopping = False
         self.answered: list[str] = []
+        self.held: list[Claimed] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["SettlingWorker"]:
@@ -130,9 +139,29 @@ class SettlingWorker:
     async def settle(self, count: int) -> list[str]:
         """Claim at most `count` requests, or what there is, and answer them."""
         claim = await self._queue.claim("worker", uuid4().hex, count)
-        await self._queue.ack("worker", [_settlement(claimed) for claimed in claim.claimed])
-        self.answered += [claimed.id for claimed in claim.claimed]
+        await self._settle(claim.claimed)
         return [claimed.id for claimed in claim.claimed]
+
+    async def release(self) -> None:
+        """Answer what is held."""
+        held, self.held = self.held, []
+        await self._settle(held)
+
+    async def _settle(self, some: Sequence[Claimed]) -> None:
+        settlements = [(each, self._settlement(each)) for each in some]
+        self.held += [each for each, settlement in settlements if settlement is None]
+        done = [settlement for _, settlement in settlements if settlement is not None]
+        await self._queue.ack("worker", done)
+        self.answered += [settlement.id for settlement in done]
+
+    def _settlement(self, claimed: Claimed) -> Settlement | None:
+        if self._answer is None:
+            return _settlement(claimed)
+        answer = self._answer(claimed.id, orjson.loads(claimed.record.body))
+        if answer is None:
+            return None
+        outcome = response_outcome(1, "worker", 200, orjson.dumps(answer))
+        return Settlement(claimed.id, claimed.delivery, "succeeded", outcome, fence=claimed.fence)
 
     async def register(self) -> None:
         await self._queue.register("worker", {"pid": os.getpid()})

@@ -17,7 +17,9 @@ from gristmill.producer.batches.rows import (
 from gristmill.producer.batches.submit_run import RunRecord
 from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.request_maker import RequestMaker
+from gristmill.producer.tables.second_asking import SecondAskings, limit_in
 from gristmill.producer.tables.spec import TableSpec
+from gristmill.producer.tables.structured_answers import StructuredAnswers
 from gristmill.producer.tables.table import Table
 from gristmill.producer.tables.table_files import find_files
 from gristmill.producer.tables.table_input import TableInput, TableReport
@@ -28,13 +30,24 @@ RUN = RunRecord(run="run", queue="q", input_bytes=1, input_digest="d", fields={}
 
 MAX_REQUEST_BYTES = 2**20
 
+MODEL_LENGTH = 1_000
+"""Prompt and output tokens that the model can have."""
+
+
+def prompt_of(request: Request) -> str:
+    return str(orjson.loads(request.body)["messages"][-1]["content"])
+
 
 def answered(request: Request) -> bytes:
     """Return the row of a request whose answer repeats the prompt."""
-    content = orjson.loads(request.body)["messages"][-1]["content"]
+    return row_with(request, f"re: {prompt_of(request)}")
+
+
+def row_with(request: Request, text: str, *, reason: str = "stop", output_tokens: int = 2) -> bytes:
+    """Return the row of a request with this answer."""
     body = {
-        "choices": [{"finish_reason": "stop", "message": {"content": f"re: {content}"}}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        "choices": [{"finish_reason": reason, "message": {"content": text}}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": output_tokens},
     }
     response = {"status_code": 200, "request_id": request.id, "body": body}
     return orjson.dumps(
@@ -87,11 +100,18 @@ def run_table(
     maker = RequestMaker(spec)
     maker.check_columns(table)
     ran: list[str] = []
-    with TableOutput(output, table, AnswerColumns(spec.rename, table.columns)) as opened_output:
+    structured = StructuredAnswers(spec.schema, output.suffix[1:]) if spec.schema else None
+    columns = AnswerColumns(spec.rename, table.columns, structured)
+    with TableOutput(output, table, columns) as opened_output:
         is_resume = opened_output.begun_run(is_forced=False) is not None
         reader = LineReader(RUN.run, max_request_bytes=MAX_REQUEST_BYTES)
         plan = opened_output.plan_path(is_new=not is_resume)
-        rows = TableInput(table, spec, maker, reader, plan, trial=opened_output.trial())
+        limit = limit_in(spec.params)
+        second = SecondAskings(reader, spec.endpoint, limit) if spec.schema and limit else None
+        if second:
+            opened_output.use_second(second)
+        trial = opened_output.trial()
+        rows = TableInput(table, spec, maker, reader, plan, trial=trial, second=second)
         report = rows.restore() if is_resume else rows.check()
         try:
             assert rows.plan is not None
@@ -100,9 +120,13 @@ def run_table(
                 opened_output.begin(RUN)
             written = opened_output.keep_whole_rows(RUN.run, report.num_lines)
             for _, entry in order(list(rows.entries(written.finished))):
-                opened_output.append(_row_of(entry, answer, ran))
+                appended = opened_output.append(_row_of(entry, answer, ran))
+                if appended.again:
+                    opened_output.append(_row_of(appended.again(MODEL_LENGTH), answer, ran))
         finally:
             rows.close()
+            if second:
+                second.close()
         opened_output.finish({"total": report.num_lines, "failed": 0})
     return ran
 

@@ -36,7 +36,7 @@ async def test_the_examples_run(redis_url: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text(blocks(kind)[0])
     (tmp_path / "parts").mkdir()
     pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "parts" / "1.parquet")
-    first, several, renamed, template = blocks("bash")
+    first, several, renamed, template, _ = blocks("bash")  # a true engine runs the last one
     async with (
         shell.open_queue() as queue,
         worker_process(STUB, redis_url, queue, tmp_path / "log"),

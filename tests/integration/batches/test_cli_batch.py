@@ -247,7 +247,7 @@ async def test_the_rows_of_a_table_become_lines(shell: CommandLine) -> None:
     assert refused.code == 2
     assert "in.csv row 2: column 'text' is null" in refused.err
     refused = shell.run(*create, "--dedupe")
-    assert (refused.code, "--dedupe and --rename are for gristmill submit" in refused.err) == (
+    assert (refused.code, "--dedupe is for gristmill submit; leave it out" in refused.err) == (
         2,
         True,
     )

@@ -28,7 +28,7 @@ def run_on_fleet(
     Raises:
         click.UsageError: There is neither a Redis nor a model.
     """
-    model = given.table.model or EXAMPLE
+    model = given.table.values["model"] or EXAMPLE
     if "redis_url" not in settings.model_fields_set:
         raise click.UsageError(
             "nothing says which model runs the requests; end the command with vLLM's flags after --, such as:"

@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import click
 import fsspec
 
 from gristmill.producer.batches.storage import COPY_BYTES
@@ -62,8 +61,7 @@ def batch_copy(
     """
     if not table.has_prompt():
         return partial(copy_input, source)
-    if table.dedupe is not None or table.rename:
-        raise click.UsageError("--dedupe and --rename are for gristmill submit; leave them out")
+    table.refuse(("dedupe", "rename", "parse"), "is for gristmill submit; leave it out")
     from gristmill.producer.tables.batch_lines import batch_lines
     from gristmill.producer.tables.table import Table
     from gristmill.producer.tables.table_files import find_files

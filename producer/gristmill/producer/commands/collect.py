@@ -5,10 +5,11 @@
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 
 import orjson
 
@@ -16,19 +17,23 @@ from gristmill.producer.batches.rows import (
     BadLine,
     SkippedRow,
     bad_line_row,
+    first_id,
     result_row,
     skipped_row,
 )
-from gristmill.producer.batches.submit_run import failure_of_line
+from gristmill.producer.batches.submit_run import Appended, failure_of_line
 from gristmill.producer.client import Client
 from gristmill.producer.commands.display import Display, display
 from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
 from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.producer.commands.submit_runs import RunInput
 from gristmill.producer.commands.tally import Tally
+from gristmill.shared.answers import mapping
+from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
+from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
 CHUNK = 5_000
@@ -45,7 +50,7 @@ class Collection:
         client: Client of the queue that gets the requests.
         batch_input: Input whose `check` was called.
         run: Name of the run.
-        write: Callback that takes each row. It may return how many further lines have got the same answer.
+        write: Callback that takes each row. It may return the outcome.
         tally: Counter of the finished lines.
         noun: What the input has, in messages: lines, or rows of a table.
         sync: Makes the rows so far survive a power cut. The results are then deleted from Redis, so its memory
@@ -59,22 +64,23 @@ class Collection:
         *,
         batch_input: RunInput,
         run: str,
-        write: Callable[[bytes], int | None],
+        write: Callable[[bytes], Appended | None],
         tally: Tally,
         finished: bytearray | None = None,
         noun: str = "line",
         sync: Callable[[], None] | None = None,
     ) -> None:
         self._client = client
-        self._input = batch_input
         self._run = run
         self._write = write
         self._tally = tally
-        self._finished = finished
         self._noun = noun
         self._sync = sync
         self._written: list[str] = []  # ids of written rows whose results are still in Redis
         self._batch = ""  # of the request that was read last
+        self._entries = batch_input.entries(finished)
+        self._again: deque[Callable[[], Request | BadLine]] = deque()  # lines whose answer was cut
+        self._fleet = FleetCache(client.queue)
         self._unfinished: set[str] = set()
 
     async def run(self, window: int) -> None:
@@ -89,30 +95,50 @@ class Collection:
         self._tally.begin_ms = (await retrying(self._client.queue.stats)).now_ms
         with display() as shown:
             async with self._watched(shown):
-                async for result in self._client.as_completed(self._requests(), window=window):
-                    self._unfinished.discard(result.id)
-                    self._add_row(result_row(result), is_failed=not result.is_success)
-                    self._tally.add(result)
-                    await self._forget_written(result.id)
+                await self._pass(window)
+                while self._again:  # the last lines that were cut
+                    await self._pass(window)
             shown.show(self._tally.progress(Counter()))
 
         await self._forget_written()
 
-    async def _forget_written(self, request_id: str = "") -> None:
-        """Delete results whose rows are safe, many at a time; without an id, all that are left."""
+    async def _pass(self, window: int) -> None:
+        """Submit the lines; those whose answers are cut last stay in `_again`."""
+        async for result in self._client.as_completed(self._requests(), window=window):
+            self._unfinished.discard(result.id)
+            appended, has_failed = self._add_row(
+                result_row(result), has_failed=not result.is_success
+            )
+            if appended and appended.again:
+                self._tally.add_tokens(result)
+                self._again.append(partial(appended.again, await self._model_length(result)))
+                continue
+            self._tally.add(result, has_failed=has_failed)
+            await self._forget_written(*{result.id, first_id(result.id)})
+
+    async def _model_length(self, result: Result) -> int:
+        """Return the prompt and output tokens that the model of a result can have; 0 if no worker says."""
+        lengths = (await self._fleet.fleet()).max_model_len
+        return lengths.get(str(mapping(result.body).get("model")), 0)
+
+    async def _forget_written(self, *ids: str) -> None:
+        """Delete results whose rows are safe, many at a time; without ids, all that are left.
+
+        Args:
+            *ids: The ids of a line, two at most.
+        """
         if self._sync is None:
             return
-        if request_id:
-            self._written.append(request_id)
-        if len(self._written) >= IDS_A_CALL or not request_id:
+        self._written += ids
+        if len(self._written) + 2 > IDS_A_CALL or not ids:
             self._sync()
-            ids, self._written = self._written, []
-            await retrying(lambda: self._client.queue.forget(ids))
+            written, self._written = self._written, []
+            await retrying(lambda: self._client.queue.forget(written))
 
     def _requests(self) -> Iterator[Request]:
-        for _, entry in self._input.entries(self._finished):
+        for entry in self._next_entries():
             if isinstance(entry, BadLine):
-                self._add_row(bad_line_row(self._run, entry), is_failed=True)
+                self._add_row(bad_line_row(self._run, entry), has_failed=True)
                 self._tally.add_bad_line()
             elif isinstance(entry, SkippedRow):
                 self._write(skipped_row(self._run, entry))
@@ -122,11 +148,30 @@ class Collection:
                 self._batch = entry.batch
                 yield entry
 
-    def _add_row(self, row: bytes, *, is_failed: bool) -> None:
-        if num_copies := self._write(row):
-            self._tally.add_without_run(num_copies, has_failed=is_failed)
-        if is_failed and not self._tally.example:
-            self._tally.example = failure_of_line(orjson.loads(row), self._run, self._noun)
+    def _next_entries(self) -> Iterator[Request | BadLine | SkippedRow]:
+        """Yield the lines that were cut so far before each further line, and at the end."""
+        for entry in chain((each for _, each in self._entries), [None]):
+            while self._again:
+                yield self._again.popleft()()
+            if entry is not None:
+                yield entry
+
+    def _add_row(self, row: bytes, *, has_failed: bool) -> tuple[Appended | None, bool]:
+        """Write a row; return what became of it, and whether the line has failed.
+
+        Args:
+            row: The row.
+            has_failed: True if the line has failed; the output may know better.
+        """
+        appended = self._write(row)
+        if appended:
+            has_failed = appended.failure is not None
+            if appended.num_copies:
+                self._tally.add_without_run(appended.num_copies, has_failed=has_failed)
+        if has_failed and not self._tally.example:
+            told = appended.failure if appended else None
+            self._tally.example = told or failure_of_line(orjson.loads(row), self._run, self._noun)
+        return appended, has_failed
 
     @asynccontextmanager
     async def _watched(self, shown: Display) -> AsyncIterator[None]:

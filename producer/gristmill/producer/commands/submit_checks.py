@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from gristmill.producer.batches.rows import BadLine
+from gristmill.producer.batches.rows import BadLine, first_id
 from gristmill.producer.batches.submit_run import InputReport
 from gristmill.producer.commands.submit_runs import RunSource
 from gristmill.shared.cli import say
@@ -24,7 +24,7 @@ def conflict_in_words(run: str, noun: str) -> Iterator[None]:
     try:
         yield
     except IdConflict as error:
-        line = (error.request_id or "").removeprefix(f"{run}-")
+        line = first_id(error.request_id or "").removeprefix(f"{run}-")
         raise InvalidRequest(
             f"{noun} {line} (request {error.request_id}) differs from {noun} {line} of an earlier run {run}; submit the same input with the same"
             " options as before, or name another run with --run-name"

@@ -5,13 +5,14 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gristmill.producer.batches.rows import BadLine, LineReader, SkippedRow
 from gristmill.producer.batches.submit_run import (
+    Appended,
     InputFile,
     InputReport,
     OutputFile,
@@ -23,6 +24,7 @@ from gristmill.shared.cli import say
 from gristmill.shared.request import Request
 
 if TYPE_CHECKING:
+    from gristmill.producer.tables.second_asking import SecondAskings
     from gristmill.producer.tables.spec import TableSpec
     from gristmill.producer.tables.table import Table
     from gristmill.producer.tables.table_input import TableReport
@@ -57,8 +59,8 @@ class RunOutput(AbstractContextManager["RunOutput"], Protocol):
         """Return the rows that are there already."""
         ...
 
-    def append(self, row: bytes) -> int | None:
-        """Write a row; may return how many further lines have got the same answer."""
+    def append(self, row: bytes) -> Appended | None:
+        """Write a row; may return the outcome."""
         ...
 
     @property
@@ -163,6 +165,7 @@ class TableRun:
     Args:
         table: The rows.
         spec: What to ask for each row.
+        kind: Format of the output: parquet, csv or jsonl.
 
     Raises:
         InvalidRequest: The prompt does not fit the columns, or an added column is there already.
@@ -170,15 +173,17 @@ class TableRun:
 
     noun = "row"
 
-    def __init__(self, table: "Table", spec: "TableSpec") -> None:
+    def __init__(self, table: "Table", spec: "TableSpec", kind: str) -> None:
         from gristmill.producer.tables.answer_columns import AnswerColumns
         from gristmill.producer.tables.request_maker import RequestMaker
+        from gristmill.producer.tables.structured_answers import StructuredAnswers
 
         self._table = table
         self._spec = spec
         self._maker = RequestMaker(spec)
         self._maker.check_columns(table)
-        self._columns = AnswerColumns(spec.rename, table.columns)
+        structured = None if spec.schema is None else StructuredAnswers(spec.schema, kind)
+        self._columns = AnswerColumns(spec.rename, table.columns, structured)
         self._stack = ExitStack()
         self.if_empty = f"{table.name} has no rows; name an input with rows"
         self.facts: Mapping[str, Any] = spec.facts()
@@ -216,13 +221,27 @@ class TableRun:
         else:
             plan = output.plan_path(is_new=not is_resume)
         trial = None if output is None else output.trial()
-        rows = TableInput(self._table, self._spec, self._maker, reader, plan, trial=trial)
+        second = None if output is None else self._second_askings(reader)
+        if second is not None:
+            output.use_second(second)
+        rows = TableInput(
+            self._table, self._spec, self._maker, reader, plan, trial=trial, second=second
+        )
         self._stack.callback(rows.close)
         report = rows.restore() if is_resume else rows.check()
         if output is not None and rows.plan is not None:
             output.use_plan(rows.plan)
         _tell_unrun(report, skips=self._spec.skip_null)
         return rows, report
+
+    def _second_askings(self, reader: LineReader) -> "SecondAskings | None":
+        """Return what asks a row again whose answer was cut; None if no second answer can be longer."""
+        from gristmill.producer.tables.second_asking import SecondAskings, limit_in
+
+        limit = limit_in(self._spec.params)
+        if self._spec.schema is None or limit is None:
+            return None
+        return self._stack.enter_context(closing(SecondAskings(reader, self._spec.endpoint, limit)))
 
     def in_words(self, report: InputReport) -> str:
         """See `RunSource`."""

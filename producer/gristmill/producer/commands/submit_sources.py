@@ -71,7 +71,7 @@ def _opened_table(
         if is_piped:
             files = [replace(files[0], name="stdin")]
         table = Table(files, has_types=kind == "parquet")
-        yield stack.enter_context(TableRun(table, spec))
+        yield stack.enter_context(TableRun(table, spec, kind))
 
 
 @contextmanager

@@ -51,16 +51,27 @@ class Tally:
         self._start_s = self._now_s = now_s
         self._is_served = True
 
-    def add(self, result: Result) -> None:
-        """Count a result that this process received."""
+    def add(self, result: Result, *, has_failed: bool | None = None) -> None:
+        """Count a result that this process received.
+
+        Args:
+            result: The last result of its line.
+            has_failed: True if the line has failed; None reads it from the result.
+        """
         self.num_finished += 1
-        self.num_failed += not result.is_success
+        self.num_failed += not result.is_success if has_failed is None else has_failed
+        self.num_found += self._is_found(result)
+        self.add_tokens(result)
+
+    def add_tokens(self, result: Result) -> None:
+        """Count the tokens of a result, which may be a cut answer whose line is asked again."""
         prompt_tokens, output_tokens = result.tokens
         self.prompt_tokens += prompt_tokens
         self.output_tokens += output_tokens
-        if 0 < result.finished_ms < self.begin_ms:
-            self.num_found += 1
-            self._found_tokens += output_tokens
+        self._found_tokens += output_tokens * self._is_found(result)
+
+    def _is_found(self, result: Result) -> bool:
+        return 0 < result.finished_ms < self.begin_ms
 
     def add_bad_line(self) -> None:
         """Count a line that became an error row."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
-from gristmill.producer.batches.submit_run import InputReport, RunRecord, WrittenRows
+from gristmill.producer.batches.submit_run import Appended, InputReport, RunRecord, WrittenRows
 from gristmill.producer.client import Client
 from gristmill.producer.commands.collect import Collection
 from gristmill.producer.commands.run_workers import Lost, RunWorkers, unless_lost
@@ -124,7 +124,7 @@ class WaitedRun:
 
     def _collected(
         self,
-        write: Callable[[bytes], int | None],
+        write: Callable[[bytes], Appended | None],
         sync: Callable[[], None] | None,
         written: WrittenRows | None,
         lost: Lost | None,

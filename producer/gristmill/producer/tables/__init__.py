@@ -11,7 +11,12 @@
 - `request_maker` turns a row into the body of a request.
 - `row_plan` remembers on disk which rows are copies of an earlier row.
 - `table_input` checks all rows, then yields their requests. It has the methods of `InputFile`.
+- `answer_schema`: the JSON Schema of the answers, from a file or a Pydantic model.
+- `schema_types`: the types of columns that a schema describes.
+- `answer_json` finds the JSON object in a text.
+- `structured_answers` turns the text of an answer into the columns of a schema.
 - `answer_columns` turns the answer to a request into columns; nothing else does.
+- `second_asking` asks a row once more whose answer was cut.
 - `answer_parts` keeps finished answers on disk, part by part, in the order of the rows.
 - `table_writers` writes Parquet, CSV and JSONL.
 - `output_trial` refuses rows that an output cannot hold, before any request runs.

@@ -1,11 +1,13 @@
 """Turn the answer to a request into columns. Nothing else in this package knows what an answer is."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from gristmill.producer.batches.rows import is_success
+from gristmill.producer.tables.structured_answers import CUT_ANSWER, StructuredAnswers
 from gristmill.shared.answers import (
     answer_text,
     code_in,
@@ -30,15 +32,33 @@ ADDED = (
     ("finish_reason", pa.string()),
     (ERROR, pa.string()),
 )
-"""Added columns and their types, in their order."""
+"""Columns that every output gets, and their types, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowAnswer:
+    """The values of one row in the added columns.
+
+    Attributes:
+        values: Values of the added columns, in the order of the schema.
+        error: The cause in the column of errors; None for none.
+        is_cut: True if the answer has no whole JSON because it reached its limit of tokens.
+        output_tokens: Tokens of the answer.
+    """
+
+    values: list[Any]
+    error: str | None = None
+    is_cut: bool = False
+    output_tokens: int = 0
 
 
 class AnswerColumns:
-    """The added columns of one output.
+    """The added columns of one output: those of a schema, then those that every output gets.
 
     Args:
-        rename: Added column -> the name that it gets.
+        rename: Added column -> the name that it gets. A name that both kinds have means the second kind.
         taken: Columns of the input.
+        structured: The columns of a schema; None without one.
 
     Attributes:
         schema: The added columns under their names in the output.
@@ -47,24 +67,26 @@ class AnswerColumns:
         InvalidRequest: A name is not an added column's, or two columns have the same name.
     """
 
-    def __init__(self, rename: Mapping[str, str], taken: Sequence[str]) -> None:
-        names = [name for name, _ in ADDED]
-        if unknown := [name for name in rename if name not in names]:
-            raise InvalidRequest(
-                f"--rename {unknown[0]}=...: no added column has this name; use {', '.join(names)}"
-            )
-        self.schema = pa.schema([(rename.get(name, name), kind) for name, kind in ADDED])
-        for added, name in zip(names, self.schema.names, strict=True):
-            if name in taken:
-                raise InvalidRequest(
-                    f"the input has a column {name!r}, as the output would; give the new one another name:"
-                    f" --rename {added}={name}_2"
-                )
-            if self.schema.names.count(name) > 1:
-                raise InvalidRequest(f"two added columns would be {name!r}; correct --rename")
+    def __init__(
+        self,
+        rename: Mapping[str, str],
+        taken: Sequence[str],
+        structured: StructuredAnswers | None = None,
+    ) -> None:
+        self._structured = structured
+        fixed = [pa.field(name, kind) for name, kind in ADDED]
+        fixed_names = [each.name for each in fixed]
+        own = structured.columns if structured else []
+        self._num_own = len(own)
+        own_names = [each.name for each in own if each.name not in fixed_names]
+        _check_known(rename, [*own_names, *fixed_names])
+        renamed = [each if each.name in fixed_names else _renamed(each, rename) for each in own]
+        self.schema = pa.schema([*renamed, *(_renamed(each, rename) for each in fixed)])
+        for added, name in zip([*own, *fixed], self.schema.names, strict=True):
+            _check_free(added.name, name, self.schema.names, taken)
 
-    def values(self, row: Mapping[str, Any]) -> list[Any]:
-        """Return the values of the added columns, in the order of the schema.
+    def read(self, row: Mapping[str, Any]) -> RowAnswer:
+        """Return what the columns of a row get.
 
         Args:
             row: A parsed row in the format of OpenAI's batch output. A row with neither response nor
@@ -72,16 +94,44 @@ class AnswerColumns:
         """
         error = failure(row)
         if error is not None or row["response"] is None:
-            return [None, None, None, None, error]
+            return RowAnswer([*[None] * (self._num_own + 4), error], error)
         body = row["response"]["body"]
+        text, tokens = answer_text(body), token_counts(body)
         choices = list_in(mapping(body).get("choices"))
         reason = mapping(choices[0]).get("finish_reason") if choices else None
-        return [
-            answer_text(body),
-            *token_counts(body),
-            reason if isinstance(reason, str) else None,
-            None,
-        ]
+        common = [text, *tokens, reason if isinstance(reason, str) else None]
+        if self._structured is None:
+            return RowAnswer([*common, None])
+        fields = self._structured.read(text, output_tokens=tokens[1], is_cut=reason == "length")
+        if fields.code:
+            error = one_line(f"{fields.code}: {fields.reason}", MAX_ERROR)
+            values = [*[None] * self._num_own, *common, error]
+            return RowAnswer(values, error, fields.code == CUT_ANSWER, tokens[1])
+        return RowAnswer([*fields.values, *common, None])
+
+
+def _renamed(column: Any, rename: Mapping[str, str]) -> Any:
+    return column.with_name(rename.get(column.name, column.name))
+
+
+def _check_known(rename: Mapping[str, str], names: Sequence[str]) -> None:
+    if unknown := [name for name in rename if name not in names]:
+        raise InvalidRequest(
+            f"--rename {unknown[0]}=...: no added column has this name; use {', '.join(names)}"
+        )
+
+
+def _check_free(added: str, name: str, names: Sequence[str], taken: Sequence[str]) -> None:
+    """Refuse the name of an added column that another column has."""
+    if name in taken:
+        raise InvalidRequest(
+            f"the input has a column {name!r}, as the output would; give the new one another name:"
+            f" --rename {added}={name}_2"
+        )
+    if names.count(name) > 1:
+        raise InvalidRequest(
+            f"two added columns would be {name!r}; give one another name, for example --rename {added}={name}_2"
+        )
 
 
 def failure(row: Mapping[str, Any]) -> str | None:

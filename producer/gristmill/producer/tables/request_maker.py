@@ -35,7 +35,7 @@ class RequestMaker:
             if spec.prompt is not None
             else TemplatePrompt(spec.template or "")
         )
-        self._constant = dict(spec.params)
+        self._constant = dict(spec.params) | spec.constraint
         if spec.model is not None:
             self._constant["model"] = spec.model
         system = spec.system

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from gristmill.producer.tables.answer_schema import AnswerSchema
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.one_line import shown
@@ -14,6 +15,9 @@ from gristmill.shared.request import CHAT, COMPLETIONS
 
 ENDPOINTS = (CHAT, COMPLETIONS)
 """Endpoints that answer a prompt with a text."""
+
+CONSTRAINTS = ("response_format", "structured_outputs")
+"""Fields of a body that constrain its answer, so `--params` must not have them if there is a schema."""
 
 PROMPT_FIELDS = ("messages", "prompt", "input")
 """Fields of a body that come from the columns, so `--params` must not have them."""
@@ -34,6 +38,8 @@ class TableSpec:
         skip_null: True leaves a row unanswered that has a null in a used column; False gives it an error.
         dedupe: True runs identical requests once, False runs each; None does so at temperature 0.
         rename: Added column -> the name that it gets.
+        schema: The form that each answer must have; its properties become columns. None for any text.
+        parse: json checks the answers and does not constrain the engine; None constrains it to the schema.
 
     Raises:
         InvalidRequest: The parts do not fit together.
@@ -49,6 +55,8 @@ class TableSpec:
     skip_null: bool = False
     dedupe: bool | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
+    schema: AnswerSchema | None = None
+    parse: str | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.template is None):
@@ -64,6 +72,7 @@ class TableSpec:
                 f"{COMPLETIONS} takes one text; leave out --system and --image, or use {CHAT}"
             )
         self._check_params()
+        self._check_schema()
 
     def _check_params(self) -> None:
         if found := [name for name in PROMPT_FIELDS if name in self.params]:
@@ -75,6 +84,25 @@ class TableSpec:
             raise InvalidRequest(
                 f"--model is {shown(self.model)} and the model in --params {shown(of_params)}; leave one out"
             )
+
+    def _check_schema(self) -> None:
+        if self.schema is None:
+            if self.parse is not None:
+                raise InvalidRequest("--parse json needs --schema, whose properties become columns")
+            return
+        if found := [name for name in CONSTRAINTS if name in self.params]:
+            raise InvalidRequest(
+                f"--params has {found[0]!r}, which --schema makes; remove it there"
+            )
+        if self.parse is None:
+            self.schema.check_limits()
+
+    @property
+    def constraint(self) -> dict[str, Any]:
+        """Fields of each body that constrain its answer."""
+        if self.schema is None or self.parse is not None:
+            return {}
+        return {"response_format": self.schema.response_format}
 
     @property
     def is_deduping(self) -> bool:
@@ -95,6 +123,8 @@ class TableSpec:
             "skip_null": self.skip_null or None,
             "dedupe": self.is_deduping,
             "rename": dict(self.rename) or None,
+            "schema": None if self.schema is None else dict(self.schema.document),
+            "parse": self.parse,
         }
         return {name: value for name, value in facts.items() if value is not None}
 

@@ -17,6 +17,7 @@ from gristmill.producer.tables.output_trial import OutputTrial
 from gristmill.producer.tables.request_maker import RequestMaker
 from gristmill.producer.tables.row_chunks import Row
 from gristmill.producer.tables.row_plan import PlanDraft, RowPlan, read_plan
+from gristmill.producer.tables.second_asking import SecondAskings
 from gristmill.producer.tables.spec import TableSpec
 from gristmill.producer.tables.table import Chunk, Table
 from gristmill.shared.errors import InvalidRequest
@@ -75,6 +76,7 @@ class TableInput:
         reader: Turns a body into a request, by the rules that lines of a file have.
         plan: Path of the plan on disk.
         trial: Refuses rows that the output cannot hold; None without an output.
+        second: Keeps the requests that may be asked again; None if none may.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class TableInput:
         plan: Path,
         *,
         trial: OutputTrial | None = None,
+        second: SecondAskings | None = None,
     ) -> None:
         self._table = table
         self._spec = spec
@@ -93,6 +96,7 @@ class TableInput:
         self._reader = reader
         self._path = plan
         self._trial = trial
+        self._second = second
         self.plan: RowPlan | None = None
 
     def check(self) -> TableReport:
@@ -137,7 +141,11 @@ class TableInput:
                 if all(done):
                     continue
                 left_out |= {chunk.first + index for index, is_done in enumerate(done) if is_done}
-            yield from self._entries(chunk, chunk.dicts(self._maker.columns), left_out)
+            rows = chunk.dicts(self._maker.columns)
+            for number, entry in self._entries(chunk, rows, left_out):
+                if self._second and isinstance(entry, Request):
+                    self._second.keep(number, entry)
+                yield number, entry
 
     def close(self) -> None:
         """Close the plan."""

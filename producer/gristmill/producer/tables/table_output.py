@@ -1,6 +1,6 @@
 """The output of one run of a table. It has the methods of `OutputFile`, which is the one of JSONL lines.
 
-For the input it has `plan_path`, `use_plan` and `trial`, too.
+`TableInput` needs its `plan_path`, `use_plan`, `use_second` and `trial`, too.
 
 Beside the output OUT, `OUT.run` says to which run it belongs, as for lines. `OUT.parts` has the plan and
 the answers until the rows are merged into OUT.
@@ -11,14 +11,16 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
 
-from gristmill.producer.batches.rows import line_number
+from gristmill.producer.batches.rows import first_id, line_number
 from gristmill.producer.batches.submit_run import (
+    Appended,
     RunRecord,
     WrittenRows,
     earlier_run,
@@ -28,6 +30,7 @@ from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.answer_parts import AnswerParts
 from gristmill.producer.tables.output_trial import OutputTrial
 from gristmill.producer.tables.row_plan import RowPlan
+from gristmill.producer.tables.second_asking import SecondAskings
 from gristmill.producer.tables.table import Table
 from gristmill.producer.tables.table_writers import output_kind, table_writer
 from gristmill.shared.errors import InvalidRequest
@@ -65,6 +68,7 @@ class TableOutput:
         self._lock: FileIO = lock_beside(self._folder, path)
         self._run: RunRecord | None = None
         self._parts: AnswerParts | None = None
+        self._second: SecondAskings | None = None
         self._copies_of: Callable[[int], list[int]] = lambda _: []
 
     def __enter__(self) -> Self:
@@ -127,6 +131,10 @@ class TableOutput:
         """Give the copies of a row its answer."""
         self._copies_of = plan.copies_of
 
+    def use_second(self, second: SecondAskings) -> None:
+        """Ask rows again whose answer was cut."""
+        self._second = second
+
     def keep_whole_rows(self, run: str, num_lines: int) -> WrittenRows:
         """Return the rows that an interrupted run has finished; cut off what it has half written.
 
@@ -141,17 +149,30 @@ class TableOutput:
         self._parts = AnswerParts(self._folder, self._columns.schema, num_lines)
         return self._parts.restore()
 
-    def append(self, row: bytes) -> int:
-        """Write the answer that a row in OpenAI's format has, and return how many copies got it, too."""
+    def append(self, row: bytes) -> Appended:
+        """Write the answer that a row in OpenAI's format has, also for its copies.
+
+        A cut answer is not written if a second one may be longer; the returned value has its request.
+        """
         parts, run = self._started()
         fields = orjson.loads(row)
         number = line_number(fields, run.run)
-        values = self._columns.values(fields)
+        answer = self._columns.read(fields)
+        is_first = first_id(fields["id"]) == fields["id"]
+        if (
+            self._second
+            and answer.is_cut
+            and is_first
+            and self._second.can_help(answer.output_tokens)
+        ):
+            return Appended(again=partial(self._second.request, number))
         copies = [copy for copy in self._copies_of(number) if not parts.is_finished(copy)]
         if copies:  # before the row itself: once it has its values, all its copies have theirs
-            parts.add(dict.fromkeys(copies, values))
-        parts.add({number: values})
-        return len(copies)
+            parts.add(dict.fromkeys(copies, answer.values))
+        parts.add({number: answer.values})
+        if self._second:
+            self._second.drop(number)
+        return Appended(len(copies), answer.error and f"row {number:,}: {answer.error}")
 
     def sync(self) -> None:
         """Make the answers so far survive a power cut."""

@@ -9,6 +9,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from gristmill.producer.tables.row_chunks import Rows, json_value
+from gristmill.producer.tables.structured_answers import HOLDS_JSON
 from gristmill.producer.tables.table import Table
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.one_line import json_line
@@ -59,7 +60,7 @@ def table_writer(kind: str, file: BinaryIO, table: Table, answers: Any) -> Table
         return _ParquetTable(file, table.schema, answers)
     if kind == "csv":
         return _CsvTable(file, table.columns, answers)
-    return _JsonTable(file, table.columns)
+    return _JsonTable(file, answers)
 
 
 class _ParquetTable:
@@ -110,12 +111,14 @@ class _CsvTable:
 
 
 class _JsonTable:
-    def __init__(self, file: BinaryIO, columns: list[str]) -> None:
+    def __init__(self, file: BinaryIO, answers: Any) -> None:
         self._file = file
-        self._columns = columns
+        self._of_json = [each.name for each in answers if each.metadata == HOLDS_JSON]
 
     def write(self, rows: Rows, answers: Any) -> None:
         for row, answer in zip(rows.dicts(), answers.to_pylist(), strict=True):
+            for name in self._of_json:
+                answer[name] = answer[name] and orjson.Fragment(answer[name])
             self._file.write(json_line(row | answer, orjson.OPT_NON_STR_KEYS, json_value))
 
     def close(self) -> None:

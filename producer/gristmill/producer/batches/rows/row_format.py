@@ -1,5 +1,6 @@
 """The rows of an output file, in the format of OpenAI's batch output."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,9 @@ from gristmill.shared.one_line import json_line, one_line
 from gristmill.shared.results import Result
 
 ID_PREFIX = "batch_req_"
+
+_SECOND = re.compile(r"-again\d+$")
+"""End of the id of a second request. The id of a line ends in its number, so no line has such an id."""
 
 MAX_CAUSE = 200
 """Most characters of the cause of a failure in a line for people."""
@@ -122,15 +126,28 @@ def failure_in_words(row: dict[str, Any]) -> str:
     return one_line(f"HTTP {response['status_code']}: {message_in(response['body'])}", MAX_CAUSE)
 
 
+def second_id(request_id: str, max_tokens: int) -> str:
+    """Return the id of the request that asks a line once more, with another limit of tokens.
+
+    The limit is a part of the id, because a request with another body needs another id.
+    """
+    return f"{request_id}-again{max_tokens}"
+
+
+def first_id(request_id: str) -> str:
+    """Return the id of the first request of a line, which may be this one."""
+    return _SECOND.sub("", request_id)
+
+
 def line_number(row: dict[str, Any], run: str) -> int:
-    """Return the input line of a parsed row.
+    """Return the input line of a parsed row; its request may be the second one of the line.
 
     Raises:
         ValueError: The row belongs to another run, or is no row.
     """
     prefix = f"{ID_PREFIX}{run}-"
     row_id = row["id"]
-    number = row_id.removeprefix(prefix) if isinstance(row_id, str) else ""
+    number = first_id(row_id).removeprefix(prefix) if isinstance(row_id, str) else ""
     if number == row_id or not number.isdecimal():
         raise ValueError(f"its id is {row_id!r}, not {prefix}<line>")
     return int(number)

@@ -2,6 +2,7 @@
 
 from gristmill.producer.batches.submit_run.input_file import InputFile, InputReport
 from gristmill.producer.batches.submit_run.output_file import (
+    Appended,
     OutputFile,
     WrittenRows,
     check_apart,
@@ -12,6 +13,7 @@ from gristmill.producer.batches.submit_run.output_file import (
 from gristmill.producer.batches.submit_run.run_record import RunRecord, fingerprint
 
 __all__ = [
+    "Appended",
     "InputFile",
     "InputReport",
     "OutputFile",

@@ -3,7 +3,7 @@
 import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any, Self
 
 import orjson
 
-from gristmill.producer.batches.rows import failure_in_words, is_success, line_number
+from gristmill.producer.batches.rows import BadLine, failure_in_words, is_success, line_number
 from gristmill.producer.batches.submit_run.run_record import RunRecord
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.request import Request
 
 
 @dataclass(slots=True)
@@ -32,6 +33,22 @@ class WrittenRows:
     num_finished: int = 0
     num_failed: int = 0
     example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The outcome of a row that an output got.
+
+    Attributes:
+        num_copies: Further lines that have got the same answer.
+        failure: The line and why it failed, in words; None if it did not fail.
+        again: Returns the request that the line needs before it has its row, because this answer was cut; it takes
+            the prompt and output tokens that the model can have, 0 if that is not known. None if the row is written.
+    """
+
+    num_copies: int = 0
+    failure: str | None = None
+    again: Callable[[int], Request | BadLine] | None = None
 
 
 class OutputFile:

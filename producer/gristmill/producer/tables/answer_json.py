@@ -1,0 +1,49 @@
+"""Find the JSON object in the text of an answer."""
+
+import json
+from typing import Any
+
+import orjson
+
+_DECODER = json.JSONDecoder(strict=False)
+"""It takes line breaks and other control characters within texts, which engines let pass in texts of a limited length."""
+
+
+def json_object_in(text: str, *, is_cut: bool) -> dict[str, Any] | None:
+    """Return the object that an answer gives, or None.
+
+    The whole text may be the object. Otherwise the last whole object in the text counts, so it may stand in a
+    fence of Markdown, and after words. No brace may close after it, since it would be a part of a broken object.
+
+    Args:
+        text: The answer.
+        is_cut: True if the answer ended at its limit. Then an object that does not end is the cut one, and what
+            stands in it does not count.
+    """
+    try:
+        whole = orjson.loads(text)
+    except ValueError:
+        return _last_object(text, is_cut=is_cut)
+    return whole if isinstance(whole, dict) else None
+
+
+def _last_object(text: str, *, is_cut: bool) -> dict[str, Any] | None:
+    found: Any = None
+    rest, start = 0, text.find("{")
+    while start >= 0:
+        try:
+            found, rest = _DECODER.raw_decode(text, start)
+            end = rest
+        except json.JSONDecodeError as error:
+            if is_cut:
+                break
+            end = max(error.pos, start + 1)
+        except RecursionError:
+            return None
+        start = text.find("{", end)
+    if found is None or "}" in text[rest:]:
+        return None
+    try:
+        return dict(orjson.loads(json.dumps(found)))
+    except ValueError:  # half of a surrogate pair, or NaN
+        return None
