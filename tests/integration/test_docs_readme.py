@@ -3,12 +3,15 @@
 import asyncio
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from uuid import uuid4
 
+import pandas as pd
 from gateways import gateway_settings, running_gateway
+from own_runs import OwnRuns
 from stewards import TRUE as STEWARD
 from stewards import steward_process
 from workers import STUB, worker_process
@@ -40,6 +43,17 @@ async def test_the_client_example_prints_answers_in_order(redis_url: str, tmp_pa
     lines = ended.stdout.splitlines()
     assert len(lines) == 100
     assert all(line.startswith(f"Say {n}. ") for n, line in enumerate(lines))
+
+
+def test_the_first_command_runs_a_table(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^gristmill (run .*)$", README, re.MULTILINE)
+    shell = OwnRuns("", "", tmp_path / "work")
+    shell.folder.mkdir()
+    (shell.folder / "reviews.csv").write_text("text\nFine.\nBroken.\n")
+    done = shell.run(*shlex.split(command))
+    assert done.code == 0, done.err
+    answers = pd.read_parquet(shell.folder / "labels.parquet")["answer"]
+    assert [answer[:19] for answer in answers] == ["Good or bad? Fine. ", "Good or bad? Broken"]
 
 
 async def test_openais_client_runs_a_file(redis_url: str, tmp_path: Path) -> None:
