@@ -1,7 +1,7 @@
 """The true command `gristmill worker` around stub engines, for commands that start workers.
 
-`STUB_TOKEN_DELAY_S` sets the speed of the engine. With `STUB_BROKEN` it does not start. Several engines
-are those of `stub_engines.py`.
+`STUB_TOKEN_DELAY_S` sets the speed of the engine. With `STUB_BROKEN` it does not start. With `STUB_FAULT` it
+fails every request. Several engines are those of `stub_engines.py`.
 """
 
 import os
@@ -14,6 +14,7 @@ from gristmill.shared.errors import EngineDied
 from gristmill.worker import __main__ as process
 from gristmill.worker.commands import worker
 from gristmill.worker.engine import EngineInfo, StubEngine
+from gristmill.worker.engine.refusals import error_response
 from gristmill.worker.parent import run_parent
 from gristmill.worker.settings import WorkerSettings
 
@@ -30,7 +31,10 @@ class OneEngine(StubEngine):
 
 
 def made_engine(_settings: WorkerSettings, _flags: Sequence[str]) -> StubEngine:
-    return OneEngine(token_delay_s=float(os.environ.get("STUB_TOKEN_DELAY_S", "0")))
+    engine = OneEngine(token_delay_s=float(os.environ.get("STUB_TOKEN_DELAY_S", "0")))
+    if "STUB_FAULT" in os.environ:
+        engine.fault = error_response(500, os.environ["STUB_FAULT"], "InternalServerError")
+    return engine
 
 
 vars(process).update(  # the names that `run_worker` calls

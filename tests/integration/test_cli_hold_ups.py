@@ -9,6 +9,7 @@ from command_line import CommandLine, SettlingWorker
 from queues import claimed_by, die, end_lease, open_worker
 
 from gristmill.producer.commands.hold_ups import HoldUps
+from gristmill.shared.brakes import Brake
 from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
 from gristmill.shared.queue import Queue
 
@@ -60,6 +61,25 @@ async def test_suspects_are_told_once_for_each_death(
     said = await told(hold_ups, queue, capsys)
     assert "3 requests that it ran are tried again first, a few at a time" in said
     assert await told(hold_ups, queue, capsys) == ""
+
+
+def test_a_brake_of_all_workers_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    hold_ups = HoldUps("q")
+    brake = Brake("500 InternalServerError", 9, 10, "No space left on device", "r-1")
+    for workers, brakes, words in [
+        ({}, {}, ""),
+        ({"w1": 900, "w2": 900}, {"w1": brake}, ""),
+        (
+            {"w1": 900, "w2": 0},
+            {"w1": brake},
+            "every worker of queue q is braked: 9 of the last 10",
+        ),
+        ({"w1": 900}, {"w1": brake}, ""),
+    ]:
+        hold_ups.tell_brakes(workers, brakes)
+        said = capsys.readouterr().err
+        assert words in said
+        assert bool(said) == bool(words)
 
 
 async def test_requests_of_a_dead_worker_are_not_in_flight(redis_url: str, tmp_path: Path) -> None:

@@ -152,6 +152,20 @@ async def test_a_worker_that_cannot_start_is_quoted_and_leaves_no_run(folder: Pa
     assert done.code == 0, done.err
 
 
+async def test_an_engine_that_fails_everything_is_told(folder: Path) -> None:
+    full = OwnRuns("", "", folder, {"STUB_FAULT": "No space left on device"})
+    full.write_table(300)
+    process = await full.start(*TABLE, *FLAGS)
+    assert process.stderr
+    told = "every worker of queue embedded is braked: "
+    said = ""
+    while told not in said:
+        said = (await process.stderr.readline()).decode()
+        assert said
+    assert "requests failed with 500 InternalServerError: No space left on device" in said
+    assert (await interrupt(process)).code == 130
+
+
 @pytest.mark.parametrize("part", ["worker", pytest.param("Redis", marks=pytest.mark.long)])
 async def test_a_part_that_dies_ends_the_run(slow: OwnRuns, part: str) -> None:
     slow.write_table(4000)

@@ -3,6 +3,7 @@
 A worker writes its brake into the field `braked` of `worker:<worker>`, and `gristmill queue stats` reads it (`queue_brakes.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -58,3 +59,14 @@ class Brake:
             f"{self.num_failed} of the last {self.num_outcomes} requests failed with {self.kind}{message}"
             f" (such as {self.example_id}); it tries single requests"
         )
+
+
+def all_braked(workers: Mapping[str, int], brakes: Mapping[str, Brake]) -> bool:
+    """Return True if workers live and all of them are braked.
+
+    Args:
+        workers: Worker -> milliseconds left of its lease.
+        brakes: Braked worker -> why it is braked.
+    """
+    live = {worker for worker, left_ms in workers.items() if left_ms > 0}
+    return bool(live) and live <= brakes.keys()

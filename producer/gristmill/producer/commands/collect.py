@@ -31,6 +31,7 @@ from gristmill.producer.commands.tally import Tally
 from gristmill.shared.answers import mapping
 from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import IDS_A_CALL
+from gristmill.shared.queue_brakes import read_brakes
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
@@ -182,12 +183,20 @@ class Collection:
             await end(watcher)
 
     async def _watch(self, shown: Display) -> None:
-        queue, next_show_s = self._client.queue, 0.0
+        queue, next_show_s, num_seen = self._client.queue, 0.0, 0
         hold_ups = HoldUps(queue.keys.queue)
         while True:
             start_s = time.monotonic()
             stats = await retrying(queue.stats)
             hold_ups.tell(stats, self._batch)
+            if (
+                self._tally.num_finished == num_seen
+            ):  # a look at each worker only when nothing moves
+                brakes = await retrying(
+                    partial(read_brakes, queue.redis, queue.keys, stats.workers)
+                )
+                hold_ups.tell_brakes(stats.workers, brakes)
+            num_seen = self._tally.num_finished
             self._tally.sample(time.monotonic(), is_served=hold_ups.is_served)
             if start_s >= next_show_s:
                 next_show_s = start_s + shown.interval_s

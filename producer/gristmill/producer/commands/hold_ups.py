@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from gristmill.producer.commands.session import absence
+from gristmill.shared.brakes import Brake, all_braked
 from gristmill.shared.cli import say
 from gristmill.shared.pauses import pause_in_words
 from gristmill.shared.queue_stats import Stats, num_live
@@ -12,7 +13,7 @@ LOOK_S = 1.0
 
 
 class HoldUps:
-    """Watches the workers, the pauses and the suspects of one queue, and reports each change once.
+    """Watches workers, pauses, suspects and brakes of one queue, and reports each change once.
 
     Args:
         queue: Name of the queue.
@@ -27,6 +28,7 @@ class HoldUps:
         self._problem: str | None = None
         self._paused: str | None = None
         self._has_suspects = False
+        self._has_told_brakes = False
         self.is_served = True
 
     def tell(self, stats: Stats, batch: str = "") -> None:
@@ -47,6 +49,21 @@ class HoldUps:
                 " time, to find out which of them kills it"
             )
         self._has_suspects = num_suspects > 0
+
+    def tell_brakes(self, workers: Mapping[str, int], brakes: Mapping[str, Brake]) -> None:
+        """Report once that all live workers are braked, which can last until each request has failed.
+
+        Args:
+            workers: Worker -> milliseconds left of its lease.
+            brakes: Braked worker -> why it is braked.
+        """
+        if self._has_told_brakes or not all_braked(workers, brakes):
+            return
+        self._has_told_brakes = True
+        why = next(iter(brakes.values())).in_words()
+        say(
+            f"every worker of queue {self._queue} is braked: {why}; the logs of the workers say more"
+        )
 
     def _tell_pause(self, paused: str | None) -> None:
         if paused and paused != self._paused:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gristmill.shared.brakes import Brake
+from gristmill.shared.brakes import Brake, all_braked
 from gristmill.shared.fleet import Served, read_served
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue import Queue
@@ -36,8 +36,7 @@ class View:
     @property
     def is_braked(self) -> bool:
         """True if workers live and all of them are braked."""
-        live = {worker for worker, left_ms in self.stats.workers.items() if left_ms > 0}
-        return bool(live) and live <= self.brakes.keys()
+        return all_braked(self.stats.workers, self.brakes)
 
     @property
     def work_s(self) -> float | None:
