@@ -64,7 +64,7 @@ class Run:
 
 
 ALL = (
-    System("Gristmill", "through_gristmill.py"),
+    System("Gristmill", "gristmill_run.py"),
     System("vllm run-batch", "run_batch.py"),
     System("LLM.generate", "llm_generate.py"),
     System("Ray Data LLM", "ray_data.py", RAY_PACKAGES),

@@ -41,11 +41,13 @@ class Report:
         """Record the time at which the engine waits for requests."""
         self.ready_s = time.time()
 
-    def write(self, report: Path, answers: Answers, versions: str) -> None:
-        """Write the report. The run ends with this call."""
+    def write(
+        self, report: Path, answers: Answers, versions: str, *, run_s: float | None = None
+    ) -> None:
+        """Write the report. The run ends with this call, unless the system timed it itself."""
         fields = {
             "start_s": self.ready_s - float(os.environ["PEER_SPAWNED_S"]),
-            "run_s": time.time() - self.ready_s,
+            "run_s": time.time() - self.ready_s if run_s is None else run_s,
             "answers": answers,
             "versions": versions,
         }
