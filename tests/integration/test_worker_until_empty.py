@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from command_line import CommandLine, ended
 from queues import a_request, claimed_by, end_lease, fresh_queue, open_worker
 from stewards import TRUE, opened, steward_process
 from workers import STUB, WorkerProcess, worker_process
@@ -102,21 +104,21 @@ async def until_renewed(redis: AnyRedis, key: str, times: int) -> None:
 
 
 async def test_whatever_may_still_run_is_not_empty(queue: Queue) -> None:
-    assert (await queue.stats()).is_empty
+    assert (await queue.stats()).is_done
     await queue.submit([a_request("delayed", delay_s=60)])
-    assert not (await queue.stats()).is_empty
+    assert not (await queue.stats()).is_done
     await queue.cancel(["delayed"])
     await queue.redis.rpush(queue.keys.inbox, b'{"prompt":"x"}')
-    assert not (await queue.stats()).is_empty
+    assert not (await queue.stats()).is_done
     worker = await open_worker(queue)
     ((token, _),) = (await queue.claim(worker, "n", 1)).inbox  # taken, and no request yet
-    assert not (await queue.stats()).is_empty
+    assert not (await queue.stats()).is_done
     await queue.admit(worker, token, a_request("admitted"))
     await queue.cancel(["admitted"])
-    assert (await queue.stats()).is_empty
+    assert (await queue.stats()).is_done
     await claimed_by(queue, "dead")
     await end_lease(queue, "dead")
-    assert not (await queue.stats()).is_empty
+    assert not (await queue.stats()).is_done
 
 
 async def test_paused_requests_are_not_empty(queue: Queue) -> None:
@@ -124,12 +126,12 @@ async def test_paused_requests_are_not_empty(queue: Queue) -> None:
     await queue.submit([a_request("parked", batch="b")])
     assert not (await queue.claim(await open_worker(queue), "n", 1)).claimed
     stats = await queue.stats()
-    assert (stats.is_empty, stats.num_paused) == (False, 1)
+    assert (stats.is_done, stats.num_paused) == (False, 1)
     await queue.cancel(["parked"])
     await queue.pauses.pause(WHOLE_QUEUE, "test")
-    assert (await queue.stats()).is_empty
+    assert (await queue.stats()).is_done
     await queue.submit([a_request()])
-    assert not (await queue.stats()).is_empty
+    assert not (await queue.stats()).is_done
 
 
 # -- the lease of a producer --------------------------------------------------------------------------
@@ -189,12 +191,30 @@ async def test_block_of_several_calls_holds_the_lease(queue: Queue, client: Clie
 
 
 def test_synchronous_block_holds_the_lease(one_redis_url: str) -> None:
-    with SyncClient(QueueSettings(redis_url=one_redis_url, queue="sync-block")) as client:
+    name = f"test-{uuid4().hex[:12]}"
+    with SyncClient(QueueSettings(redis_url=one_redis_url, queue=name)) as client:
         queue = client._client.queue
         with client.submitting():
             assert len(client._run(queue.stats()).producers) == 1
         while client._run(queue.stats()).producers:
             pass
+
+
+async def test_waiting_command_holds_the_lease_until_its_last_row(
+    queue: Queue, one_redis_url: str, tmp_path: Path
+) -> None:
+    """After a cut answer, it asks once more, so a worker must not end before."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "word", "max_tokens": 4}\n')
+    shell = CommandLine(one_redis_url, queue.keys.queue, tmp_path)
+    process = await shell.start("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
+    while not (await queue.stats()).counters.get("queued"):
+        assert process.returncode is None
+        await asyncio.sleep(0.01)
+    assert len((await queue.stats()).producers) == 1
+    async with worker(one_redis_url, queue, tmp_path / "log") as until_empty:
+        assert (await ended(process)).code == 0
+        assert await asyncio.to_thread(until_empty.process.wait) == 0
+    assert (await queue.stats()).producers == {}
 
 
 # -- the end of a worker ------------------------------------------------------------------------------

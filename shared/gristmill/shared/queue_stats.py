@@ -59,7 +59,7 @@ class Stats:
     grace_ms: int = 0
 
     @property
-    def is_empty(self) -> bool:
+    def is_done(self) -> bool:
         """True if no request waits or runs, delayed and paused ones included, and no producer is submitting."""
         counters = self.counters
         has_requests = counters.get("queued", 0) or counters.get("in_flight", 0)

@@ -23,7 +23,7 @@ from gristmill.producer.tables.batch_lines import batch_lines
 from gristmill.producer.tables.schema_types import column_types, properties_of
 from gristmill.producer.tables.spec import TableSpec
 from gristmill.producer.tables.structured_answers import StructuredAnswers
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import GristmillError, InvalidRequest
 from gristmill.shared.request import Request
 
 
@@ -158,6 +158,7 @@ def test_the_references_and_types_of_a_pydantic_model_are_resolved() -> None:
         ('For {name} it is {"a": ...}, so {"a": 1}', False, {"a": 1}),
         ('{"a": {"b": 1}, "c": "tex', True, None),
         ('So: {"a": {"b": 1}', True, None),
+        ('Draft: {"a": 1} Final: {"a": "goo', True, None),
         ('So: {"a": {"b": 1} "c": {"b": 2}}', False, None),
         ('{"a": {"b": 1}', False, None),
         ('x {"a": NaN}', False, None),
@@ -258,8 +259,9 @@ def test_a_schema_is_read_from_a_file_or_a_module_of_this_folder(
     read = read_schema("shapes_of_a_test:A")
     assert read.model is not None
     assert list(properties_of(read.document)) == ["a"]
+    with pytest.raises(GristmillError, match=r"none\.json"):
+        read_schema("none.json")
     for source, told in [
-        ("none.json", "none.json"),
         ("list.json", "is no object"),
         ("broken.json", "is no JSON: .* in line 2"),
         ("shapes_of_a_test:C", "cannot be imported: AttributeError"),
@@ -268,8 +270,9 @@ def test_a_schema_is_read_from_a_file_or_a_module_of_this_folder(
         ("no_such_module:A", "cannot be imported: ModuleNotFoundError"),
         ("broken_module_of_a_test:A", "cannot be imported: ZeroDivisionError"),
     ]:
-        with pytest.raises(Exception, match=told):
+        with pytest.raises(InvalidRequest, match=told):
             read_schema(source)
+    assert str(Path.cwd()) not in sys.path
 
 
 def test_options_that_do_not_fit_a_schema_are_refused() -> None:

@@ -53,6 +53,7 @@ class Worker:
         self._batcher = Batcher(sources, policy, context, self._is_stopping)
         self._runner = Runner(context, self._engine_died)
         self._engine_death: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Task[None] | None = None  # with until_empty
 
     async def run(self) -> EngineDied | None:
         """Claim and run until the drain starts, then stop cleanly; restart an engine that dies.
@@ -61,16 +62,15 @@ class Worker:
             The engine's last death if the worker gave the engine up; None after a drain.
         """
         drain, death = self._context.drain, None
-        ending = None
         try:
             if await drain.unless_started(self._start_sources()):
-                ending = self._watch_queues()
+                self._ending = self._watch_queues()
                 death = await self._run_until_death()
             while death and await self._revive(death):
                 self._context.brake.engine_restarted()
                 death = await self._run_until_death()
         finally:
-            await end(ending)
+            await end(self._ending)
             await asyncio.gather(*(source.stop() for source in self._sources))
         return None if drain.is_draining else death
 
@@ -175,7 +175,9 @@ class Worker:
 
     @property
     def _failures(self) -> "list[asyncio.Future[None]]":
-        return [source.failed for source in self._sources]
+        """Futures that end only with an error; the end of an idle worker comes after its drain."""
+        ending = [self._ending] if self._ending else []
+        return [*(source.failed for source in self._sources), *ending]
 
 
 def _raise_failures(*futures: "asyncio.Future[None]") -> None:

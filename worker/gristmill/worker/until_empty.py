@@ -54,7 +54,7 @@ class EmptyRule:
         arrivals = [[view.counters.get(n, 0) for n in COUNTERS_OF_ARRIVALS] for view in views]
         if self._first_arrivals is None:
             self._first_arrivals = arrivals
-        is_empty = all(view.is_empty for view in views)
+        is_empty = all(view.is_done for view in views)
         self._had_work |= has_settled or not is_empty or arrivals != self._first_arrivals
         if not is_empty or any(self._was_away(view) for view in views):
             return None

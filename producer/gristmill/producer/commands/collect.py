@@ -95,7 +95,8 @@ class Collection:
         """
         self._tally.begin_ms = (await retrying(self._client.queue.stats)).now_ms
         with display() as shown:
-            async with self._watched(shown):
+            # A worker with --until-empty must not end between two passes.
+            async with self._client.submitting(), self._watched(shown):
                 await self._pass(window)
                 while self._again:  # the last lines that were cut
                     await self._pass(window)

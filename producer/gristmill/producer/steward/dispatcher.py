@@ -94,7 +94,8 @@ class Dispatcher:
             while not self._time_slice.is_stopping:
                 self.last_look_s = time.monotonic()
                 try:
-                    await _hold_while_batches_run(store, hold)
+                    async with asyncio.timeout(BELL_S):  # a lease waits while Redis is away
+                        await _hold_while_batches_run(store, hold)
                     await self._look(store)
                     await self._wait_for_bell(store)
                 except (RedisError, OSError) as error:

@@ -17,8 +17,8 @@ def json_object_in(text: str, *, is_cut: bool) -> dict[str, Any] | None:
 
     Args:
         text: The answer.
-        is_cut: True if the answer ended at its limit. Then an object that does not end is the cut one, and what
-            stands in it does not count.
+        is_cut: True if the answer ended at its limit. Then an object that does not end is the answer, and neither
+            what stands in it nor an earlier object counts.
     """
     try:
         whole = orjson.loads(text)
@@ -36,7 +36,7 @@ def _last_object(text: str, *, is_cut: bool) -> dict[str, Any] | None:
             end = rest
         except json.JSONDecodeError as error:
             if is_cut:
-                break
+                return None
             end = max(error.pos, start + 1)
         except RecursionError:
             return None

@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -130,13 +131,22 @@ def read_schema(source: str) -> AnswerSchema:
     return AnswerSchema(document)
 
 
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let modules of a folder be imported. Afterwards, its `queue.py` hides no module of the command."""
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+
+
 def _imported(source: str) -> type[BaseModel]:
     module, _, name = source.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
     try:
-        found = attrgetter(name)(import_module(module))
+        with _importable(Path.cwd()):
+            found = attrgetter(name)(import_module(module))
     except Exception as error:  # a module of the user may raise anything
         raise InvalidRequest(
             f"--schema {source} cannot be imported: {type(error).__name__}: {one_line(str(error), 300)}; name"

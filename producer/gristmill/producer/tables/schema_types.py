@@ -99,7 +99,8 @@ _TYPES_OF_VALUES = {str: TEXT, int: INTEGER, float: NUMBER, bool: BOOLEAN}
 def properties_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the properties of the object that a JSON Schema describes; none if it describes something else."""
     node = _followed(document, document)[0]
-    return mapping(node.get("properties")) if node.get("type") == "object" else {}
+    is_object = node.get("type") in ("object", ["object"])
+    return mapping(node.get("properties")) if is_object else {}
 
 
 def column_types(document: Mapping[str, Any]) -> dict[str, ColumnType]:
