@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
@@ -6,7 +7,14 @@ import orjson
 import pytest
 
 from gristmill.producer.batches.rows import BadLine, LineReader, bad_line_row
-from gristmill.producer.batches.submit_run import InputFile, OutputFile, RunRecord, output_file
+from gristmill.producer.batches.submit_run import (
+    EMBEDDED,
+    InputFile,
+    OutputFile,
+    RunRecord,
+    new_queue,
+    output_file,
+)
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import Request
 
@@ -158,14 +166,36 @@ def test_a_run_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes)
     ("changed", "message"),
     [
         ({"run": "x"}, "belongs to run run, not x"),
-        ({"queue": "x"}, "is in queue q, not x"),
+        ({"queue": "x"}, "is in queue q, not x; use the same as before"),
         ({"input_digest": "x"}, "the input has changed"),
         ({"fields": {}}, "priority was 'low', and is None now"),
     ],
 )
 def test_a_resume_that_differs_says_in_what(changed: dict[str, object], message: str) -> None:
-    from dataclasses import replace
-
     with pytest.raises(InvalidRequest, match=message):
         RUN.check_same(replace(RUN, **changed))  # type: ignore[arg-type]
     RUN.check_same(replace(RUN))
+
+
+OWN = new_queue()
+OWN_WORKERS = r"resume it with gristmill run, vLLM's flags after -- and without REDIS_URL, or begin"
+OWN_ON_REDIS = r"resume it with gristmill run, REDIS_URL and vLLM's flags after --, or begin"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        (EMBEDDED, OWN, OWN_WORKERS),
+        (EMBEDDED, "gristmill", OWN_WORKERS),
+        (OWN, EMBEDDED, OWN_ON_REDIS),
+        (OWN, "gristmill", OWN_ON_REDIS),
+        ("q", EMBEDDED, "with REDIS_URL and --queue q, and without vLLM's flags after --, or"),
+        ("q", OWN, "with REDIS_URL and --queue q, and without vLLM's flags after --, or"),
+    ],
+    ids=["embedded-own", "embedded-fleet", "own-embedded", "own-fleet", "fleet-embedded", "fleet-own"],
+)  # fmt: skip
+def test_a_resume_on_other_workers_says_how_the_run_began(
+    then: str, now: str, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        replace(RUN, queue=then).check_same(replace(RUN, queue=now))

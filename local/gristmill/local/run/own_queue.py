@@ -1,29 +1,25 @@
 """The queue of the workers that `gristmill run` starts, on an embedded Redis or on the user's."""
 
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ulid import ULID
-
 from gristmill.local.processes import LoggedProcess
 from gristmill.local.redis_server import embedded_server
 from gristmill.local.steps import step
-from gristmill.producer.batches.submit_run import RunRecord
+from gristmill.producer.batches.submit_run import (
+    EMBEDDED,
+    RunRecord,
+    is_of_one_run,
+    new_queue,
+)
 from gristmill.producer.commands.session import on_queue
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_purge import all_keys
 from gristmill.shared.settings import QueueSettings, read_settings
-
-EMBEDDED = "embedded"
-"""Name of the queue on an embedded Redis, the same for all: a resumed run has a new Redis."""
-
-_OWN = re.compile(r"run-[0-9A-HJKMNP-TV-Z]{26}")
-"""Names of queues that a run may delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ def own_queue(settings: QueueSettings, output: Path, *, is_forced: bool) -> Iter
     """
     if "redis_url" in settings.model_fields_set:
         earlier = _earlier(output, is_forced=is_forced)
-        url, name = settings.redis_url, earlier or f"run-{ULID()}"
+        url, name = settings.redis_url, earlier or new_queue()
         own = read_settings(QueueSettings, redis_url=url, queue=name)
         yield OwnQueue(own, None, has_old_data=is_forced and earlier is not None)
         return
@@ -76,7 +72,7 @@ def _earlier(output: Path, *, is_forced: bool) -> str | None:
     record = None
     with suppress(*[InvalidRequest] if is_forced else []):
         record = RunRecord.read(output)
-    return record.queue if record and _OWN.fullmatch(record.queue) else None
+    return record.queue if record and is_of_one_run(record.queue) else None
 
 
 async def _delete_keys(queue: Queue) -> None:

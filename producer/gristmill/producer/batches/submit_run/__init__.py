@@ -10,9 +10,11 @@ from gristmill.producer.batches.submit_run.output_file import (
     failure_of_line,
     lock_beside,
 )
+from gristmill.producer.batches.submit_run.run_queues import EMBEDDED, is_of_one_run, new_queue
 from gristmill.producer.batches.submit_run.run_record import RunRecord, fingerprint
 
 __all__ = [
+    "EMBEDDED",
     "Appended",
     "InputFile",
     "InputReport",
@@ -23,5 +25,7 @@ __all__ = [
     "earlier_run",
     "failure_of_line",
     "fingerprint",
+    "is_of_one_run",
     "lock_beside",
+    "new_queue",
 ]

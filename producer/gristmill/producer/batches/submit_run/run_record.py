@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from gristmill.producer.batches.submit_run.run_queues import other_queue_in_words
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.one_line import shown
 
@@ -99,9 +100,7 @@ class RunRecord:
         if now.run != self.run:
             raise InvalidRequest(f"the output belongs to run {self.run}, not {now.run}; {remedy}")
         if now.queue != self.queue:
-            raise InvalidRequest(
-                f"run {self.run} is in queue {self.queue}, not {now.queue}; {remedy}"
-            )
+            raise InvalidRequest(other_queue_in_words(self.run, self.queue, now.queue))
         if (now.input_bytes, now.input_digest) != (self.input_bytes, self.input_digest):
             raise InvalidRequest(
                 f"the input has changed since run {self.run} began ({self.input_bytes:,} bytes then,"
