@@ -104,6 +104,14 @@ async def test_a_killed_run_leaves_no_process_and_resumes(slow: OwnRuns) -> None
     assert frame["error"].isna().all()
 
 
+async def test_the_workers_of_a_run_do_not_end_by_themselves(folder: Path) -> None:
+    ends_at_once = {"GRISTMILL_UNTIL_EMPTY": "true", "GRISTMILL_FIRST_REQUEST_TIMEOUT_S": "0"}
+    own = OwnRuns("", "", folder, ends_at_once | {"STUB_TOKEN_DELAY_S": "0.2"})
+    own.write_table(20)
+    done = await own.finish(*TABLE, *FLAGS)
+    assert done.code == 0, done.err
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core an engine")
 async def test_a_killed_run_leaves_none_of_several_engines(slow: OwnRuns) -> None:
     slow.write_table(4000)

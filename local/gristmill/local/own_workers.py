@@ -101,10 +101,11 @@ def running_workers(
 
 
 def _environment(settings: QueueSettings, port: int) -> dict[str, str]:
-    """Return the variables with which the workers serve this queue, and stop at once."""
+    """Return the variables with which the workers serve this queue until the command stops them at once."""
     return {
         "GRISTMILL_REDIS_URL": settings.redis_url.get_secret_value(),
         "GRISTMILL_QUEUE": settings.queue,
+        "GRISTMILL_UNTIL_EMPTY": "false",  # the command's environment may ask for it
         "GRISTMILL_HEALTH_HOST": "127.0.0.1",
         "GRISTMILL_HEALTH_PORT": str(port),
         "GRISTMILL_DRAIN_TIMEOUT_S": "0",  # the command that would write the rows ends
