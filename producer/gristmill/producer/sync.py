@@ -1,6 +1,5 @@
 """The client for code without an event loop: the same methods, the same results, no `await`."""
 
-import asyncio
 import concurrent.futures
 import os
 import threading
@@ -12,12 +11,12 @@ from typing import Any, Self, TypeVar
 from gristmill.producer.arguments import check_call, closed_client, forked_client, many_ids
 from gristmill.producer.client import WINDOW, Client
 from gristmill.producer.items import Body
+from gristmill.producer.loop_thread import LoopThread
 from gristmill.producer.pulled import Pulled, SourceFailed
 from gristmill.shared.operations import State
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 from gristmill.shared.settings import QueueSettings
-from gristmill.shared.tasks import end
 
 T = TypeVar("T")
 
@@ -34,11 +33,7 @@ class SyncClient:
 
     def __init__(self, settings: QueueSettings | None = None) -> None:
         self._client = Client(settings)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=_run_loop, args=(self._loop,), name="gristmill-client", daemon=True
-        )
-        self._thread.start()
+        self._thread = LoopThread("gristmill-client")
         self._closing = threading.Lock()
         self._is_closed = False
         self._process = os.getpid()
@@ -62,15 +57,8 @@ class SyncClient:
             if self._is_closed:
                 return
             self._is_closed = True
-            asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    async def _end_calls(self) -> None:
-        """Close the client, and end the calls that other threads still make."""
-        await self._client.aclose()
-        await end(*(asyncio.all_tasks() - {asyncio.current_task()}))
+            self._thread.start(self._client.aclose()).result()
+            self._thread.stop()  # ends the calls that other threads still make, too
 
     def submit(self, request: Request | Body, *, wait_if_full: bool = True, **fields: Any) -> str:
         """See `Client.submit`."""
@@ -155,7 +143,7 @@ class SyncClient:
         if self._is_forked or self._is_closed:
             coroutine.close()
             raise forked_client() if self._is_forked else closed_client()
-        call = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        call = self._thread.start(coroutine)
         try:
             return call.result()
         except concurrent.futures.CancelledError:
@@ -178,17 +166,4 @@ class SyncClient:
             source.stop()
             # Not waited for: the garbage collector may run this in the loop's thread.
             if not self._is_closed and not self._is_forked:
-                asyncio.run_coroutine_threadsafe(results.aclose(), self._loop)
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped.
-
-    asyncio hands SystemExit of a task to who awaits the task, and raises it here too.
-    """
-    while True:
-        try:
-            loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):
-            continue
-        return
+                self._thread.start(results.aclose())
