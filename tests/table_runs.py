@@ -65,7 +65,7 @@ def opened(table: Table, spec: TableSpec, plan: Path) -> Iterator[tuple[TableInp
     maker = RequestMaker(spec)
     maker.check_columns(table)
     reader = LineReader(RUN.run, max_request_bytes=MAX_REQUEST_BYTES)
-    rows = TableInput(table, spec, maker, reader, plan)
+    rows = TableInput(table, maker, reader, plan, skips_null=spec.skip_null)
     try:
         yield rows, rows.check()
     finally:
@@ -111,7 +111,9 @@ def run_table(
         if second:
             opened_output.use_second(second)
         trial = opened_output.trial()
-        rows = TableInput(table, spec, maker, reader, plan, trial=trial, second=second)
+        rows = TableInput(
+            table, maker, reader, plan, skips_null=spec.skip_null, trial=trial, second=second
+        )
         report = rows.restore() if is_resume else rows.check()
         try:
             assert rows.plan is not None

@@ -225,7 +225,13 @@ class TableRun:
         if second is not None:
             output.use_second(second)
         rows = TableInput(
-            self._table, self._spec, self._maker, reader, plan, trial=trial, second=second
+            self._table,
+            self._maker,
+            reader,
+            plan,
+            skips_null=self._spec.skip_null,
+            trial=trial,
+            second=second,
         )
         self._stack.callback(rows.close)
         report = rows.restore() if is_resume else rows.check()

@@ -22,7 +22,7 @@ CHUNK_ROWS = 1_024
 """Most rows of a chunk."""
 
 CHUNK_BYTES = 8 * 2**20
-"""Bytes of a chunk at which a Parquet file is read in smaller chunks."""
+"""Bytes of a chunk; larger rows come in smaller chunks from Parquet and from memory."""
 
 CSV_BLOCK_BYTES = 4 * 2**20
 """Bytes of a CSV file that are parsed at a time; a row cannot be longer."""
@@ -90,6 +90,12 @@ def read_rows(
                 yield first + low, rows.slice(low, min(low + CHUNK_ROWS, len(rows)))
 
 
+def rows_of_chunk(num_rows: int, num_bytes: int) -> int:
+    """Return how many rows a chunk has, by the mean size of the rows."""
+    row_bytes = max(1, num_bytes // max(1, num_rows))
+    return max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+
+
 @contextmanager
 def damage_named(file: TableFile, progress: Progress) -> Iterator[None]:
     """Turn what a reader raises into an error that names the file, the row and the remedy."""
@@ -116,8 +122,7 @@ def _read_parquet(
         if first + facts.num_rows <= start:
             first += facts.num_rows
             continue
-        row_bytes = max(1, facts.total_byte_size // max(1, facts.num_rows))
-        size = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
+        size = rows_of_chunk(facts.num_rows, facts.total_byte_size)
         for batch in parquet.iter_batches(size, row_groups=[group], use_threads=False):
             yield first, ArrowRows(batch)
             first += batch.num_rows

@@ -4,15 +4,16 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import orjson
 import pyarrow as pa
 
 from gristmill.producer.tables.column_prompt import ColumnPrompt
 from gristmill.producer.tables.images import image_url, with_image
 from gristmill.producer.tables.spec import TableSpec
-from gristmill.producer.tables.table import Table
+from gristmill.producer.tables.table import AnyTable
 from gristmill.producer.tables.template_prompt import TemplatePrompt
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.request import CHAT
+from gristmill.shared.request import CHAT, Request
 
 
 class RequestMaker:
@@ -47,7 +48,7 @@ class RequestMaker:
         """Columns that a row must bring; None for all."""
         return None if self._prompt.has_whole_row else self.used
 
-    def check_columns(self, table: Table) -> None:
+    def check_columns(self, table: AnyTable) -> None:
         """Refuse a table that lacks a column, or has one of an unfit type.
 
         Raises:
@@ -69,6 +70,20 @@ class RequestMaker:
         """Return the first used column that is null in a row, or None."""
         return next((name for name in self.used if row.get(name) is None), None)
 
+    def line(self, row: Mapping[str, Any]) -> bytes:
+        """Return the request of a row as a line of a file, which `LineReader` reads.
+
+        Raises:
+            InvalidRequest: A value does not fit.
+            TypeError, ValueError: A value has no JSON.
+        """
+        return orjson.dumps({"body": self.body(row), "endpoint": self._spec.endpoint})
+
+    def is_shared(self, request: Request) -> bool:
+        """Return whether a request and others like it run once."""
+        del request  # all have the same parameters
+        return self._spec.is_deduping
+
     def body(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body of a row's request.
 
@@ -83,7 +98,7 @@ class RequestMaker:
         return self._constant | {"messages": [*self._system, *messages]}
 
     @staticmethod
-    def _check_functions(prompt: TemplatePrompt, table: Table) -> None:
+    def _check_functions(prompt: TemplatePrompt, table: AnyTable) -> None:
         """Refuse a name that is a function of Jinja and a column, too."""
         for name in sorted(prompt.functions & set(table.columns)):
             raise InvalidRequest(
@@ -91,7 +106,7 @@ class RequestMaker:
                 " for the column, or rename the column to call the function"
             )
 
-    def _missing(self, name: str, table: Table) -> str:
+    def _missing(self, name: str, table: AnyTable) -> str:
         option = next(option for option, names in self._names_by_option() if name in names)
         near = get_close_matches(name, table.columns, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -103,7 +118,7 @@ class RequestMaker:
         option = "--template" if self._spec.prompt is None else "--prompt"
         return [(option, self._prompt.used), ("--image", [self._spec.image or ""])]
 
-    def _check_type(self, name: str, table: Table) -> None:
+    def _check_type(self, name: str, table: AnyTable) -> None:
         kind = table.schema.field(name).type
         is_image = name == self._spec.image
         if is_image and not (_is_text(kind) or _is_bytes(kind) or pa.types.is_struct(kind)):

@@ -106,7 +106,9 @@ class RowPlan:
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        # The thread that checks the rows may be another one than the one that submits them.
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
         (raw,) = self._db.execute("SELECT facts FROM facts").fetchone()
         self.facts: dict[str, Any] = orjson.loads(raw)
         (self.num_copies,) = self._db.execute("SELECT count(*) FROM copies").fetchone()

@@ -41,7 +41,8 @@ class SecondAskings:
         self._reader = reader
         self._endpoint = endpoint
         self._field, self._tokens = limit
-        self._bodies = sqlite3.connect("", isolation_level=None)
+        # The thread that opens it may be another one than the one that submits the rows.
+        self._bodies = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._bodies.execute("CREATE TABLE bodies (row INTEGER PRIMARY KEY, body BLOB NOT NULL)")
 
     def close(self) -> None:

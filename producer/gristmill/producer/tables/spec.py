@@ -1,6 +1,6 @@
 """What to ask for each row of a table: the options of a command, or the arguments of a call."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from gristmill.producer.tables.answer_schema import AnswerSchema
+from gristmill.producer.tables.row_chunks import Row
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.one_line import shown
@@ -28,9 +29,10 @@ class TableSpec:
     """What each row of a table asks, and what its answer becomes.
 
     Attributes:
-        prompt: Text of the user's message, with `{column}` for the value of a column; None for a template.
+        prompt: Text of the user's message, with `{column}` for the value of a column; None for none.
         system: Text of the system message, as it is; None for none.
-        template: Text of a Jinja template that renders the messages; None for a prompt.
+        template: Text of a Jinja template that renders the messages; None for none.
+        request: Function that returns the request of a row, for calls from Python; None for none.
         image: Column of images; None for none.
         params: Other fields of each body.
         model: Model of each body; None leaves it out.
@@ -48,6 +50,7 @@ class TableSpec:
     prompt: str | None = None
     system: str | None = None
     template: str | None = None
+    request: Callable[[Row], object] | None = None
     image: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
@@ -59,7 +62,7 @@ class TableSpec:
     parse: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.template is None):
+        if [self.prompt, self.template, self.request].count(None) != 2:
             raise InvalidRequest(
                 "a table needs a prompt: give --prompt 'Classify: {text}', or --template FILE, not both"
             )

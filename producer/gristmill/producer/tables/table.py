@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -21,13 +21,13 @@ class Chunk:
     """Some rows of a table.
 
     Attributes:
-        file: File that has them.
+        file_name: File that has them; "" for rows in memory.
         first: Number of the first one in the table, from 1.
         first_in_file: Number of the first one in the file, from 1.
         rows: The rows.
     """
 
-    file: TableFile
+    file_name: str
     first: int
     first_in_file: int
     rows: Rows
@@ -51,7 +51,36 @@ class Chunk:
 
     def where(self, number: int) -> str:
         """Return file and row of a row of the table, for messages."""
-        return f"{self.file.name} row {self.first_in_file + number - self.first:,}"
+        row = f"row {self.first_in_file + number - self.first:,}"
+        return f"{self.file_name} {row}" if self.file_name else row
+
+
+class AnyTable(Protocol):
+    """What a run needs of a table: `Table` has it, and so has `MemoryTable`."""
+
+    @property
+    def schema(self) -> Any:
+        """Columns with their types."""
+        ...
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        ...
+
+    @property
+    def has_types(self) -> bool:
+        """True if the input itself tells types."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Name of the input for messages."""
+        ...
+
+    def chunks(self, start: int = 0) -> Iterator[Chunk]:
+        """Yield the rows in their order; see `Table.chunks`."""
+        ...
 
 
 class Table:
@@ -109,7 +138,7 @@ class Table:
             for first, rows in read_rows(file, max(0, start - before), self.columns):
                 end = before + first + len(rows)
                 if end > start:
-                    yield Chunk(file, before + first + 1, first + 1, rows)
+                    yield Chunk(file.name, before + first + 1, first + 1, rows)
             before = end
 
     def check_unchanged(self) -> None:

@@ -3,23 +3,19 @@
 It has the methods of `InputFile`, so `Collection` and `submit_only` take either.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
-
-import orjson
+from typing import Any, Protocol
 
 from gristmill.producer.batches.rows import BadLine, Line, LineReader, SkippedRow
 from gristmill.producer.batches.submit_run import InputReport
 from gristmill.producer.tables.output_trial import OutputTrial
-from gristmill.producer.tables.request_maker import RequestMaker
 from gristmill.producer.tables.row_chunks import Row
 from gristmill.producer.tables.row_plan import PlanDraft, RowPlan, read_plan
 from gristmill.producer.tables.second_asking import SecondAskings
-from gristmill.producer.tables.spec import TableSpec
-from gristmill.producer.tables.table import Chunk, Table
+from gristmill.producer.tables.table import AnyTable, Chunk
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import Request
 
@@ -30,6 +26,27 @@ DIGEST_BYTES = 16
 """Bytes of the digest of a request: enough that two of billions do not meet by chance."""
 
 Entry = Request | BadLine | SkippedRow
+
+
+class Maker(Protocol):
+    """Makes the requests of rows: `RequestMaker` from a prompt, `CalledRequests` by a function."""
+
+    @property
+    def columns(self) -> Sequence[str] | None:
+        """Columns that a row must bring; None for all."""
+        ...
+
+    def null_in(self, row: Mapping[str, Any]) -> str | None:
+        """Return the first used column that is null in a row, or None."""
+        ...
+
+    def line(self, row: Mapping[str, Any]) -> bytes:
+        """Return the request of a row as a line of a file."""
+        ...
+
+    def is_shared(self, request: Request) -> bool:
+        """Return whether a request and others like it run once."""
+        ...
 
 
 @dataclass(slots=True)
@@ -71,27 +88,27 @@ class TableInput:
 
     Args:
         table: The rows.
-        spec: What to ask.
-        maker: Makes the bodies; its columns were checked.
-        reader: Turns a body into a request, by the rules that lines of a file have.
+        maker: Makes the requests; its columns were checked.
+        reader: Reads them, by the rules that lines of a file have.
         plan: Path of the plan on disk.
+        skips_null: True leaves a row unanswered that has a null in a used column; False gives it an error.
         trial: Refuses rows that the output cannot hold; None without an output.
         second: Keeps the requests that may be asked again; None if none may.
     """
 
     def __init__(
         self,
-        table: Table,
-        spec: TableSpec,
-        maker: RequestMaker,
+        table: AnyTable,
+        maker: Maker,
         reader: LineReader,
         plan: Path,
         *,
+        skips_null: bool,
         trial: OutputTrial | None = None,
         second: SecondAskings | None = None,
     ) -> None:
         self._table = table
-        self._spec = spec
+        self._skips_null = skips_null
         self._maker = maker
         self._reader = reader
         self._path = plan
@@ -113,7 +130,7 @@ class TableInput:
                 digests: dict[int, bytes] = {}
                 for number, entry in self._entries(chunk, chunk.dicts(self._maker.columns)):
                     report.count(entry)
-                    if isinstance(entry, Request) and self._spec.is_deduping:
+                    if isinstance(entry, Request) and self._maker.is_shared(entry):
                         digests[number] = _digest(entry)
                 report.num_copies += draft.add(digests)
             self.plan = draft.finish(report.facts())
@@ -167,15 +184,14 @@ class TableInput:
     def _entry(self, chunk: Chunk, number: int, row: Row) -> Entry:
         where = chunk.where(number)
         if (null := self._maker.null_in(row)) is not None:
-            if self._spec.skip_null:
+            if self._skips_null:
                 return SkippedRow(number)
             reason = (
                 f"column {null!r} is null; fill it, or leave such rows unanswered with --skip-null"
             )
             return BadLine(number, reason, None, NULL_VALUE, where=where)
         try:
-            element = {"body": self._maker.body(row), "endpoint": self._spec.endpoint}
-            raw = orjson.dumps(element)
+            raw = self._maker.line(row)
         except InvalidRequest as error:
             return BadLine(number, error.reason, None, error.code, where=where)
         except (TypeError, ValueError) as error:

@@ -8,17 +8,13 @@ the answers until the rows are merged into OUT.
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-import orjson
-
-from gristmill.producer.batches.rows import first_id, line_number
 from gristmill.producer.batches.submit_run import (
     Appended,
     RunRecord,
@@ -29,6 +25,7 @@ from gristmill.producer.batches.submit_run import (
 from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.answer_parts import AnswerParts
 from gristmill.producer.tables.output_trial import OutputTrial
+from gristmill.producer.tables.row_answers import RowAnswers
 from gristmill.producer.tables.row_plan import RowPlan
 from gristmill.producer.tables.second_asking import SecondAskings
 from gristmill.producer.tables.table import Table
@@ -67,16 +64,16 @@ class TableOutput:
         self._folder = path.with_name(path.name + ".parts")
         self._lock: FileIO = lock_beside(self._folder, path)
         self._run: RunRecord | None = None
-        self._parts: AnswerParts | None = None
+        self._plan: RowPlan | None = None
         self._second: SecondAskings | None = None
-        self._copies_of: Callable[[int], list[int]] = lambda _: []
+        self._answers: RowAnswers | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._parts:
-            self._parts.close()
+        if self._answers:
+            self._answers.parts.close()
         (self._folder / NEW_PLAN).unlink(missing_ok=True)
         if not RunRecord.beside(self._path).is_file() or self._is_done():
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -129,7 +126,7 @@ class TableOutput:
 
     def use_plan(self, plan: RowPlan) -> None:
         """Give the copies of a row its answer."""
-        self._copies_of = plan.copies_of
+        self._plan = plan
 
     def use_second(self, second: SecondAskings) -> None:
         """Ask rows again whose answer was cut."""
@@ -145,38 +142,20 @@ class TableOutput:
         Raises:
             InvalidRequest: A part is damaged.
         """
-        del run  # the folder of parts belongs to the output, whose record has the run
-        self._parts = AnswerParts(self._folder, self._columns.schema, num_lines)
-        return self._parts.restore()
+        parts = AnswerParts(self._folder, self._columns.schema, num_lines)
+        self._answers = RowAnswers(run, self._columns, parts, plan=self._plan, second=self._second)
+        return parts.restore()
 
     def append(self, row: bytes) -> Appended:
         """Write the answer that a row in OpenAI's format has, also for its copies.
 
         A cut answer is not written if a second one may be longer; the returned value has its request.
         """
-        parts, run = self._started()
-        fields = orjson.loads(row)
-        number = line_number(fields, run.run)
-        answer = self._columns.read(fields)
-        is_first = first_id(fields["id"]) == fields["id"]
-        if (
-            self._second
-            and answer.is_cut
-            and is_first
-            and self._second.can_help(answer.output_tokens)
-        ):
-            return Appended(again=partial(self._second.request, number))
-        copies = [copy for copy in self._copies_of(number) if not parts.is_finished(copy)]
-        if copies:  # before the row itself: once it has its values, all its copies have theirs
-            parts.add(dict.fromkeys(copies, answer.values))
-        parts.add({number: answer.values})
-        if self._second:
-            self._second.drop(number)
-        return Appended(len(copies), answer.error and f"row {number:,}: {answer.error}")
+        return self._started()[0].append(row)
 
     def sync(self) -> None:
         """Make the answers so far survive a power cut."""
-        self._started()[0].sync()
+        self._started()[0].parts.sync()
 
     def finish(self, totals: Mapping[str, Any]) -> None:
         """Merge the rows of the input with their answers into the output.
@@ -187,13 +166,13 @@ class TableOutput:
         Raises:
             InvalidRequest: The input was written during the run, or a part is damaged.
         """
-        parts, run = self._started()
-        parts.close()
+        kept, run = self._started()
+        kept.parts.close()
         self._table.check_unchanged()
         draft = self._folder / f"merged.{self._kind}"
         with draft.open("wb") as file:
             writer = table_writer(self._kind, file, self._table, self._columns.schema)
-            answers = _Taken(parts, self._table.name)
+            answers = _Taken(kept.parts, self._table.name)
             for chunk in self._table.chunks():
                 low = 0
                 while low < len(chunk):
@@ -207,10 +186,10 @@ class TableOutput:
         draft.replace(self._path)
         replace(run, finished=totals).write(self._path)
 
-    def _started(self) -> tuple[AnswerParts, RunRecord]:
-        if self._parts is None or self._run is None:
+    def _started(self) -> tuple[RowAnswers, RunRecord]:
+        if self._answers is None or self._run is None:
             raise RuntimeError("call begin or begun_run, then keep_whole_rows")
-        return self._parts, self._run
+        return self._answers, self._run
 
     def _is_done(self) -> bool:
         with suppress(InvalidRequest):
