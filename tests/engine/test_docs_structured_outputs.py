@@ -1,4 +1,4 @@
-"""The examples of docs/structured-outputs.md, and of structured answers in docs/tables.md, on a true engine."""
+"""The examples of docs/structured-outputs.md, and of structured answers in docs/tables.md and docs/python.md."""
 
 import asyncio
 import re
@@ -20,6 +20,7 @@ PAGE = (DOCS / "structured-outputs.md").read_text()
 PERSONS, REVIEWS, RHYMES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 TABLES = (DOCS / "tables.md").read_text()
 SECTION = TABLES[TABLES.index("## Structured answers") :]
+PYTHON = (DOCS / "python.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +90,15 @@ async def test_answers_of_a_schema_become_typed_columns(shell: CommandLine) -> N
     assert len(first["reasons"]) <= 3
     assert isinstance(first["product"]["is_broken"], bool)
     assert null["label"] is null["product"] is null["error"] is None
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.usefixtures("worker")
+async def test_a_data_frame_gets_the_typed_columns_of_a_model(shell: CommandLine) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL)
+    (code,) = [block for block in blocks if "schema=Review" in block]
+    printed = await run(shell, sys.executable, "-W", "error", "-c", code)
+    assert "shape: (2, 2)" in printed
+    assert "│ str" in printed
+    assert "┆ bool" in printed
+    assert len(re.findall(r"(?:positive|negative) +┆ (?:true|false)", printed)) == 2

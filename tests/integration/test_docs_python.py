@@ -15,14 +15,15 @@ from workers import STUB, worker_process
 
 import gristmill.producer
 from gristmill.producer import Client, Request, Result, SyncClient
+from gristmill.producer.frames.frame_options import KEYWORDS
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import FIELDS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
-OPEN, SUBMIT, RESULTS, MAP, AS_COMPLETED, SUBMITTING, ERRORS = re.findall(
-    r"```python\n(.*?)```", PAGE, re.DOTALL
-)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+OPEN, SUBMIT, RESULTS, MAP, AS_COMPLETED, SUBMITTING, TABLE, FUNCTION, _, _, ERRORS = BLOCKS
+"""Two more examples need an engine: test_docs_structured_outputs.py and test_own_engine.py run them."""
 
 
 def first_column(heading: str) -> list[str]:
@@ -75,10 +76,23 @@ async def run(code: str, environment: dict[str, str]) -> list[str]:
     return done.stdout.splitlines()
 
 
+def answer(num_words: int) -> str:
+    """Return the stub's answer to the function of the example."""
+    words = f"{num_words // 2} of 5 stars means".split()
+    return " ".join((words * 3)[:num_words])
+
+
+def test_the_page_lists_every_keyword_of_a_table() -> None:
+    section = PAGE[PAGE.index("## Tables") :]
+    table = section.split("| keyword | what it is |")[1].split("\n\n")[0].splitlines()[2:]
+    named = [name for line in table for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
+    assert sorted(named) == sorted(KEYWORDS)
+
+
 async def test_the_examples_run(environment: dict[str, str]) -> None:
     assert await run(OPEN, environment) == ["[('unknown', '')]"]
-    (answer,) = await run(SUBMIT, environment)
-    assert answer.startswith("succeeded ")
+    (submitted,) = await run(SUBMIT, environment)
+    assert submitted.startswith("succeeded ")
     _, refused = await run(RESULTS, environment)
     assert refused == "HTTP 400: max_tokens must be at least 1, got -1."
     answers = await run(MAP, environment)
@@ -89,6 +103,10 @@ async def test_the_examples_run(environment: dict[str, str]) -> None:
     assert sorted(lines[:10]) == [f"{n} succeeded" for n in range(10)]
     assert sorted(lines[10:]) == [f"docs-{n} succeeded" for n in range(10)]
     assert await run(SUBMITTING, environment) == []
+    table = await run(TABLE, environment)
+    assert [line.split()[0] for line in table[:-1]] == ["text", "0", "1", "2"]
+    assert table[-1].startswith("null_value: row 2: column 'text' is null")
+    assert await run(FUNCTION, environment) == [f"[{answer(10)!r}, None, {answer(2)!r}]"]
     unknown, conflict, expired = await run(ERRORS, environment)
     assert unknown.startswith("unknown keyword 'prioritty'; did you mean 'priority'?")
     assert conflict == "docs-error id_conflict"

@@ -5,6 +5,7 @@ The names here are the public interface; `docs/python.md` explains each. Everyth
 
 from gristmill.producer.client import Client
 from gristmill.producer.sync import SyncClient
+from gristmill.producer.table_calls import map_table, map_table_async
 from gristmill.shared.errors import (
     GristmillError,
     IdConflict,
@@ -35,4 +36,6 @@ __all__ = [
     "SettingsError",
     "SyncClient",
     "WrongFormat",
+    "map_table",
+    "map_table_async",
 ]

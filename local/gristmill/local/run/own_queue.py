@@ -60,6 +60,13 @@ def own_queue(settings: QueueSettings, output: Path, *, is_forced: bool) -> Iter
         own = read_settings(QueueSettings, redis_url=url, queue=name)
         yield OwnQueue(own, None, has_old_data=is_forced and earlier is not None)
         return
+    with embedded_queue() as queue:
+        yield queue
+
+
+@contextmanager
+def embedded_queue() -> Iterator[OwnQueue]:
+    """Start a Redis for the length of a block, and yield its queue."""
     with ExitStack() as stack:
         with step("starting a Redis of its own"):
             server = stack.enter_context(embedded_server(password=secrets.token_urlsafe(24)))

@@ -29,6 +29,7 @@ from gristmill.producer.commands.run_progress import RunProgress
 from gristmill.producer.commands.submit_runs import RunInput
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.answers import mapping
+from gristmill.shared.chunking import chunks
 from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.queue_brakes import read_brakes
@@ -57,6 +58,7 @@ class Collection:
         sync: Makes the rows so far survive a power cut. The results are then deleted from Redis, so its memory
             does not grow with the input. None keeps the results in Redis.
         finished: Element n is 1 if line n has its row already; None if no line has one.
+        is_shown: True shows the progress, and what delays the requests.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Collection:
         finished: bytearray | None = None,
         noun: str = "line",
         sync: Callable[[], None] | None = None,
+        is_shown: bool = True,
     ) -> None:
         self._client = client
         self._run = run
@@ -77,6 +80,7 @@ class Collection:
         self._tally = tally
         self._noun = noun
         self._sync = sync
+        self._is_shown = is_shown
         self._written: list[str] = []  # ids of written rows whose results are still in Redis
         self._batch = ""  # of the request that was read last
         self._entries = batch_input.entries(finished)
@@ -94,15 +98,27 @@ class Collection:
             IdConflict: A run of this name submitted another input.
         """
         self._tally.begin_ms = (await retrying(self._client.queue.stats)).now_ms
-        with display() as shown:
-            # A worker with --until-empty must not end between two passes.
-            async with self._client.submitting(), self._watched(shown):
-                await self._pass(window)
-                while self._again:  # the last lines that were cut
-                    await self._pass(window)
-            shown.show(self._tally.progress(Counter()))
-
+        if self._is_shown:
+            with display() as shown:
+                async with self._watched(shown):
+                    await self._passes(window)
+                shown.show(self._tally.progress(Counter()))
+        else:
+            await self._passes(window)
         await self._forget_written()
+
+    async def abandon(self) -> None:
+        """Cancel the requests that have no row yet, and delete the results that are left; not while `run` runs."""
+        for ids in chunks([*self._unfinished, *self._written], IDS_A_CALL):
+            await retrying(partial(self._client.queue.cancel, ids))
+            await retrying(partial(self._client.queue.forget, ids))
+
+    async def _passes(self, window: int) -> None:
+        # A worker with --until-empty must not end between two passes.
+        async with self._client.submitting():
+            await self._pass(window)
+            while self._again:  # the last lines that were cut
+                await self._pass(window)
 
     async def _pass(self, window: int) -> None:
         """Submit the lines; those whose answers are cut last stay in `_again`."""
