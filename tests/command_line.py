@@ -114,14 +114,21 @@ class SettlingWorker:
     Args:
         queue: Where from.
         answer: Returns the answer to a request by its id and body, or None to hold it; None repeats prompts.
+        facts: Facts that it registers, such as its models.
 
     Attributes:
         answered: Ids of the answered requests.
         held: Requests that are claimed and not answered.
     """
 
-    def __init__(self, queue: Queue, answer: Answer | None = None) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        answer: Answer | None = None,
+        facts: Mapping[str, str | int] | None = None,
+    ) -> None:
         self._queue = queue
+        self._facts = {"pid": os.getpid(), **(facts or {})}
         self._answer = answer
         self._is_stopping = False
         self.answered: list[str] = []
@@ -164,11 +171,12 @@ class SettlingWorker:
         return Settlement(claimed.id, claimed.delivery, "succeeded", outcome, fence=claimed.fence)
 
     async def register(self) -> None:
-        await self._queue.register("worker", {"pid": os.getpid()})
+        await self._queue.register("worker", self._facts)
 
     async def _run(self) -> None:
         await self.register()
         while not self._is_stopping:
+            await self._queue.beat("worker")
             if not await self.settle(16):
                 await self._queue.redis.blpop([self._queue.keys.doorbell], timeout=0.05)
 

@@ -15,6 +15,7 @@ import pytest
 from command_line import CommandLine, SettlingWorker, ended
 
 from gristmill.shared.queue import Queue
+from gristmill.shared.request import CHAT
 
 MODELS = """
 from typing import Literal
@@ -80,15 +81,16 @@ async def test_broken_cut_and_right_answers_become_typed_columns(
 ) -> None:
     texts = ["right", "broken", "long", "endless", "right", "long"]
     shell.write("in.jsonl", [{"text": text} for text in texts])
-    async with SettlingWorker(queue, answer).running() as worker:
+    facts: dict[str, str | int] = {"models": "m", "endpoints": CHAT, "max_model_len": 30}
+    async with SettlingWorker(queue, answer, facts).running() as worker:
         done = await shell.finish(*COMMAND)
     assert done.code == 1, done.err
     assert '2 of 6 failed, e.g. row 2: schema_mismatch: label: "odd" is not one of' in done.err
     summary = done.rows[0]
     assert [summary[name] for name in ("succeeded", "failed", "copies")] == [4, 2, 2]
-    assert summary["output_tokens"] == 12 + 12 + (20 + 12) + (20 + 40)
+    assert summary["output_tokens"] == 12 + 12 + (20 + 12) + (20 + 30)
     run = summary["run"]
-    asked = [f"{run}-{end}" for end in ("1", "2", "3", "4", "3-again40", "4-again40")]
+    asked = [f"{run}-{end}" for end in ("1", "2", "3", "4", "3-again30", "4-again30")]
     assert sorted(worker.answered) == sorted(asked)
     assert await queue.results(asked) == [None] * len(asked)  # the values are in the output alone
     written = pq.read_table(shell.folder / "out.parquet")
@@ -98,7 +100,7 @@ async def test_broken_cut_and_right_answers_become_typed_columns(
     assert [{name: row[name] for name in REVIEW} for row in rows] == [
         REVIEW if text in ("right", "long") else dict.fromkeys(REVIEW) for text in texts
     ]
-    assert rows[3]["error"].startswith("cut_answer: the JSON had no end after 40 tokens")
+    assert rows[3]["error"].startswith("cut_answer: the JSON had no end after 30 tokens")
     assert (rows[3]["answer"], rows[3]["finish_reason"]) == ('{"label": "go', "length")
     assert rows[1]["answer"].startswith('{"label": "odd"')
     (shell.folder / "models.py").write_text(MODELS.replace("score", "points"))

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 from pydantic import BaseModel, ValidationError
-from pydantic.errors import PydanticUserError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from gristmill.producer.tables.schema_types import properties_of
 from gristmill.shared.constraint_limits import constraint_excess
@@ -63,7 +63,7 @@ class AnswerSchema:
         """
         try:
             return cls(model.model_json_schema(), model)
-        except PydanticUserError as error:
+        except (PydanticUserError, PydanticUndefinedAnnotation) as error:
             raise InvalidRequest(
                 f"--schema: {model.__name__} has no JSON Schema: {error.message}; give its fields types of JSON"
             ) from None
