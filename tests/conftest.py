@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import hypothesis
 import pytest
 import structlog
 from servers import running_cluster, without_dangerous
@@ -21,6 +22,10 @@ from gristmill.shared.redis_types import AnyRedis
 
 # Before anything imports it: what it asserts is told as in a test.
 pytest.register_assert_rewrite("faults.outcome")
+
+# A deadline for an example would measure what else the machine does.
+hypothesis.settings.register_profile("without deadline", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("without deadline")
 
 
 @pytest.fixture
