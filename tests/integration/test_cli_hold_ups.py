@@ -51,6 +51,22 @@ async def test_a_worker_that_is_silent_is_told_before_its_lease_ends(
     assert ALIVE in await told(hold_ups, queue, capsys)
 
 
+async def test_a_command_with_workers_of_its_own_names_their_log(
+    queue: Queue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold_ups = HoldUps(queue.keys.queue, Path("out.log"))
+    gone = "no worker of this command is alive; it is restarted, see out.log"
+    assert gone in await told(hold_ups, queue, capsys)
+    await open_worker(queue, "w1")
+    assert ALIVE in await told(hold_ups, queue, capsys)
+    await queue.redis.zincrby(queue.keys.workers, -queue.limits.lease_ms * 0.6, "w1")
+    assert "has renewed its lease for 5 s; see out.log\n" in await told(hold_ups, queue, capsys)
+    await end_lease(queue, "w1")
+    assert gone in await told(hold_ups, queue, capsys)
+    hold_ups.tell_brakes({"w1": 900}, {"w1": Brake("500", 9, 10, "", "r-1")})
+    assert capsys.readouterr().err.endswith("; see out.log\n")
+
+
 async def test_suspects_are_told_once_for_each_death(
     queue: Queue, capsys: pytest.CaptureFixture[str]
 ) -> None:

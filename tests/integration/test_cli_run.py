@@ -171,6 +171,7 @@ async def test_an_engine_that_fails_everything_is_told(folder: Path) -> None:
         said = (await process.stderr.readline()).decode()
         assert said
     assert "requests failed with 500 InternalServerError: No space left on device" in said
+    assert said.endswith("; see out.parquet.log\n")
     assert (await interrupt(process)).code == 130
 
 

@@ -86,9 +86,8 @@ class Demo:
             settings, server = self._start_redis(stack)
             model = self.model or self._prepare_model()
             flags = ["--model", model, *ENGINE_ARGUMENTS]
-            log = self.cache / "demo-worker.log"
             lost = stack.enter_context(
-                running_workers(settings, flags, log, WORKER_ENVIRONMENT, server=server)
+                running_workers(settings, flags, self._log, WORKER_ENVIRONMENT, server=server)
             )
             code = self._run_requests(settings, output, lost)
             with step("stopping the worker and Redis"):
@@ -96,6 +95,10 @@ class Demo:
         command = "gristmill" if shutil.which("gristmill") else sys.argv[0]
         say(f"\nAll rows are in {self.output}. Next: {command} submit --help")
         return code
+
+    @property
+    def _log(self) -> Path:
+        return self.cache / "demo-worker.log"
 
     def _check_options(self, stack: ExitStack) -> OutputFile:
         """Check the options before anything starts; return the output, open but not yet emptied."""
@@ -165,6 +168,7 @@ class Demo:
                 run=run.run,
                 write=output.append,
                 tally=tally,
+                workers_log=self._log,
             )
             await unless_lost(collection.run(WINDOW), lost)
 

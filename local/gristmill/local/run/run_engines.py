@@ -25,7 +25,7 @@ class RunEngines:
     def __init__(self, queue: OwnQueue, plan: EnginePlan, log: Path) -> None:
         self._queue = queue
         self._plan = plan
-        self._log = log
+        self.log = log
         self.facts: Mapping[str, Any] = plan.facts
 
     @contextmanager
@@ -36,7 +36,7 @@ class RunEngines:
         with running_workers(
             self._queue.settings,
             self._plan.flags,
-            self._log,
+            self.log,
             self._plan.environment,
             options=self._plan.options,
             server=self._queue.server,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 
 import orjson
 
@@ -59,6 +60,7 @@ class Collection:
             does not grow with the input. None keeps the results in Redis.
         finished: Element n is 1 if line n has its row already; None if no line has one.
         is_shown: True shows the progress, and what delays the requests.
+        workers_log: Log of the workers that this command started; None if others did.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Collection:
         noun: str = "line",
         sync: Callable[[], None] | None = None,
         is_shown: bool = True,
+        workers_log: Path | None = None,
     ) -> None:
         self._client = client
         self._run = run
@@ -81,6 +84,7 @@ class Collection:
         self._noun = noun
         self._sync = sync
         self._is_shown = is_shown
+        self._workers_log = workers_log
         self._written: list[str] = []  # ids of written rows whose results are still in Redis
         self._batch = ""  # of the request that was read last
         self._entries = batch_input.entries(finished)
@@ -201,7 +205,7 @@ class Collection:
 
     async def _watch(self, shown: Display) -> None:
         queue, next_show_s, num_seen = self._client.queue, 0.0, 0
-        hold_ups = HoldUps(queue.keys.queue)
+        hold_ups = HoldUps(queue.keys.queue, self._workers_log)
         while True:
             start_s = time.monotonic()
             stats = await retrying(queue.stats)

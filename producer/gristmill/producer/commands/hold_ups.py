@@ -1,6 +1,7 @@
 """Report what delays the requests of a queue, and when the delay ends; for commands that wait."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from gristmill.producer.commands.session import absence
 from gristmill.shared.brakes import Brake, all_braked
@@ -17,13 +18,15 @@ class HoldUps:
 
     Args:
         queue: Name of the queue.
+        workers_log: Log of the workers if the command started them, which also restarts them; None if others did.
 
     Attributes:
         is_served: True if the lease of at least one worker has not ended, and no pause keeps it from claiming.
     """
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, workers_log: Path | None = None) -> None:
         self._queue = queue
+        self._log = workers_log
         self._longest_ms: dict[str, int] = {}
         self._problem: str | None = None
         self._paused: str | None = None
@@ -41,7 +44,7 @@ class HoldUps:
         paused = pause_in_words(self._queue, stats.pauses, batch)
         self.is_served = num_live(stats.workers) > 0 and not paused
         self._tell_pause(paused)
-        self._tell_problem(absence(self._queue, stats.workers) or self._silence(stats.workers))
+        self._tell_problem(self._absence(stats.workers) or self._silence(stats.workers))
         num_suspects = stats.depth_by_lane["suspect"]
         if num_suspects and not self._has_suspects:
             say(
@@ -61,9 +64,8 @@ class HoldUps:
             return
         self._has_told_brakes = True
         why = next(iter(brakes.values())).in_words()
-        say(
-            f"every worker of queue {self._queue} is braked: {why}; the logs of the workers say more"
-        )
+        more = f"see {self._log}" if self._log else "the logs of the workers say more"
+        say(f"every worker of queue {self._queue} is braked: {why}; {more}")
 
     def _tell_pause(self, paused: str | None) -> None:
         if paused and paused != self._paused:
@@ -79,6 +81,14 @@ class HoldUps:
             say(f"a worker of queue {self._queue} is alive; requests run")
         self._problem = problem
 
+    def _absence(self, workers: Mapping[str, int]) -> str | None:
+        """Return a notice if no worker is alive, else None."""
+        if self._log is None:
+            return absence(self._queue, workers)
+        if num_live(workers):
+            return None
+        return f"no worker of this command is alive; it is restarted, see {self._log}"
+
     def _silence(self, workers: Mapping[str, int]) -> str | None:
         """Return a notice if no worker has renewed its lease for half of the lease time, else None.
 
@@ -90,7 +100,7 @@ class HoldUps:
         if any(2 * left_ms > self._longest_ms[worker] for worker, left_ms in workers.items()):
             return None
         half_s = max(self._longest_ms[worker] for worker in workers) / 2000
-        return (
-            f"no worker of queue {self._queue} has renewed its lease for {half_s:.0f} s; if it is dead, its requests"
-            " go to other workers when the lease ends"
-        )
+        silent = f"no worker of queue {self._queue} has renewed its lease for {half_s:.0f} s"
+        if self._log:
+            return f"{silent}; see {self._log}"
+        return f"{silent}; if it is dead, its requests go to other workers when the lease ends"

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from gristmill.shared.tasks import end
@@ -17,6 +18,11 @@ class RunWorkers(Protocol):
     @property
     def facts(self) -> Mapping[str, Any]:
         """Values that a resume must have again, such as the model."""
+        ...
+
+    @property
+    def log(self) -> Path:
+        """File with their output."""
         ...
 
     def running(self) -> AbstractContextManager[Lost]:
