@@ -2,10 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from gristmill.local.run import run_engines
+from gristmill.producer.batches.submit_run import RunRecord
 from gristmill.shared.cli import run as run_command
+from gristmill.shared.errors import InvalidRequest
 from gristmill.worker.engine.vllm.model_flags import ModelFlags
 
 FLAGS = "-- --model some/model"
@@ -67,6 +71,27 @@ def test_an_engine_elsewhere_and_flags_are_refused(
     monkeypatch.setenv("VLLM_URL", "http://elsewhere:8000")
     code, told = ended(f"run in.jsonl -o out.jsonl {FLAGS}", capfd)
     assert (code, "VLLM_URL is set, so the model runs there" in told) == (2, True), told
+
+
+def test_a_run_that_is_refused_before_it_begins_keeps_the_earlier_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise InvalidRequest("the workers are refused")
+
+    monkeypatch.setattr(run_engines, "running_workers", refuse)
+    output = folder / "out.csv"
+    output.write_text("text,answer\na,b\n")
+    totals = {"total": 1, "failed": 0}
+    earlier = RunRecord(
+        run="r", queue="q", input_bytes=1, input_digest="", fields={}, finished=totals
+    )
+    earlier.write(output)
+    words = "run in.csv -o out.csv --prompt {text} --force --run-name r"
+    code, told = ended(f"{words} {FLAGS}", capfd)
+    assert (code, "the workers are refused" in told) == (2, True), told
+    assert RunRecord.read(output) == earlier
+    assert output.read_text() == "text,answer\na,b\n"
 
 
 @pytest.mark.usefixtures("folder")

@@ -4,8 +4,8 @@
 """
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
@@ -84,14 +84,20 @@ class WaitedRun:
 
     def _written(self, output: RunOutput) -> Tally:
         """Write all rows to an output, and return their counts."""
-        try:
-            tally = self._appended(output)
+        tally = self._appended(output)
+        with self._forgotten_if_refused(output):
             output.finish(self._totals(tally))
+        return tally
+
+    @contextmanager
+    def _forgotten_if_refused(self, output: RunOutput) -> Iterator[None]:
+        """Leave nothing of a new run that is refused after its record was written."""
+        try:
+            yield
         except InvalidRequest:
             if self._options.run and not self._run.is_resume:
                 output.forget_run()  # without --run-name only the record has the name
             raise
-        return tally
 
     def _appended(self, output: RunOutput) -> Tally:
         """Append the rows that are not there yet, and return the counts of all.
@@ -105,7 +111,8 @@ class WaitedRun:
                 written = self._whole_rows(output)
             has_readers = output.keeps_results and self._workers is None
             sync = None if has_readers else output.sync
-            return self._collected(output.append, sync, written, lost)
+            with self._forgotten_if_refused(output):
+                return self._collected(output.append, sync, written, lost)
 
     def _serving(self, written: WrittenRows | None) -> AbstractContextManager[Lost | None]:
         """Return what runs this command's workers; they do not start if all rows are there already."""
@@ -150,6 +157,7 @@ class WaitedRun:
                 tally=tally,
                 finished=earlier.finished,
                 noun=run.source.noun,
+                workers_log=self._workers.log if self._workers else None,
             )
             await unless_lost(collection.run(self._options.window), lost)
 
