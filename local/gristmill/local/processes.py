@@ -20,6 +20,9 @@ POLL_INTERVAL_S = 0.2
 TAIL_LINES = 20
 """Last lines of the log that an error quotes."""
 
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+"""Found at import: a fork of a process with threads may copy the loader's lock while another thread holds it."""
+
 
 def free_port() -> int:
     """Return a TCP port of the loopback address on which no process listens."""
@@ -31,8 +34,8 @@ def free_port() -> int:
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies; a `preexec_fn`, Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if _PRCTL:
+        _PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 class LoggedProcess:
