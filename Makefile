@@ -18,7 +18,7 @@ CUDA_ONLY = torchvision torchaudio torchcodec triton
 NO_HANG = -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-faults images-check check format docs bench install-run-cpu install-run-gpu install-worker-cpu install-worker-gpu install-producer install-desk clean
+.PHONY: help demo test test-long test-faults test-tools images-check check format docs bench install-run-cpu install-run-gpu install-worker-cpu install-worker-gpu install-producer install-desk clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -27,11 +27,11 @@ demo: $(VENV)/.cpu  ## Run the main job for real: server, engine, worker, 40 req
 	@$(BIN)/gristmill demo
 
 test: $(VENV)/.cpu $(VENV)/.test  ## Install what the tests need and run every test
-	@$(BIN)/python -m pytest $(NO_HANG) -n 3 --dist loadfile -m 'not alone and not long'
-	@$(BIN)/python -m pytest $(NO_HANG) -m 'alone and not long'
+	@$(BIN)/python -m pytest $(NO_HANG) -n 3 --dist loadfile -m 'not alone and not long and not tools'
+	@$(BIN)/python -m pytest $(NO_HANG) -m 'alone and not long and not tools'
 
 test-long: $(VENV)/.cpu $(VENV)/.test  ## Run the slow tests, and the test of the queue's state machine with 2,000 examples
-	@$(BIN)/python -m pytest -m long
+	@$(BIN)/python -m pytest -m 'long and not tools'
 	@GRISTMILL_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/integration/test_queue_state_machine.py --timeout=0
 
 test-faults: $(VENV)/.cpu $(VENV)/.test  ## Run the whole fault suite: 2,000 random schedules, true engines, long soaks; print the table
@@ -39,6 +39,9 @@ test-faults: $(VENV)/.cpu $(VENV)/.test  ## Run the whole fault suite: 2,000 ran
 		GRISTMILL_SOAK_REQUESTS=100000 GRISTMILL_SOAK_ENGINE_REQUESTS=5000 $(BIN)/python -m pytest \
 		tests/faults tests/engine/test_faults_on_true_engine.py tests/engine/test_supervision_on_true_engine.py \
 		tests/integration/test_soak.py tests/engine/test_soak_on_true_engine.py
+
+test-tools: $(VENV)/.cpu $(VENV)/.test  ## Run the tests that need Slurm, which they do not install
+	@$(BIN)/python -m pytest -m tools
 
 images-check: $(VENV)/.test  ## Build the images with Docker, run Compose, kill its worker in a batch, read all rows
 	@$(BIN)/python k8s/images_check.py
