@@ -4,7 +4,7 @@
 # usage: start.sh FOLDER INPUT OUTPUT NUM_WORKERS VLLM_FLAGS...
 #
 # FOLDER lies on a shared file system. It keeps the password, the address and the data of Redis, and the logs. The same
-# command again continues a run whose jobs have ended. SBATCH_WORKER has further options of sbatch for the workers.
+# command again continues a run whose jobs have ended. WORKER_OPTIONS has further options of sbatch for the workers.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -22,9 +22,9 @@ submit() { # name, then the options of sbatch
 }
 
 server=$(submit server --output="$folder/log/server.log" "$here/server.sbatch")
-# shellcheck disable=SC2086  # SBATCH_WORKER has several words
+# shellcheck disable=SC2086  # WORKER_OPTIONS has several words
 workers=$(submit worker --output="$folder/log/worker-%a.log" --dependency="after:$server" \
-  --array="0-$((num_workers - 1))" ${SBATCH_WORKER:-} "$here/worker.sbatch" "$@")
+  --array="0-$((num_workers - 1))" ${WORKER_OPTIONS:-} "$here/worker.sbatch" "$@")
 producer=$(submit producer --output="$folder/log/producer.log" --dependency="after:$server" \
   "$here/producer.sbatch" "$workers" "$input" "$output")
 end=$(submit end --output="$folder/log/end.log" --dependency="afterany:$workers:$producer" "$here/end.sbatch" "$server")

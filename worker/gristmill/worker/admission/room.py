@@ -263,7 +263,7 @@ class Admission:
             self._cache.refill_share = size / self._capacity.max_running
         if num_held == 0:
             self._gulps.end()
-        if size == 1 or num_held == 0:  # another queue may be in the middle of a gulp
+        if size == 1 or num_held == 0:  # it ends no gulp: another queue may still fill it
             return num_free, "plain"
         num_entered = self._num_entered + num_gathered
         num_to_fill = self._gulps.num_to_fill(size, num_free, num_entered, now_s)
