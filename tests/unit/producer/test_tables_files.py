@@ -166,9 +166,9 @@ def test_a_column_of_two_types_is_named_with_its_row(tmp_path: Path) -> None:
         ("in.jsonl", b"PAR1....", r"in\.jsonl is a Parquet file"),
         ("in.parquet", b"no parquet", r"in\.parquet cannot be read as parquet"),
         ("in.feather", b"ARROW1..", r"in\.feather cannot be read as arrow"),
-        ("in.csv", b"a,text\n1,2\n1,2,3\n", r"in\.csv cannot be read as csv"),
+        ("in.csv", b"a,text\n1,2\n1,2,3\n", r"in\.csv row 2 has 3 fields, and the header has 2"),
         ("in.csv", b"text,text\n1,2\n", r"several columns 'text'"),
-        ("in.csv", b"text\n\xff\n", r"in\.csv cannot be read as csv"),
+        ("in.csv", b"text\na\n\xff\n", r"in\.csv row 2 is not UTF-8; convert .*iconv"),
         (
             "in.jsonl.gz",
             gzip.compress(b'{"text": "a"}\n' * 9, mtime=0)[:-12],
@@ -182,6 +182,66 @@ def test_a_damaged_file_is_named_before_anything_runs(
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(InvalidRequest, match=told):
         list(table_of(tmp_path / name).chunks())
+
+
+def stray(row: int, text: str) -> bytes:
+    """Return a CSV of 200 rows with a stray row."""
+    rows = [f"{number},text {number}\n" for number in range(1, 201)]
+    rows[row - 1] = text
+    return ("id,text\n" + "".join(rows)).encode()
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.csv.gz", "in.csv.zst"])
+@pytest.mark.parametrize(
+    ("raw", "place"),
+    [
+        (stray(151, '151,"text 151\n'), "row 151"),
+        (stray(151, '"151,text 151\n'), "row 151"),
+        (stray(200, '200,"text 200'), "row 200"),
+        (stray(3, '3,"two\nlines"\n4,"text 4\n'), "row 4"),
+        (b'text\n"a"\n"b\n', "row 2"),
+        (b'id,"text\n1,a\n2,b\n', "header"),
+    ],
+    ids=["last-field", "first-field", "last-row", "after-two-lines", "one-column", "header"],
+)
+def test_an_unclosed_quote_is_refused_with_its_row(
+    tmp_path: Path, name: str, raw: bytes, place: str
+) -> None:
+    source = tmp_path / name
+    compression = {".gz": "gzip", ".zst": "zstd"}.get(source.suffix)
+    with pa.output_stream(source, compression=compression) as stream:
+        stream.write(raw)
+    with pytest.raises(InvalidRequest, match=rf"{name} {place} has an unclosed quote"):
+        list(table_of(source).chunks())
+
+
+def test_an_unclosed_quote_in_a_large_file_is_refused_with_its_row(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    rows = [f"{number},{'x' * 1_000}\n" for number in range(1, 20_001)]
+    rows[149] = '150,"x\n'
+    source.write_text("id,text\n" + "".join(rows))
+    with pytest.raises(InvalidRequest, match=r"in\.csv row 150 .*a quote in it is never closed"):
+        list(table_of(source).chunks())
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n\n"])
+@pytest.mark.parametrize("block", ['1,"a, ""b""\nc"', '1,5" pipe', '1,"a\n"'])
+def test_a_csv_with_fair_quotes_keeps_all_rows(tmp_path: Path, block: str, end: str) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("id,text\n" + block + "\n" + block + end, newline="")
+    (chunk,) = table_of(source).chunks()
+    assert [row["id"] for row in chunk.dicts(None)] == ["1", "1"]
+    assert len({row["text"] for row in chunk.dicts(None)}) == 1
+
+
+@pytest.mark.parametrize("raw", [b"id,text\n", b"id,text", b"", b"\n"])
+def test_a_csv_without_rows_says_so(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "in.csv").write_bytes(raw)
+    if raw.strip():
+        assert list(table_of(tmp_path / "in.csv").chunks()) == []
+        return
+    with pytest.raises(InvalidRequest, match=r"in\.csv has no rows; name an input with rows"):
+        table_of(tmp_path / "in.csv")
 
 
 def test_a_damaged_row_group_is_found_also_in_a_column_that_no_prompt_uses(tmp_path: Path) -> None:

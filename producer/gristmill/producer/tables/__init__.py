@@ -5,6 +5,7 @@
 - `spec`: the options of a table.
 - `table_files` finds the files of an input: paths, globs, folders, URLs.
 - `readers` reads one file as chunks of rows. `json_types` finds the types of JSONL.
+- `csv_rows` reads CSV and refuses an unclosed quote.
 - `row_chunks`: a chunk of rows, from Arrow or from JSON.
 - `table`: all files of an input as one table. `memory_table`: an Arrow table of a program.
 - `column_prompt`, `template_prompt`, `images`: the parts of a prompt.

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from gristmill.producer.batches.rows import lines_of, take_lines
+from gristmill.producer.tables.csv_rows import CsvRows
 from gristmill.producer.tables.row_chunks import ArrowRows, JsonRows, Rows
 from gristmill.producer.tables.table_files import TableFile
 from gristmill.shared.errors import InvalidRequest
@@ -23,9 +23,6 @@ CHUNK_ROWS = 1_024
 
 CHUNK_BYTES = 8 * 2**20
 """Bytes of a chunk; larger rows come in smaller chunks from Parquet and from memory."""
-
-CSV_BLOCK_BYTES = 4 * 2**20
-"""Bytes of a CSV file that are parsed at a time; a row cannot be longer."""
 
 READ_BYTES = 2**20
 """Bytes of one read of a Parquet column."""
@@ -59,8 +56,7 @@ def schema_of(file: TableFile) -> Any:
         elif file.kind == "arrow":
             schema = _arrow_reader(stream)[0]
         else:
-            names = arrow_csv.open_csv(stream, parse_options=_csv_dialect(file)).schema.names
-            schema = pa.schema([(name, pa.string()) for name in names])
+            schema = pa.schema([(name, pa.string()) for name in CsvRows(file, stream).header()])
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise InvalidRequest(
@@ -153,28 +149,9 @@ def _arrow_reader(stream: Any) -> tuple[Any, Iterator[Any]]:
 def _read_csv(
     file: TableFile, stream: Any, start: int, columns: Sequence[str]
 ) -> Iterator[tuple[int, Rows]]:
-    """Read all values as text, as they stand there; an empty field without quotes is null."""
     del start
-    reader = arrow_csv.open_csv(
-        stream,
-        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
-        parse_options=_csv_dialect(file),
-        convert_options=arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(columns, pa.string()),
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        ),
-    )
-    first = 0
-    for batch in reader:
+    for first, batch in CsvRows(file, stream, columns).batches():
         yield first, ArrowRows(batch)
-        first += batch.num_rows
-
-
-def _csv_dialect(file: TableFile) -> Any:
-    delimiter = "\t" if file.kind == "tsv" else ","
-    return arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
 
 def _read_jsonl(
