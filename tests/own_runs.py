@@ -39,7 +39,7 @@ class OwnRuns(CommandLine):
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name not in ("REDIS_URL", "GRISTMILL_REDIS_URL", "GRISTMILL_QUEUE")
+            if not name.startswith(("GRISTMILL_", "VLLM_", "REDIS_URL"))
         }
         url = {"REDIS_URL": self.redis_url} if self.redis_url else {}
         path = {"PYTHONPATH": self._path_with_stub()} if self.has_stub else {}
