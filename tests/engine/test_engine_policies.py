@@ -127,6 +127,11 @@ def test_repetition_is_seen_whatever_the_pattern() -> None:
         (["--api_key=k1", "--hf-token=t", "--port", "1"], "--api_key=*** --hf-token=*** --port 1"),
         (["x", "--hf-token", "t"], "x --hf-token ***"),
         (["--api-k", "k1", "--apikey=k2", "--tokenizer", "t"], "--api-k *** --apikey=*** --tokenizer t"),
+        (["--kv-transfer-config", '{"password":"x"}', "--seed", "1"], "--kv-transfer-config *** --seed 1"),
+        (['--hf-overrides={"API_KEY":"x"}', "--seed", "1"], "--hf-overrides=*** --seed 1"),
+        (["--model", "https://u:p@h/m"], "--model ***"),
+        (["https://u:p@h/m", "--seed=1"], "*** --seed=1"),
+        (["--model", "https://h/m", "--chat-template", "a@b"], "--model https://h/m --chat-template a@b"),
     ],
 )  # fmt: skip
 def test_arguments_are_shown_without_secrets(argv: list[str], shown: str) -> None:
