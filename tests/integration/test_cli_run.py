@@ -40,6 +40,12 @@ def slow(folder: Path) -> OwnRuns:
     return OwnRuns("", "", folder, SLOW)
 
 
+@pytest.fixture
+def held(folder: Path) -> OwnRuns:
+    """The same, with an engine that answers 150 requests and holds the others."""
+    return OwnRuns("", "", folder, SLOW | {"STUB_MAX_ANSWERS": "150"})
+
+
 def refusal_of(port: int) -> str:
     """Return what a server without its password answers."""
     with pytest.raises(RuntimeError) as refused:
@@ -78,25 +84,24 @@ async def test_one_command_runs_a_table_and_a_finished_run_starts_no_engine(own:
         assert (refused.code, told in refused.err) == (2, True), refused.err
 
 
-async def test_a_killed_run_leaves_no_process_and_resumes(slow: OwnRuns) -> None:
+async def test_a_killed_run_leaves_no_process_and_resumes(held: OwnRuns, slow: OwnRuns) -> None:
     num_rows = 400
     slow.write_table(num_rows)
-    process = await slow.start(*TABLE, *FLAGS)
-    await slow.until_written(process, 100)
+    process = await held.start(*TABLE, *FLAGS)
+    await held.until_written(process, 150)
     family = family_of(process)
     (server,) = [each for each in family if "worker" not in each.cmdline()]
     (port,) = {each.laddr.port for each in server.net_connections("tcp") if each.status == "LISTEN"}
     assert "-NOAUTH" in refusal_of(port)  # other users of the machine
     process.kill()
     await ended(process)
-    num_written = slow.num_written()
-    assert num_written < num_rows
+    assert slow.num_written() == 150
     assert await all_gone(family)
     done = await slow.finish(*TABLE, "--json", *FLAGS)
     assert done.code == 0, done.err
     assert "queue embedded, resumed" in done.err
     num_earlier = done.rows[0]["finished_earlier"]
-    assert 0 < num_earlier <= num_written
+    assert num_earlier == 150
     ran = [event["id"] for event in slow.logged("request.completed")]
     assert len(ran) == len(set(ran)) == num_rows - num_earlier
     frame = pd.read_parquet(slow.folder / "out.parquet")
@@ -128,13 +133,13 @@ async def test_a_killed_run_leaves_none_of_several_engines(slow: OwnRuns) -> Non
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_a_run_that_is_ended_says_how_it_resumes(
-    slow: OwnRuns, number: int, code: int
+    held: OwnRuns, number: int, code: int
 ) -> None:
     lines = [{"prompt": f"row {number}"} for number in range(2000)]
-    slow.write("in.jsonl", lines)
-    output = slow.folder / "out.jsonl"
+    held.write("in.jsonl", lines)
+    output = held.folder / "out.jsonl"
     command = ("run", "in.jsonl", "-o", "out.jsonl")
-    process = await slow.start(*command, *FLAGS, "--hf-token", "secret")
+    process = await held.start(*command, *FLAGS, "--hf-token", "secret")
     while not (output.exists() and output.read_bytes().count(b"\n") > 100):
         assert process.returncode is None
         await asyncio.sleep(0.01)
@@ -143,6 +148,7 @@ async def test_a_run_that_is_ended_says_how_it_resumes(
     assert done.code == code, done.err
     told = "interrupted; written rows stay; resume with: gristmill run in.jsonl -o out.jsonl -- --model stub"
     assert told in done.err
+    assert " --hf-token '***'; put the value of --hf-token back in\n" in done.err
     assert "secret" not in done.err
     assert await all_gone(family)
 
@@ -176,10 +182,10 @@ async def test_an_engine_that_fails_everything_is_told(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["worker", pytest.param("Redis", marks=pytest.mark.long)])
-async def test_a_part_that_dies_ends_the_run(slow: OwnRuns, part: str) -> None:
-    slow.write_table(4000)
-    process = await slow.start(*TABLE, *FLAGS)
-    await slow.until_written(process, 100)
+async def test_a_part_that_dies_ends_the_run(held: OwnRuns, part: str) -> None:
+    held.write_table(4000)
+    process = await held.start(*TABLE, *FLAGS)
+    await held.until_written(process, 100)
     family = family_of(process)
     (victim,) = [each for each in family if ("worker" in each.cmdline()) == (part == "worker")]
     victim.kill()
@@ -212,16 +218,22 @@ async def test_with_a_redis_alone_its_workers_run_the_requests(
 async def test_own_workers_on_a_redis_have_a_queue_that_is_gone_at_the_end(
     redis_url: str, folder: Path, options: tuple[str, ...], told: str
 ) -> None:
-    shell = OwnRuns(redis_url, "", folder, SLOW | {"GRISTMILL_LEASE_S": "2"})
+    variables = SLOW | {"GRISTMILL_LEASE_S": "2"}
+    shell = OwnRuns(redis_url, "", folder, variables)
+    held = OwnRuns(redis_url, "", folder, variables | {"STUB_MAX_ANSWERS": "150"})
     shell.write_table(300)
     redis = connect(redis_url)
-    process = await shell.start(*TABLE, *FLAGS)
-    await shell.until_written(process, 100)
-    family = family_of(process)
-    process.kill()
-    await ended(process)
-    assert await all_gone(family)
+    process = await held.start(*TABLE, *FLAGS)
+    await held.until_written(process, 150)
     name = orjson.loads((folder / "out.parquet.run").read_bytes())["queue"]
+    family = family_of(process)
+    if options:
+        process.kill()
+        await ended(process)
+    else:
+        kept = f"queue {name} stays for the resume, and gristmill queue purge --queue {name} deletes it"
+        assert f"interrupted; {kept}; written rows stay; resume" in (await interrupt(process)).err
+    assert await all_gone(family)
     assert [key async for key in redis.scan_iter(f"*{name}*")]
     done = await shell.finish(*TABLE, *options, *FLAGS)
     assert done.code == 0, done.err

@@ -7,6 +7,7 @@ from typing import NoReturn
 import pytest
 
 from gristmill.local.run import run_engines
+from gristmill.local.run.engine_plan import EnginePlan
 from gristmill.producer.batches.submit_run import RunRecord
 from gristmill.shared.cli import run as run_command
 from gristmill.shared.errors import InvalidRequest
@@ -48,6 +49,7 @@ def ended(arguments: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         (f"in.csv -o out.csv --promt x {FLAGS}", "--promt is no option of gristmill run (did you mean --prompt?)"),
         (f"in.jsonl -o out.jsonl --devices 0,0 {FLAGS}", "GRISTMILL_DEVICES=0,0"),
         (f"in.jsonl -o out.jsonl --engines none {FLAGS}", "none is no number of engines"),
+        ("in.jsonl -o out.jsonl -- --config no.yaml", "no.yaml: No such file or directory; name another after --config"),
         (f"nothing.jsonl -o out.jsonl {FLAGS}", "no file 'nothing.jsonl'"),
         (f"in.jsonl -o in.jsonl {FLAGS}", "in.jsonl is the input itself"),
         (f"in.csv -o out.csv {FLAGS}", "in.csv is a table; say what to ask"),
@@ -119,11 +121,21 @@ def test_a_missing_server_is_named_with_its_install_line(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--model m --max-num-seqs 4", ModelFlags("m", None, has_config=False)),
-        ("--model=m --revision=r", ModelFlags("m", "r", has_config=False)),
-        ("m --dtype auto", ModelFlags("m", None, has_config=False)),
-        ("--config f.yaml", ModelFlags(None, None, has_config=True)),
+        ("--model m --max-num-seqs 4", ModelFlags("m", None, None)),
+        ("--model=m --revision=r", ModelFlags("m", "r", None)),
+        ("m --dtype auto", ModelFlags("m", None, None)),
+        ("--config f.yaml", ModelFlags(None, None, "f.yaml")),
     ],
 )
 def test_the_model_is_read_from_the_flags(words: str, expected: ModelFlags) -> None:
     assert ModelFlags.read(words.split()) == expected
+
+
+def test_a_resume_needs_the_same_file_of_flags(folder: Path) -> None:
+    flags = ["--config", str(folder / "f.yaml")]
+    facts = []
+    for text in ("model: a\n", "model: b\n", "model: a\n"):
+        (folder / "f.yaml").write_text(text)
+        facts.append(EnginePlan.read(flags, None, None).facts)
+    assert facts[0] == facts[2] != facts[1]
+    assert facts[0].keys() == {"digest of --config after --"}

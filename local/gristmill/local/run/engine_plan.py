@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
+from gristmill.producer.batches.submit_run import fingerprint
+from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.settings import read_settings
 from gristmill.worker.engine.factory import engine_from
@@ -45,6 +48,7 @@ class EnginePlan:
 
         Raises:
             SettingsError: There is no model, or the devices do not fit.
+            InvalidRequest: The file of `--config` cannot be read.
         """
         settings = read_settings(WorkerSettings, engines=engines, devices=devices)
         options = ["--devices", settings.devices or ALL]
@@ -63,9 +67,19 @@ class EnginePlan:
 
 def _facts(flags: Sequence[str]) -> dict[str, str]:
     model = ModelFlags.read(flags)
-    if model.model is None and not model.has_config:
+    if model.model is None and model.config is None:
         raise SettingsError("no model given; name one after --, such as: -- --model Qwen/Qwen3-8B")
     if model.model is not None:
         check_path(model.model)
-    facts = {"model after --": model.model, "revision after --": model.revision}
+    facts = {
+        "model after --": model.model,
+        "revision after --": model.revision,
+        "digest of --config after --": _digest(model.config) if model.config else None,
+    }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _digest(config: str) -> str:
+    """Return a digest of a file of flags, which may name the model."""
+    with disk_errors(config, "name another after --config"):
+        return fingerprint(Path(config))[1]

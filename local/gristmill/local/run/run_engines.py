@@ -1,6 +1,6 @@
 """The workers of one `gristmill run`; `Submission` starts them once the input has passed its checks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 from gristmill.local.own_workers import running_workers
 from gristmill.local.run.engine_plan import EnginePlan
 from gristmill.local.run.own_queue import OwnQueue
+from gristmill.producer.commands.resume import kept_in_words
 from gristmill.producer.commands.run_workers import Lost
 from gristmill.shared.errors import GristmillError
+from gristmill.worker.flag_secrets import secret_flags
 
 
 class RunEngines:
@@ -27,6 +29,7 @@ class RunEngines:
         self._plan = plan
         self.log = log
         self.facts: Mapping[str, Any] = plan.facts
+        self.hidden_flags: Sequence[str] = secret_flags(plan.flags)
 
     @contextmanager
     def running(self) -> Iterator[Lost]:
@@ -41,12 +44,12 @@ class RunEngines:
             options=self._plan.options,
             server=self._queue.server,
         ) as lost:
-            yield partial(_with_way_on, lost)
+            yield partial(self._with_way_on, lost)
 
-
-async def _with_way_on(lost: Lost) -> NoReturn:
-    try:
-        await lost()
-    except GristmillError as error:
-        message = f"{error}\nWritten rows stay; the same command resumes the run."
-        raise GristmillError(message) from None
+    async def _with_way_on(self, lost: Lost) -> NoReturn:
+        kept = "" if self._queue.server else f"{kept_in_words(self._queue.settings.queue)}; "
+        try:
+            await lost()
+        except GristmillError as error:
+            message = f"{error}\nWritten rows stay; {kept}the same command resumes the run."
+            raise GristmillError(message) from None

@@ -19,17 +19,32 @@ class ResumeHint:
     Attributes:
         command: Command that resumes the run.
         is_piped: True if the input comes from stdin, so people must pipe it in again.
-        runs_on: True if other processes run the submitted requests when this command has ended.
+        has_other_workers: True if workers of others run the submitted requests when this command has ended.
+        kept_queue: Queue that waits for the resume, for no one else can use it; "" for none.
+        hidden_flags: Flags whose values the command hides.
     """
 
     command: str
     is_piped: bool
-    runs_on: bool
+    has_other_workers: bool
+    kept_queue: str = ""
+    hidden_flags: Sequence[str] = ()
 
     @property
     def _how(self) -> str:
         way = "pipe the same input into" if self.is_piped else "resume with"
-        return f"{way}: {self.command}"
+        hidden = ", ".join(self.hidden_flags)
+        put_back = f"; put the value of {hidden} back in" if hidden else ""
+        return f"{way}: {self.command}{put_back}"
+
+    @property
+    def _stays(self) -> str:
+        """What this command leaves in Redis, and who runs or deletes it."""
+        if self.has_other_workers:
+            return "submitted requests run on; "
+        if self.kept_queue:
+            return f"{kept_in_words(self.kept_queue)}; "
+        return ""
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
@@ -37,8 +52,7 @@ class ResumeHint:
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
-            running = "submitted requests run on, " if self.runs_on else ""
-            say(f"interrupted; {running}written rows stay; {self._how}")
+            say(f"interrupted; {self._stays}written rows stay; {self._how}")
             raise
 
     @contextmanager
@@ -48,9 +62,15 @@ class ResumeHint:
         Args:
             path: Output of the rows.
         """
-        running = "submitted requests run on; " if self.runs_on else ""
-        with disk_errors(path, f"{running}correct this, then {self._how}"):
+        with disk_errors(path, f"{self._stays}correct this, then {self._how}"):
             yield
+
+
+def kept_in_words(queue: str) -> str:
+    """Say that a queue waits for the resume of its run."""
+    return (
+        f"queue {queue} stays for the resume, and gristmill queue purge --queue {queue} deletes it"
+    )
 
 
 def resume_command(

@@ -1,7 +1,7 @@
 """Workers that a command starts for one run and ends with it; `gristmill run` has them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -23,6 +23,11 @@ class RunWorkers(Protocol):
     @property
     def log(self) -> Path:
         """File with their output."""
+        ...
+
+    @property
+    def hidden_flags(self) -> Sequence[str]:
+        """Their flags whose values the shown command line hides."""
         ...
 
     def running(self) -> AbstractContextManager[Lost]:

@@ -8,7 +8,7 @@ import click
 from ulid import ULID
 
 from gristmill.producer.batches.rows import LineReader
-from gristmill.producer.batches.submit_run import InputReport, RunRecord
+from gristmill.producer.batches.submit_run import InputReport, RunRecord, is_of_one_run
 from gristmill.producer.commands.collect import submit_only
 from gristmill.producer.commands.resume import ResumeHint, resume_command
 from gristmill.producer.commands.run_workers import RunWorkers
@@ -97,7 +97,11 @@ class Submission:
         say(f"run {run.run}: {self._source.in_words(report)}, queue {run.queue}{resumed}")
         command = resume_command(self._arguments, run.run, has_output=output is not None)
         hint = ResumeHint(
-            command=command, is_piped=self._options.source == "-", runs_on=self._workers is None
+            command=command,
+            is_piped=self._options.source == "-",
+            has_other_workers=self._workers is None,
+            kept_queue=run.queue if is_of_one_run(run.queue) else "",
+            hidden_flags=self._workers.hidden_flags if self._workers else (),
         )
         with hint.on_interrupt(), hint.on_disk_error(self._options.output or "stdout"):
             if not self._options.wait:

@@ -17,12 +17,12 @@ class ModelFlags:
     Attributes:
         model: Name or folder of the model; None if the flags do not say it.
         revision: Commit, tag or branch of the model; None for its default.
-        has_config: True if flags stand in a file, which may name the model.
+        config: File with more flags, which may name the model; None for none.
     """
 
     model: str | None
     revision: str | None
-    has_config: bool
+    config: str | None
 
     @classmethod
     def read(cls, argv: Sequence[str]) -> Self:
@@ -40,4 +40,4 @@ class ModelFlags:
         parser.add_argument("--config")
         args, _ = parser.parse_known_args([with_dashes(word) for word in argv])
         first = argv[0] if argv and not argv[0].startswith("-") else None
-        return cls(args.model or first, args.revision, args.config is not None)
+        return cls(args.model or first, args.revision, args.config)
