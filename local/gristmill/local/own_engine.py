@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from gristmill.local.own_workers import check_packages, running_workers
 from gristmill.local.run.own_queue import embedded_queue
-from gristmill.producer.commands.run_workers import Lost
+from gristmill.producer.commands.run_workers import WatchWorkers
 from gristmill.producer.commands.submit_options import MAX_WINDOW, WINDOW
 from gristmill.shared.settings import QueueSettings
 
@@ -25,7 +25,7 @@ class OwnEngine:
 
     settings: QueueSettings
     window: int
-    lost: Lost
+    lost: WatchWorkers
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from gristmill.local.processes import (
     running_process,
 )
 from gristmill.local.steps import step
-from gristmill.producer.commands.run_workers import Lost
+from gristmill.producer.commands.run_workers import WatchWorkers
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.install import install_hint
@@ -61,7 +61,7 @@ def running_workers(
     *,
     options: Sequence[str] = (),
     server: LoggedProcess | None = None,
-) -> Iterator[Lost]:
+) -> Iterator[WatchWorkers]:
     """Run workers for the length of a block, which begins when the first engine is ready.
 
     Args:

@@ -24,7 +24,7 @@ from gristmill.producer.batches.submit_run import (
 )
 from gristmill.producer.client import Client
 from gristmill.producer.commands.collect import Collection
-from gristmill.producer.commands.run_workers import Lost, unless_lost
+from gristmill.producer.commands.run_workers import WatchWorkers, unless_lost
 from gristmill.producer.commands.session import on_client, on_queue
 from gristmill.producer.commands.tally import Tally
 from gristmill.shared.cli import made_folder, people, redis_errors, say
@@ -139,7 +139,7 @@ class Demo:
         ):
             return process.wait(shown, MODEL_TIMEOUT_S)
 
-    def _run_requests(self, settings: QueueSettings, output: OutputFile, lost: Lost) -> int:
+    def _run_requests(self, settings: QueueSettings, output: OutputFile, lost: WatchWorkers) -> int:
         say(f"  running: gristmill submit {self.requests.name} --wait -o {self.output}")
         with redis_errors(settings.redis_url.get_secret_value()):
             tally = self._collect(settings, output, lost)
@@ -152,7 +152,7 @@ class Demo:
         )
         return 1 if tally.num_failed else 0
 
-    def _collect(self, settings: QueueSettings, output: OutputFile, lost: Lost) -> Tally:
+    def _collect(self, settings: QueueSettings, output: OutputFile, lost: WatchWorkers) -> Tally:
         size, digest = fingerprint(self.requests)
         run = RunRecord(
             run=str(ULID()), queue=settings.queue, input_bytes=size, input_digest=digest, fields={}

@@ -64,13 +64,14 @@ def run(
 
     gristmill run reviews.csv -o labels.parquet --prompt "Good or bad? {text}" -- --model Qwen/Qwen3-8B
 
-    INPUT is what `gristmill submit` takes. The workers use all NVIDIA devices, or else the CPU. The
-    output has its rows in their order if the input is a table.
+    INPUT: a JSONL file or a table; see `gristmill submit --help`. The workers use all NVIDIA
+    devices, or else the CPU. The output has its rows in their order if the input is a table.
 
     The same command resumes an interrupted run. It runs no row again that is in the output.
 
     With REDIS_URL and nothing after --, other workers run the requests, as with `gristmill submit
-    --wait`. With both, the workers of this command have a queue of their own on that Redis.
+    --wait`. With REDIS_URL and flags, the command starts workers on a
+    new queue of that Redis.
 
     Exits with 0 if all requests succeeded, 1 if some failed.
     """

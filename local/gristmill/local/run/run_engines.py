@@ -10,7 +10,7 @@ from gristmill.local.own_workers import running_workers
 from gristmill.local.run.engine_plan import EnginePlan
 from gristmill.local.run.own_queue import OwnQueue
 from gristmill.producer.commands.resume import kept_in_words
-from gristmill.producer.commands.run_workers import Lost
+from gristmill.producer.commands.run_workers import WatchWorkers
 from gristmill.shared.errors import GristmillError
 from gristmill.worker.flag_secrets import secret_flags
 
@@ -32,7 +32,7 @@ class RunEngines:
         self.hidden_flags: Sequence[str] = secret_flags(plan.flags)
 
     @contextmanager
-    def running(self) -> Iterator[Lost]:
+    def running(self) -> Iterator[WatchWorkers]:
         """See `RunWorkers`."""
         if self._queue.has_old_data:
             self._queue.delete()
@@ -46,7 +46,7 @@ class RunEngines:
         ) as lost:
             yield partial(self._with_way_on, lost)
 
-    async def _with_way_on(self, lost: Lost) -> NoReturn:
+    async def _with_way_on(self, lost: WatchWorkers) -> NoReturn:
         kept = "" if self._queue.server else f"{kept_in_words(self._queue.settings.queue)}; "
         try:
             await lost()

@@ -1,4 +1,4 @@
-"""Workers that a command starts for one run and ends with it; `gristmill run` has them."""
+"""What a run needs of workers that its command starts, and ends with it; `gristmill run` has such workers."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Protocol
 
 from gristmill.shared.tasks import end
 
-Lost = Callable[[], Coroutine[Any, Any, NoReturn]]
-"""Makes a coroutine that raises a GristmillError once the workers, or their Redis, have ended."""
+WatchWorkers = Callable[[], Coroutine[Any, Any, NoReturn]]
+"""Returns a coroutine that raises a GristmillError once the workers, or their Redis, have ended."""
 
 
 class RunWorkers(Protocol):
@@ -30,7 +30,7 @@ class RunWorkers(Protocol):
         """Their flags whose values the shown command line hides."""
         ...
 
-    def running(self) -> AbstractContextManager[Lost]:
+    def running(self) -> AbstractContextManager[WatchWorkers]:
         """Run the workers for the length of a block, which begins when they take requests.
 
         Raises:
@@ -39,12 +39,12 @@ class RunWorkers(Protocol):
         ...
 
 
-async def unless_lost(work: Coroutine[Any, Any, None], lost: Lost | None) -> None:
+async def unless_lost(work: Coroutine[Any, Any, None], lost: WatchWorkers | None) -> None:
     """Run a coroutine to its end, unless its workers end before.
 
     Args:
         work: The coroutine.
-        lost: See `Lost`; None if the workers are not this command's.
+        lost: See `WatchWorkers`; None if the workers are not this command's.
 
     Raises:
         GristmillError: The workers have ended; `work` was cancelled.

@@ -163,7 +163,7 @@ def submit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--window",
         type=click.IntRange(1, MAX_WINDOW),
         help="Most unfinished requests in Redis while the command waits for results."
-        f"  [default: {WINDOW}; for engines of its own, {WINDOW} each]",
+        f"  [default: {WINDOW}; {WINDOW} for each engine that the command starts]",
     )
     @click.option(
         "--run-name",

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from gristmill.producer.batches.submit_run import Appended, InputReport, RunRecord, WrittenRows
 from gristmill.producer.client import Client
 from gristmill.producer.commands.collect import Collection
-from gristmill.producer.commands.run_workers import Lost, RunWorkers, unless_lost
+from gristmill.producer.commands.run_workers import RunWorkers, WatchWorkers, unless_lost
 from gristmill.producer.commands.session import on_client, print_json, stdout_bytes
 from gristmill.producer.commands.submit_checks import conflict_in_words
 from gristmill.producer.commands.submit_options import SubmitOptions
@@ -114,7 +114,7 @@ class WaitedRun:
             with self._forgotten_if_refused(output):
                 return self._collected(output.append, sync, written, lost)
 
-    def _serving(self, written: WrittenRows | None) -> AbstractContextManager[Lost | None]:
+    def _serving(self, written: WrittenRows | None) -> AbstractContextManager[WatchWorkers | None]:
         """Return what runs this command's workers; they do not start if all rows are there already."""
         is_finished = written and written.num_finished >= self._run.report.num_lines
         if self._workers is None or is_finished:
@@ -134,7 +134,7 @@ class WaitedRun:
         write: Callable[[bytes], Appended | None],
         sync: Callable[[], None] | None,
         written: WrittenRows | None,
-        lost: Lost | None,
+        lost: WatchWorkers | None,
     ) -> Tally:
         """Run the lines that have no row yet, and return the counts of all."""
         run, total = self._run, self._run.report.num_lines

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from gristmill.producer.arguments import check_window, kind_of, settings_of
 from gristmill.producer.client import WINDOW
-from gristmill.producer.commands.run_workers import Lost
+from gristmill.producer.commands.run_workers import WatchWorkers
 from gristmill.producer.tables.answer_schema import AnswerSchema
 from gristmill.producer.tables.spec import TableSpec, read_template
 from gristmill.shared.errors import InvalidRequest
@@ -60,7 +60,7 @@ class Engine(Protocol):
     def window(self) -> int: ...  # noqa: D102
 
     @property
-    def lost(self) -> Lost: ...  # noqa: D102
+    def lost(self) -> WatchWorkers: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class FrameOptions:
     settings: QueueSettings
     window: int
     has_progress: bool
-    lost: Lost | None
+    lost: WatchWorkers | None
 
     @classmethod
     def read(cls, keywords: Mapping[str, Any]) -> "FrameOptions":
