@@ -337,6 +337,17 @@ def test_a_model_that_nobody_serves_is_an_error(settings: QueueSettings) -> None
     assert answered["answer"][1] == "x"
 
 
+def test_an_error_of_a_row_keeps_the_words_of_the_user(settings: QueueSettings) -> None:
+    """A command line in a row stays as it is, also where it reads like an option of Gristmill."""
+    model = "--model 'x' --skip-null"
+    answered = map_table(
+        pl.DataFrame({"model": [model]}),
+        request=lambda row: {"prompt": "x", "model": row["model"]},
+        settings=settings,
+    )
+    assert model in answered["error"][0]
+
+
 def test_a_redis_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_contact, "FIRST_ANSWER_S", 0.2)
     settings = QueueSettings(redis_url="redis://:secret@127.0.0.1:1/0")

@@ -23,7 +23,6 @@ from gristmill.producer.commands.tally import Tally
 from gristmill.producer.frames.called_requests import CalledRequests
 from gristmill.producer.frames.frame_kinds import frame_of
 from gristmill.producer.frames.frame_options import FrameOptions
-from gristmill.producer.frames.python_words import errors_in_python_words
 from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.answer_parts import AnswerParts
 from gristmill.producer.tables.memory_table import MemoryTable
@@ -145,10 +144,7 @@ class FrameRun:
             pa.RecordBatch.from_arrays(batch.columns, schema=schema)
             for batch in self._parts.batches()
         ]
-        answers = pa.Table.from_batches(batches, schema).combine_chunks()
-        index = len(schema) - 1  # errors come last, and may have another name
-        errors = errors_in_python_words(answers.column(index))
-        return self._frame.with_columns(answers.set_column(index, schema.field(index), errors))
+        return self._frame.with_columns(pa.Table.from_batches(batches, schema).combine_chunks())
 
     async def aclose(self) -> None:
         """End the run; cancel requests that have not finished, and delete their results."""
@@ -170,6 +166,7 @@ class FrameRun:
             reader,
             folder / "plan.sqlite",
             skips_null=self._spec.skip_null or self._spec.request is not None,
+            skip_option="skip_null=True",
             second=second,
         )
 

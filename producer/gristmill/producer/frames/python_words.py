@@ -1,11 +1,12 @@
-"""Say in the words of a call what the modules of tables say in the words of the command line."""
+"""Say in the words of a call what the modules of tables say in the words of the command line.
+
+This is for the errors of the call itself. An error of a row may repeat texts of the user or the engine, so it is never
+rewritten.
+"""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import pyarrow.compute as pc
 
 from gristmill.shared.errors import InvalidRequest
 
@@ -13,13 +14,12 @@ _KEYWORDS = "prompt|system|template|image|params|model|endpoint|rename|schema"
 
 _WORDS = (
     (r"--rename (\w+)=(.+?_2|\.\.\.)", r"rename={'\1': '\2'}"),
-    (r"--skip-null", "skip_null=True"),
     (r"--parse json", "parse='json'"),
     (r"--template FILE", "template=..."),
     (rf"--({_KEYWORDS}) '", r"\1='"),
     (rf"--({_KEYWORDS})\b", r"\1"),
 )
-"""Words of the command line -> words of a call. Python and Arrow read these expressions alike."""
+"""Words of the command line -> words of a call."""
 
 
 @contextmanager
@@ -34,10 +34,3 @@ def python_words() -> Iterator[None]:
         if reason == error.reason:
             raise
         raise type(error)(reason, error.code, request_id=error.request_id) from None
-
-
-def errors_in_python_words(errors: Any) -> Any:
-    """Return an Arrow column of errors in the words of a call."""
-    for words, keyword in _WORDS:
-        errors = pc.replace_substring_regex(errors, words, keyword)
-    return errors

@@ -85,5 +85,5 @@ def as_text(column: str, value: Any) -> str:
         return str(value)
     raise InvalidRequest(
         f"column {column!r} is {type(value).__name__} ({shown(value)}), which has no text; convert it to text,"
-        " or name the column with --image if it has images"
+        " or name it as the column of images"
     )

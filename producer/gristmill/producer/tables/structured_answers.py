@@ -76,7 +76,7 @@ class StructuredAnswers:
         answer = json_object_in(text or "", is_cut=is_cut)
         if answer is None and is_cut:
             reason = (
-                f"the JSON had no end after {output_tokens:,} tokens; raise max_tokens in --params"
+                f"the JSON had no end after {output_tokens:,} tokens; raise max_tokens in params"
             )
             return Fields(code=CUT_ANSWER, reason=reason)
         if answer is None:

@@ -92,6 +92,7 @@ class TableInput:
         reader: Reads them, by the rules that lines of a file have.
         plan: Path of the plan on disk.
         skips_null: True leaves a row unanswered that has a null in a used column; False gives it an error.
+        skip_option: Option that sets `skips_null`, in the words of the user; the error names it.
         trial: Refuses rows that the output cannot hold; None without an output.
         second: Keeps the requests that may be asked again; None if none may.
     """
@@ -104,11 +105,13 @@ class TableInput:
         plan: Path,
         *,
         skips_null: bool,
+        skip_option: str = "--skip-null",
         trial: OutputTrial | None = None,
         second: SecondAskings | None = None,
     ) -> None:
         self._table = table
         self._skips_null = skips_null
+        self._skip_option = skip_option
         self._maker = maker
         self._reader = reader
         self._path = plan
@@ -186,9 +189,7 @@ class TableInput:
         if (null := self._maker.null_in(row)) is not None:
             if self._skips_null:
                 return SkippedRow(number)
-            reason = (
-                f"column {null!r} is null; fill it, or leave such rows unanswered with --skip-null"
-            )
+            reason = f"column {null!r} is null; fill it, or leave such rows unanswered with {self._skip_option}"
             return BadLine(number, reason, None, NULL_VALUE, where=where)
         try:
             raw = self._maker.line(row)
