@@ -5,6 +5,7 @@ requests wait in a file, so that they need no memory.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from gristmill.shared.request import EXAMPLE, Request
 _LINE = "line"
 _SCHEMA = pa.schema([(_LINE, pa.large_binary())])
 
-_KEPT_FIELDS = (
-    "endpoint", "priority", "tenant", "batch", "deadline_s", "delay_s", "max_attempts", "metadata"
-)  # fmt: skip
-"""Fields of a `Request` that its row keeps. The id is the run's, and the others are read from the body again."""
+_KEPT_FIELDS = ("priority", "tenant", "batch", "deadline_s", "delay_s", "max_attempts", "metadata")
+"""Fields of a `Request` that its row keeps, unless they have their default. It also keeps the endpoint.
+
+A keyword of the call counts instead of a default. The id is the run's, and other fields are read from the body again.
+"""
+
+_DEFAULTS = {known.name: known.default for known in fields(Request)}
 
 
 class CalledRequests:
@@ -93,18 +97,24 @@ class CalledRequests:
         if made is None:
             return None
         if isinstance(made, Request):
-            fields = {name: getattr(made, name) for name in _KEPT_FIELDS}
-            body = orjson.loads(made.body)
+            own, body = _own_fields(made), orjson.loads(made.body)
         elif isinstance(made, Mapping):
-            fields, body = {}, made
+            own, body = {}, made
         else:
             raise InvalidRequest(
                 f"{where}: request returned {kind_of(made)}; return a body such as {EXAMPLE}, a Request, or None"
                 " to leave the row unanswered"
             )
         try:
-            return orjson.dumps(fields | {"body": self._defaults | dict(body) | self._constraint})
+            return orjson.dumps(own | {"body": self._defaults | dict(body) | self._constraint})
         except TypeError as error:
             raise InvalidRequest(
                 f"{where}: request returned a body that has no JSON: {error}; use texts, numbers, lists and dicts"
             ) from None
+
+
+def _own_fields(request: Request) -> dict[str, Any]:
+    """Return the fields that a request sets itself."""
+    values = {name: getattr(request, name) for name in _KEPT_FIELDS}
+    changed = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    return {"endpoint": request.endpoint} | changed
