@@ -290,8 +290,10 @@ def test_a_schema_gives_columns_and_asks_a_cut_answer_again(settings: QueueSetti
         ({"prompt": "{text}", "priority": "urgent"}, "use high, normal or low"),
         ({"prompt": "{text}", "window": 0}, "window is 0"),
         ({"prompt": "{text}", "schema": dict}, "subclass of BaseModel"),
+        ({"prompt": "{text}", "schema": Review, "parse": "xml"}, "parse is 'xml'; use json, or leave it out"),
+        ({"prompt": "{text}", "parse": "json"}, "parse='json' needs schema, whose properties become columns"),
     ],
-    ids=range(16),
+    ids=range(18),
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused_before_anything_is_submitted(
     options: dict[str, Any], told: str, settings: QueueSettings

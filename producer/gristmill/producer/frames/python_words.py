@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from gristmill.shared.errors import InvalidRequest
 
-_KEYWORDS = "prompt|system|template|image|params|model|endpoint|rename|schema"
+_KEYWORDS = "prompt|system|template|image|params|model|endpoint|rename|schema|parse"
 
 _WORDS = (
     (r"--rename (\w+)=(.+?_2|\.\.\.)", r"rename={'\1': '\2'}"),

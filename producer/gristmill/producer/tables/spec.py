@@ -89,6 +89,8 @@ class TableSpec:
             )
 
     def _check_schema(self) -> None:
+        if self.parse not in (None, "json"):
+            raise InvalidRequest(f"--parse is {shown(self.parse)}; use json, or leave it out")
         if self.schema is None:
             if self.parse is not None:
                 raise InvalidRequest("--parse json needs --schema, whose properties become columns")
