@@ -377,6 +377,27 @@ async def test_a_call_that_is_cancelled_cancels_its_requests(unserved: QueueSett
     assert await asyncio.to_thread(results_left, unserved) == []
 
 
+async def test_a_call_that_is_cancelled_waits_for_its_function(unserved: QueueSettings) -> None:
+    started, gate, called = threading.Event(), threading.Event(), []
+
+    def make(row: dict[str, Any]) -> dict[str, Any]:
+        started.set()
+        assert gate.wait(30)
+        called.append(row["n"])
+        return {"prompt": "x"}
+
+    call = asyncio.create_task(
+        map_table_async(pa.table({"n": [1, 2]}), request=make, settings=unserved)
+    )
+    assert await asyncio.to_thread(started.wait, 30)
+    call.cancel()
+    asyncio.get_running_loop().call_later(0.5, gate.set)
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert called == [1, 2]
+    assert await asyncio.to_thread(num_submitted, unserved) == 0
+
+
 def test_ctrl_c_cancels_the_requests(unserved: QueueSettings) -> None:
     def interrupt() -> None:
         while depth(unserved) < MANY.num_rows:

@@ -4,7 +4,9 @@
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import contextvars
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.producer.loop_thread import LoopThread
 from gristmill.shared.errors import GristmillError
@@ -12,6 +14,8 @@ from gristmill.shared.install import missing_module
 
 if TYPE_CHECKING:
     from gristmill.producer.frames.frame_run import FrameRun
+
+T = TypeVar("T")
 
 _THREAD = "gristmill-table"
 
@@ -72,17 +76,34 @@ def map_table(table: Any, prompt: str | None = None, **options: Any) -> Any:
 async def map_table_async(table: Any, prompt: str | None = None, **options: Any) -> Any:
     """Ask a prompt for each row of a table; see `map_table`.
 
-    Other tasks of the event loop run while it waits. A function given as `request` is called in another thread.
+    Other tasks of the event loop run while it waits. A function given as `request` is called in another thread. A call
+    that is cancelled meanwhile ends once the function was called for all rows.
     """
     run = await asyncio.to_thread(_opened, table, prompt, options)
     with LoopThread(_THREAD) as thread:
         try:
             await asyncio.wrap_future(thread.start(run.connect()))
-            await asyncio.to_thread(run.check)
+            await _in_thread(run.check)
             await asyncio.wrap_future(thread.start(run.collect()))
-            return await asyncio.to_thread(run.result)
+            return await _in_thread(run.result)
         finally:
             await asyncio.wrap_future(thread.start(run.aclose()))
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Call a function in another thread, and wait for its end even if the caller is cancelled.
+
+    Nothing stops a thread, and this one uses files that `FrameRun.aclose` deletes.
+    """
+    context = contextvars.copy_context()  # as asyncio.to_thread does
+    # A future of the executor and no task: asyncio.run cancels all tasks at its end.
+    working = asyncio.get_running_loop().run_in_executor(None, context.run, work)
+    try:
+        await asyncio.wait([working])
+    finally:
+        await asyncio.wait([working])
+        working.exception()  # otherwise asyncio logs it if the caller is cancelled
+    return working.result()
 
 
 def _opened(table: Any, prompt: str | None, options: dict[str, Any]) -> "FrameRun":
