@@ -9,7 +9,7 @@ from gristmill.producer.batches.submit_run import fingerprint
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.settings import read_settings
-from gristmill.worker.engine.factory import engine_from
+from gristmill.worker.engine.factory import check_engine_choice
 from gristmill.worker.engine.vllm.arguments import check_path
 from gristmill.worker.engine.vllm.model_flags import ModelFlags
 from gristmill.worker.parent import ALL, planned_children
@@ -54,7 +54,7 @@ class EnginePlan:
         options = ["--devices", settings.devices or ALL]
         if engines is not None:
             options += ["--engines", engines]
-        engine_from(settings, flags)  # refuses VLLM_URL together with flags
+        check_engine_choice(settings, flags)
         planned = settings.model_copy(update={"devices": settings.devices or ALL})
         return cls(
             flags=flags,

@@ -1,4 +1,4 @@
-"""Choose the engine of a worker; the worker's process and bench each call this once."""
+"""Choose the engine of a worker: its process and bench call it once. `gristmill run` calls only the check."""
 
 from collections.abc import Sequence
 
@@ -20,19 +20,32 @@ def engine_from(settings: WorkerSettings, argv: Sequence[str]) -> Engine:
     Raises:
         SettingsError: Both VLLM_URL and arguments are given, or neither.
     """
+    check_engine_choice(settings, argv)
     limits = RunLimits(
         settings.max_request_s, settings.max_repeated_tokens, settings.max_result_bytes
     )
+    if settings.vllm_url:
+        key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
+        return RemoteEngine(settings.vllm_url, key, limits=limits)
+    return InProcessEngine(argv, limits, settings.allowed_media_domains)
+
+
+def check_engine_choice(settings: WorkerSettings, argv: Sequence[str]) -> None:
+    """Check that the settings ask for one engine.
+
+    Args:
+        settings: Worker settings with the engine's URL, if any.
+        argv: vLLM's arguments, which follow `--` on the command line.
+
+    Raises:
+        SettingsError: Both VLLM_URL and arguments are given, or neither.
+    """
     if settings.vllm_url and argv:
         raise SettingsError(
             f"VLLM_URL is set, so the model runs there, but arguments for an engine in this "
             f"process are given too ({' '.join(without_secrets(argv))}); remove one of them"
         )
-    if settings.vllm_url:
-        key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
-        return RemoteEngine(settings.vllm_url, key, limits=limits)
-    if not argv:
+    if not (settings.vllm_url or argv):
         raise SettingsError(
             "no engine: give vLLM's arguments after --, such as -- --model Qwen/Qwen3-8B, or set VLLM_URL"
         )
-    return InProcessEngine(argv, limits, settings.allowed_media_domains)
