@@ -1,16 +1,21 @@
 """`gristmill run` with wrong options or a wrong input refuses before an engine starts, and leaves nothing."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from pydantic import SecretStr
 
 from gristmill.local.run import run_engines
 from gristmill.local.run.engine_plan import EnginePlan
+from gristmill.local.run.own_queue import own_queue
+from gristmill.local.run.run_engines import RunEngines
 from gristmill.producer.batches.submit_run import RunRecord
 from gristmill.shared.cli import run as run_command
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import GristmillError, InvalidRequest
+from gristmill.shared.settings import QueueSettings
 from gristmill.worker.engine.vllm.model_flags import ModelFlags
 
 FLAGS = "-- --model some/model"
@@ -94,6 +99,22 @@ def test_a_run_that_is_refused_before_it_begins_keeps_the_earlier_one(
     assert (code, "the workers are refused" in told) == (2, True), told
     assert RunRecord.read(output) == earlier
     assert output.read_text() == "text,answer\na,b\n"
+
+
+async def test_a_run_that_loses_its_workers_names_the_queue_it_keeps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost() -> NoReturn:
+        raise GristmillError("the worker ended")
+
+    monkeypatch.setattr(run_engines, "running_workers", lambda *_, **__: nullcontext(lost))
+    plan = EnginePlan.read(["--model", "some/model"], None, None)
+    settings = QueueSettings(redis_url=SecretStr("redis://nowhere"))
+    with own_queue(settings, folder / "out.csv", is_forced=False) as queue:
+        deletes = f"gristmill queue purge --queue {queue.settings.queue} deletes it"
+        engines = RunEngines(queue, plan, folder / "out.csv.log")
+        with engines.running() as watch_workers, pytest.raises(GristmillError, match=deletes):
+            await watch_workers()
 
 
 @pytest.mark.usefixtures("folder")
