@@ -88,6 +88,8 @@ async def test_broken_cut_and_right_answers_become_typed_columns(
     assert '2 of 6 failed, e.g. row 2: schema_mismatch: label: "odd" is not one of' in done.err
     summary = done.rows[0]
     assert [summary[name] for name in ("succeeded", "failed", "copies")] == [4, 2, 2]
+    assert summary["cut"] == 1
+    assert "1 of 6 answers were cut at their limit of tokens" in done.err
     assert summary["output_tokens"] == 12 + 12 + (20 + 12) + (20 + 30)
     run = summary["run"]
     asked = [f"{run}-{end}" for end in ("1", "2", "3", "4", "3-again30", "4-again30")]

@@ -9,6 +9,7 @@ import signal
 import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -40,6 +41,23 @@ def openai_lines(count: int) -> list[dict[str, object]]:
         }
         for number in range(1, count + 1)
     ]
+
+
+async def test_cut_answers_are_told(shell: CommandLine, queue: Queue) -> None:
+    shell.write("in.jsonl", openai_lines(3))
+    command = ("submit", "in.jsonl", "--wait", "-o", "out.jsonl", "--json")
+
+    def answer(_: str, body: Any) -> dict[str, Any]:
+        reason = "stop" if body["prompt"] == "say 2" else "length"
+        return {"choices": [{"text": "a", "finish_reason": reason}]}
+
+    async with SettlingWorker(queue, answer).running():
+        done = await shell.finish(*command)
+    again = shell.run(*command)  # the rows are there already
+    for told in (done, again):
+        assert told.code == 0
+        assert "2 of 3 answers were cut at their limit of tokens" in told.err
+        assert (told.rows[0]["failed"], told.rows[0]["cut"]) == (0, 2)
 
 
 async def test_submit_writes_one_row_in_openai_format_for_each_line(

@@ -39,6 +39,17 @@ def answer_text(body: Any) -> str | None:
     return "".join(text for text in texts if isinstance(text, str)) if texts else None
 
 
+CUT = "length"
+"""Finish reason of an answer that reached its limit of tokens."""
+
+
+def finish_reason(body: Any) -> str | None:
+    """Return why the text of a chat or a completion ended; None for an answer without choices."""
+    choices = list_in(mapping(body).get("choices"))
+    reason = mapping(choices[0]).get("finish_reason") if choices else None
+    return reason if isinstance(reason, str) else None
+
+
 def token_counts(body: Any) -> tuple[int, int]:
     """Return prompt and output tokens of an engine's answer, under either API's names.
 

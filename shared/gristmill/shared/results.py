@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gristmill.shared.answers import answer_text, list_in, mapping, message_in, token_counts
+from gristmill.shared.answers import answer_text, finish_reason, mapping, message_in, token_counts
 from gristmill.shared.one_line import one_line
 
 Status = Literal["succeeded", "failed", "cancelled", "expired"]
@@ -150,9 +150,7 @@ class Result:
 
         It is None for a failure and for answers without choices.
         """
-        choices = list_in(mapping(self.body).get("choices"))
-        reason = mapping(choices[0]).get("finish_reason") if choices and self.is_success else None
-        return reason if isinstance(reason, str) else None
+        return finish_reason(self.body) if self.is_success else None
 
     @property
     def tokens(self) -> tuple[int, int]:

@@ -399,11 +399,13 @@ def test_a_part_of_a_slow_row_waits_while_others_are_made(tmp_path: Path) -> Non
     again = AnswerParts(tmp_path, schema, 10, part_rows=3)
     written = again.restore()
     assert (written.num_finished, written.finished[1]) == (9, 0)
-    again.add({1: [None, None, None, None, "why"]})
+    assert written.num_cut == 0
+    again.add({1: [None, None, None, "length", "why"]})
     assert [row["answer"] for batch in again.batches() for row in batch.to_pylist()] == [
         None, *map(str, range(2, 11))
     ]  # fmt: skip
-    assert AnswerParts(tmp_path, schema, 10, part_rows=3).restore().example == "row 1: why"
+    restored = AnswerParts(tmp_path, schema, 10, part_rows=3).restore()
+    assert (restored.example, restored.num_cut) == ("row 1: why", 1)
 
 
 def test_an_input_that_is_written_during_the_run_is_not_merged(tmp_path: Path) -> None:

@@ -11,6 +11,16 @@ def finished(tokens: int, status: str = "succeeded", at_ms: int = 0) -> Result:
     return Result("a", status, "", 1, 0, at_ms, 200, usage, None, None, "")  # type: ignore[arg-type]
 
 
+def test_cut_answers_are_counted_with_their_copies_and_those_of_earlier_processes() -> None:
+    tally = Tally(10, 100.0, num_finished=3, num_cut=2)
+    body = {"choices": [{"finish_reason": "length"}]}
+    cut = Result("a", "succeeded", "", 1, 0, 0, 200, body, None, None, "")
+    tally.add(cut)
+    tally.add(cut, num_copies=2)
+    tally.add(finished(50))
+    assert tally.num_cut == 6
+
+
 def test_nothing_is_promised_before_anything_finished() -> None:
     tally = Tally(10, 100.0)
     tally.sample(101.0)

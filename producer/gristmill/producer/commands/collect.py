@@ -135,7 +135,8 @@ class Collection:
                 self._tally.add_tokens(result)
                 self._again.append(partial(appended.again, await self._model_length(result)))
                 continue
-            self._tally.add(result, has_failed=has_failed)
+            num_copies = appended.num_copies if appended else 0
+            self._tally.add(result, has_failed=has_failed, num_copies=num_copies)
             await self._forget_written(*{result.id, first_id(result.id)})
 
     async def _model_length(self, result: Result) -> int:

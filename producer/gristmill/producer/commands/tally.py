@@ -4,6 +4,7 @@ from collections import Counter, deque
 from datetime import timedelta
 
 from gristmill.producer.commands.run_progress import RunProgress
+from gristmill.shared.answers import CUT
 from gristmill.shared.results import Result
 
 RATE_WINDOW_S = 30.0
@@ -25,20 +26,24 @@ class Tally:
         now_s: Monotonic time at which this process began, in seconds.
         num_finished: Requests that finished before this process began; they are part of no rate.
         num_failed: Failed requests among those.
+        num_cut: Answers among those that reached their limit of tokens.
         output_tokens: Output tokens of those.
 
     Attributes:
         begin_ms: Redis time at which this process began to wait. Older results are part of no rate.
         example: The first failed request in words; "" if none has failed.
+        num_cut: Answers that reached their limit of tokens.
         num_found: Results older than `begin_ms`.
     """
 
     def __init__(
-        self, total: int, now_s: float, *, num_finished: int = 0, num_failed: int = 0, output_tokens: int = 0,
+        self, total: int, now_s: float, *, num_finished: int = 0, num_failed: int = 0, num_cut: int = 0,
+        output_tokens: int = 0,
     ) -> None:  # fmt: skip
         self.total = total
         self.num_finished = num_finished
         self.num_failed = num_failed
+        self.num_cut = num_cut
         self.num_bad = 0
         self.example = ""
         self.num_found = 0
@@ -51,15 +56,17 @@ class Tally:
         self._start_s = self._now_s = now_s
         self._is_served = True
 
-    def add(self, result: Result, *, has_failed: bool | None = None) -> None:
+    def add(self, result: Result, *, has_failed: bool | None = None, num_copies: int = 0) -> None:
         """Count a result that this process received.
 
         Args:
             result: The last result of its line.
             has_failed: True if the line has failed; None reads it from the result.
+            num_copies: Further lines with the same answer, which `add_without_run` counts.
         """
         self.num_finished += 1
         self.num_failed += not result.is_success if has_failed is None else has_failed
+        self.num_cut += (1 + num_copies) * (result.finish_reason == CUT)
         self.num_found += self._is_found(result)
         self.add_tokens(result)
 

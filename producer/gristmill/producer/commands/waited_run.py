@@ -144,6 +144,7 @@ class WaitedRun:
             time.monotonic(),
             num_finished=earlier.num_finished,
             num_failed=earlier.num_failed,
+            num_cut=earlier.num_cut,
         )
         tally.example = earlier.example
 
@@ -172,6 +173,7 @@ class WaitedRun:
             "total": tally.total,
             "succeeded": tally.num_finished - tally.num_failed,
             "failed": tally.num_failed,
+            "cut": tally.num_cut,
             "finished_earlier": tally.num_earlier,
             "prompt_tokens": tally.prompt_tokens,
             "output_tokens": tally.output_tokens,
@@ -186,6 +188,11 @@ class WaitedRun:
             print_json(facts | self._totals(tally) | elapsed)
         if tally.num_earlier < tally.total:
             say(tally.summary(now_s))
+        if tally.num_cut:
+            say(
+                f"{tally.num_cut:,} of {tally.total:,} answers were cut at their limit of tokens"
+                " (max_tokens, or the model's length)"
+            )
         if tally.example:
             see = f"; see {self._options.output}" if self._options.output else ""
             say(f"{tally.num_failed:,} of {tally.total:,} failed, e.g. {tally.example}{see}")

@@ -9,10 +9,10 @@ import pyarrow as pa
 from gristmill.producer.batches.rows import is_success
 from gristmill.producer.tables.structured_answers import CUT_ANSWER, StructuredAnswers
 from gristmill.shared.answers import (
+    CUT,
     answer_text,
     code_in,
-    list_in,
-    mapping,
+    finish_reason,
     message_in,
     token_counts,
 )
@@ -97,12 +97,11 @@ class AnswerColumns:
             return RowAnswer([*[None] * (self._num_own + 4), error], error)
         body = row["response"]["body"]
         text, tokens = answer_text(body), token_counts(body)
-        choices = list_in(mapping(body).get("choices"))
-        reason = mapping(choices[0]).get("finish_reason") if choices else None
-        common = [text, *tokens, reason if isinstance(reason, str) else None]
+        reason = finish_reason(body)
+        common = [text, *tokens, reason]
         if self._structured is None:
             return RowAnswer([*common, None])
-        fields = self._structured.read(text, output_tokens=tokens[1], is_cut=reason == "length")
+        fields = self._structured.read(text, output_tokens=tokens[1], is_cut=reason == CUT)
         if fields.code:
             error = one_line(f"{fields.code}: {fields.reason}", MAX_ERROR)
             values = [*[None] * self._num_own, *common, error]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.producer.batches.submit_run import WrittenRows
+from gristmill.shared.answers import CUT
 from gristmill.shared.errors import InvalidRequest
 
 PART_ROWS = 8_192
@@ -32,7 +33,7 @@ class AnswerParts:
 
     Args:
         folder: Folder that has them; it exists.
-        schema: Columns of an answer. The last one is the error.
+        schema: Columns of an answer. The last ones are the finish reason and the error.
         num_rows: Rows of the table.
         part_rows: Rows of a part; the same for all processes of a run.
     """
@@ -141,12 +142,13 @@ class AnswerParts:
     def _restore_whole(self, part: int, written: WrittenRows) -> None:
         path = self._path(part, "parquet")
         try:
-            errors = pq.read_table(path, columns=[self._schema.names[-1]])
+            ends = pq.read_table(path, columns=self._schema.names[-2:])
         except (pa.ArrowException, OSError) as error:
             raise _damaged(path, error) from None
         first = part * self._part_rows + 1
-        for row, cause in enumerate(errors.column(0).to_pylist(), first):
-            self._note(written, row, cause)
+        reasons, errors = (column.to_pylist() for column in ends.columns)
+        for row, values in enumerate(zip(reasons, errors, strict=True), first):
+            self._note(written, row, *values)
         self._num_left[part] = 0
 
     def _restore_journal(self, part: int, written: WrittenRows) -> None:
@@ -160,17 +162,18 @@ class AnswerParts:
                 if self._part_of(row) != part:
                     raise _damaged(path, f"it has row {row:,}, which belongs elsewhere")
                 self._num_left[part] -= not self._finished[row]
-                self._note(written, row, values[-1])
+                self._note(written, row, values[-2], values[-1])
             journal.truncate(end)
         if not self._num_left[part]:
             self._seal(part)
 
-    def _note(self, written: WrittenRows, row: int, error: str | None) -> None:
+    def _note(self, written: WrittenRows, row: int, reason: str | None, error: str | None) -> None:
         if written.finished[row]:
             return
         written.finished[row] = 1
         written.num_finished += 1
         written.num_failed += error is not None
+        written.num_cut += reason == CUT
         if error is not None and not written.example:
             written.example = f"row {row:,}: {error}"
 

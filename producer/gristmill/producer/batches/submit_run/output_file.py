@@ -14,6 +14,7 @@ import orjson
 
 from gristmill.producer.batches.rows import BadLine, failure_in_words, is_success, line_number
 from gristmill.producer.batches.submit_run.run_record import RunRecord
+from gristmill.shared.answers import CUT, finish_reason, mapping
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import Request
 
@@ -26,12 +27,14 @@ class WrittenRows:
         finished: Element n is 1 if line n of the input has its row.
         num_finished: Lines that have their row.
         num_failed: Rows among them that have an error, or no answer.
+        num_cut: Answers among them that reached their limit of tokens.
         example: The first of those in words; "" if there is none.
     """
 
     finished: bytearray
     num_finished: int = 0
     num_failed: int = 0
+    num_cut: int = 0
     example: str = ""
 
 
@@ -164,6 +167,7 @@ class OutputFile:
                 " or begin a new run with --force"
             ) from None
         written.num_failed += has_failed
+        written.num_cut += finish_reason(mapping(fields["response"]).get("body")) == CUT
 
 
 def failure_of_line(row: dict[str, Any], run: str, noun: str = "line") -> str:
