@@ -209,6 +209,15 @@ async def test_fields_without_effect_are_reported_or_refused(shell: CommandLine)
     assert "1 of 2 lines of in.jsonl cannot be submitted, so nothing was submitted:\n  line 2: the engine" in refused.err  # fmt: skip
 
 
+async def test_a_field_without_effect_of_all_rows_is_reported_once(shell: CommandLine) -> None:
+    shell.write("in.jsonl", [{"text": f"{number}"} for number in range(20)])
+    shell.write("params.json", [{"max_token": 3}])
+    told = shell.run("submit", "in.jsonl", "--prompt", "{text}", "--params", "params.json")
+    assert told.code == 0, told.err
+    assert told.err.count("'max_token' (did you mean 'max_tokens'?)") == 1
+    assert "--params has fields without effect: the engine ignores these fields" in told.err
+
+
 async def test_lenient_makes_one_error_row_of_one_bad_line(
     shell: CommandLine, queue: Queue
 ) -> None:

@@ -164,7 +164,11 @@ def test_a_column_of_two_types_is_named_with_its_row(tmp_path: Path) -> None:
         ("in.jsonl", b'{"text": "a"}\n{"text": \n', r"in\.jsonl row 2 is no JSON"),
         ("in.jsonl", b'{"text": "a"}\n[1]\n', r"in\.jsonl row 2 is no JSON object"),
         ("in.jsonl", b"PAR1....", r"in\.jsonl is a Parquet file"),
-        ("in.parquet", b"no parquet", r"in\.parquet cannot be read as parquet"),
+        (
+            "in.parquet",
+            b"no parquet",
+            r"in\.parquet cannot be read as parquet: .*[^.]; correct the",
+        ),
         ("in.feather", b"ARROW1..", r"in\.feather cannot be read as arrow"),
         ("in.csv", b"a,text\n1,2\n1,2,3\n", r"in\.csv row 2 has 3 fields, and the header has 2"),
         ("in.csv", b"text,text\n1,2\n", r"several columns 'text'"),
@@ -315,6 +319,9 @@ def test_files_of_one_table_have_the_same_columns_and_types_that_fit(tmp_path: P
 def test_an_added_column_that_is_there_already_is_refused_with_the_option() -> None:
     with pytest.raises(InvalidRequest, match=r"has a column 'error'.*--rename error=error_2"):
         AnswerColumns({}, ["text", "error"])
+    told = r"columns 'answer', 'error', .*: --rename answer=answer_3 --rename error=error_2$"
+    with pytest.raises(InvalidRequest, match=told):
+        AnswerColumns({}, ["answer", "answer_2", "error"])
     columns = AnswerColumns({"error": "why", "answer": "label"}, ["text", "error"])
     assert columns.schema.names[0] == "label"
     assert columns.schema.names[-1] == "why"

@@ -1,4 +1,5 @@
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,23 @@ def test_a_missing_column_is_named_with_the_nearest_one(tmp_path: Path) -> None:
         RequestMaker(TableSpec(prompt="{text}", image="photo")).check_columns(table)
     with pytest.raises(InvalidRequest, match="names no column"):
         RequestMaker(TableSpec(prompt="Hello")).check_columns(table)
+
+
+def test_a_csv_with_another_separator_is_named(tmp_path: Path) -> None:
+    for name, separator in [("in.csv", ";"), ("in.csv", "\t"), ("in.tsv", ",")]:
+        (tmp_path / name).write_text(f"id{separator}text\n1{separator}a\n")
+        told = re.escape(
+            f"the file seems to separate its columns by {separator!r}: write it with commas"
+        )
+        with pytest.raises(InvalidRequest, match=told) as refused:
+            RequestMaker(TableSpec(prompt="{text}")).check_columns(table_of(tmp_path / name))
+        assert "did you mean" not in str(refused.value)
+
+
+def test_an_empty_jsonl_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").touch()
+    with pytest.raises(InvalidRequest, match=r"in\.jsonl has no rows; name an input with rows$"):
+        RequestMaker(TableSpec(prompt="{text}")).check_columns(table_of(tmp_path / "in.jsonl"))
 
 
 def test_a_column_of_an_unfit_type_is_named(tmp_path: Path) -> None:

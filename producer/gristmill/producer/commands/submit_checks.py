@@ -56,7 +56,9 @@ def refuse_bad_lines(report: InputReport, run: RunSource, *, source: str, is_len
     """
     if report.num_lines == 0:
         raise InvalidRequest(run.if_empty)
-    if report.num_warned:
+    if report.num_warned and run.common_fields:
+        say(f"{run.common_fields} has fields without effect: {report.warned[0].reason}")
+    elif report.num_warned:
         listed = _listed(report.warned, report.num_warned)
         say(
             f"{report.num_warned:,} of {report.num_lines:,} {run.noun}s have fields without effect{listed}"

@@ -91,6 +91,11 @@ class RunSource(Protocol):
         ...
 
     @property
+    def common_fields(self) -> str:
+        """The option with the fields of all requests; "" if each line has its own fields."""
+        ...
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """Values that a resume must have again, beside the options of requests."""
         ...
@@ -127,6 +132,7 @@ class LinesRun:
     """
 
     noun = "line"
+    common_fields = ""
     facts: Mapping[str, Any] = {}
 
     def __init__(self, path: Path, source: str) -> None:
@@ -172,6 +178,7 @@ class TableRun:
     """
 
     noun = "row"
+    common_fields = "--params"
 
     def __init__(self, table: "Table", spec: "TableSpec", kind: str) -> None:
         from gristmill.producer.tables.answer_columns import AnswerColumns

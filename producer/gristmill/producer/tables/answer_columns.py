@@ -1,7 +1,8 @@
 """Turn the answer to a request into columns. Nothing else in this package knows what an answer is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -82,8 +83,9 @@ class AnswerColumns:
         _check_known(rename, [*own_names, *fixed_names])
         renamed = [each if each.name in fixed_names else _renamed(each, rename) for each in own]
         self.schema = pa.schema([*renamed, *(_renamed(each, rename) for each in fixed)])
-        for added, name in zip([*own, *fixed], self.schema.names, strict=True):
-            _check_free(added.name, name, self.schema.names, taken)
+        added = [each.name for each in (*own, *fixed)]
+        _check_once(added, self.schema.names)
+        _check_free(added, self.schema.names, taken)
 
     def read(self, row: Mapping[str, Any]) -> RowAnswer:
         """Return what the columns of a row get.
@@ -120,17 +122,32 @@ def _check_known(rename: Mapping[str, str], names: Sequence[str]) -> None:
         )
 
 
-def _check_free(added: str, name: str, names: Sequence[str], taken: Sequence[str]) -> None:
-    """Refuse the name of an added column that another column has."""
-    if name in taken:
-        raise InvalidRequest(
-            f"the input has a column {name!r}, as the output would; give the new one another name:"
-            f" --rename {added}={name}_2"
-        )
-    if names.count(name) > 1:
-        raise InvalidRequest(
-            f"two added columns would be {name!r}; give one another name, for example --rename {added}={name}_2"
-        )
+def _check_once(added: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse two added columns of one name."""
+    for old, name in zip(added, names, strict=True):
+        if names.count(name) > 1:
+            raise InvalidRequest(
+                f"two added columns would be {name!r}; give one another name, for example --rename {old}={name}_2"
+            )
+
+
+def _check_free(added: Sequence[str], names: Sequence[str], taken: Sequence[str]) -> None:
+    """Refuse names of added columns that the input has, all at once."""
+    renames = {old: name for old, name in zip(added, names, strict=True) if name in taken}
+    if not renames:
+        return
+    used = {*names, *taken}
+    options = " ".join(f"--rename {old}={_free(name, used)}" for old, name in renames.items())
+    columns = ", ".join(map(repr, renames.values()))
+    what = "a column" if len(renames) == 1 else "columns"
+    raise InvalidRequest(
+        f"the input has {what} {columns}, as the output would; give new names to the added: {options}"
+    )
+
+
+def _free(name: str, used: Collection[str]) -> str:
+    """Return a name with the lowest number, from 2, that no column has."""
+    return next(new for number in count(2) if (new := f"{name}_{number}") not in used)
 
 
 def failure(row: Mapping[str, Any]) -> str | None:

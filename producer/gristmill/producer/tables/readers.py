@@ -100,9 +100,10 @@ def damage_named(file: TableFile, progress: Progress) -> Iterator[None]:
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError):
             raise InvalidRequest(f"no file {file.name!r}; it was there a moment ago") from None
+        reason = one_line(str(error), 300).rstrip(".")
         row = f" after row {progress.num_rows:,}" if progress.num_rows else ""
         raise InvalidRequest(
-            f"{file.name} cannot be read as {file.kind}{row}: {one_line(str(error), 300)}; correct the file,"
+            f"{file.name} cannot be read as {file.kind}{row}: {reason}; correct the file,"
             " or write or download it again"
         ) from None
 

@@ -107,9 +107,13 @@ class RequestMaker:
             )
 
     def _missing(self, name: str, table: AnyTable) -> str:
+        if not table.columns:
+            return f"{table.name} has no rows; name an input with rows"
         option = next(option for option, names in self._names_by_option() if name in names)
         near = get_close_matches(name, table.columns, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
+        if separator := _other_separator(table):
+            hint = f"the file seems to separate its columns by {separator!r}: write it with commas, or as .tsv with tabs; "
         shown = ", ".join(table.columns[:20])
         more = f" and {len(table.columns) - 20} more" if len(table.columns) > 20 else ""
         return f"{option} names the column {name!r}, which {table.name} does not have; {hint}its columns are {shown}{more}"
@@ -130,6 +134,13 @@ class RequestMaker:
                 f"{table.name}: column {name!r} is {kind}, which has no text; convert it to text, or name it with"
                 " --image if it has images"
             )
+
+
+def _other_separator(table: AnyTable) -> str | None:
+    """Return what separates the names in the only column of a file without types; None if nothing does."""
+    if table.has_types or len(table.columns) != 1:
+        return None
+    return next((mark for mark in (";", "\t", "|", ",") if mark in table.columns[0]), None)
 
 
 def _is_text(kind: Any) -> bool:
