@@ -17,7 +17,7 @@ from gristmill.producer.batches.rows import (
 from gristmill.producer.batches.submit_run import RunRecord
 from gristmill.producer.tables.answer_columns import AnswerColumns
 from gristmill.producer.tables.request_maker import RequestMaker
-from gristmill.producer.tables.second_asking import SecondAskings, limit_in
+from gristmill.producer.tables.second_asking import SecondAskings
 from gristmill.producer.tables.spec import TableSpec
 from gristmill.producer.tables.structured_answers import StructuredAnswers
 from gristmill.producer.tables.table import Table
@@ -106,7 +106,7 @@ def run_table(
         is_resume = opened_output.begun_run(is_forced=False) is not None
         reader = LineReader(RUN.run, max_request_bytes=MAX_REQUEST_BYTES)
         plan = opened_output.plan_path(is_new=not is_resume)
-        limit = limit_in(spec.params)
+        limit = spec.limit
         second = SecondAskings(reader, spec.endpoint, limit) if spec.schema and limit else None
         if second:
             opened_output.use_second(second)

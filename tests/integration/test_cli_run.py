@@ -62,6 +62,7 @@ async def test_one_command_runs_a_table_and_a_finished_run_starts_no_engine(own:
     done = await own.finish(*TABLE, *FLAGS)
     assert done.code == 0, done.err
     for told in (
+        "answers may be as long as the model allows; limit them with --max-tokens",
         "starting a Redis of its own",
         "running: gristmill worker --devices all -- --model stub",
         "log: out.parquet.log",

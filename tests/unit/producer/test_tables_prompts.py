@@ -100,6 +100,14 @@ def test_the_whole_row_of_a_template_may_have_nulls() -> None:
     assert maker.body(row)["messages"][0]["content"] == "x none"
 
 
+def test_a_limit_of_tokens_stands_in_each_body_and_in_what_a_resume_compares() -> None:
+    spec = TableSpec(prompt="Is {x}?", params={"temperature": 1}, max_tokens=3)
+    body = body_of(spec, x="it")
+    assert (body["max_tokens"], body["temperature"]) == (3, 1)
+    assert spec.limit == ("max_tokens", 3)
+    assert spec.facts()["max_tokens"] == 3
+
+
 def test_completions_get_the_prompt_as_text() -> None:
     spec = TableSpec(prompt="Once {x}", endpoint=COMPLETIONS, params={"max_tokens": 3})
     assert body_of(spec, x="upon") == {"prompt": "Once upon", "max_tokens": 3}
@@ -114,6 +122,14 @@ def test_completions_get_the_prompt_as_text() -> None:
         ({"prompt": "{a}", "endpoint": COMPLETIONS, "system": "s"}, "takes one text"),
         ({"prompt": "{a}", "params": {"messages": []}}, "--params has 'messages'"),
         ({"prompt": "{a}", "params": {"model": "x"}, "model": "y"}, "leave one out"),
+        (
+            {"prompt": "{a}", "params": {"max_tokens": 2}, "max_tokens": 3},
+            "--params has 'max_tokens', too",
+        ),
+        (
+            {"prompt": "{a}", "params": {"max_completion_tokens": 2}, "max_tokens": 3},
+            "--params has 'max_completion_tokens', too; leave it or --max-tokens out",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(fields: dict[str, Any], told: str) -> None:

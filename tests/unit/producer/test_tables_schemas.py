@@ -373,7 +373,7 @@ def limit_of(request: Request) -> int:
 def test_a_cut_answer_is_asked_again_with_more_room_also_after_a_kill(tmp_path: Path) -> None:
     texts = ["fine", "long", "endless", "fine", "long"]
     source = lines(tmp_path / "in.jsonl", *[{"text": text} for text in texts])
-    spec = TableSpec(prompt="{text}", schema=SPEC.schema, params={"max_tokens": 50}, dedupe=True)
+    spec = TableSpec(prompt="{text}", schema=SPEC.schema, max_tokens=50, dedupe=True)
     asked: list[tuple[str, int]] = []
     dies = [True]
 

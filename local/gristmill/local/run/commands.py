@@ -62,7 +62,7 @@ def run(
 
     The words after -- are vLLM's own flags, as `vllm serve` takes them:
 
-    gristmill run reviews.csv -o labels.parquet --prompt "Good or bad? {text}" -- --model Qwen/Qwen3-8B
+    gristmill run reviews.csv -o labels.parquet --prompt "Good or bad? {text}" --max-tokens 512 -- --model Qwen/Qwen3-8B
 
     INPUT: a JSONL file or a table; see `gristmill submit --help`. The workers use all NVIDIA
     devices, or else the CPU. The output has its rows in their order if the input is a table.

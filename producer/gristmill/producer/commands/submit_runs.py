@@ -21,7 +21,7 @@ from gristmill.producer.batches.submit_run import (
     fingerprint,
 )
 from gristmill.shared.cli import say
-from gristmill.shared.request import Request
+from gristmill.shared.request import CHAT, Request
 
 if TYPE_CHECKING:
     from gristmill.producer.tables.second_asking import SecondAskings
@@ -245,13 +245,15 @@ class TableRun:
         if output is not None and rows.plan is not None:
             output.use_plan(rows.plan)
         _tell_unrun(report, skips=self._spec.skip_null)
+        if self._spec.endpoint == CHAT and self._spec.limit is None and not is_resume:
+            say("answers may be as long as the model allows; limit them with --max-tokens")
         return rows, report
 
     def _second_askings(self, reader: LineReader) -> "SecondAskings | None":
         """Return what asks a row again whose answer was cut; None if no second answer can be longer."""
-        from gristmill.producer.tables.second_asking import SecondAskings, limit_in
+        from gristmill.producer.tables.second_asking import SecondAskings
 
-        limit = limit_in(self._spec.params)
+        limit = self._spec.limit
         if self._spec.schema is None or limit is None:
             return None
         return self._stack.enter_context(closing(SecondAskings(reader, self._spec.endpoint, limit)))

@@ -34,6 +34,12 @@ _OPTIONS: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
         type=_FILE,
         help="JSON file with the other fields of each request.",
     ),
+    "max_tokens": click.option(
+        "--max-tokens",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Most tokens of each answer.  [default: what the model allows]",
+    ),
     "model": click.option(
         "--model", metavar="NAME", help="Model of each row's request.  [default: none]"
     ),

@@ -28,7 +28,7 @@ from gristmill.producer.tables.answer_parts import AnswerParts
 from gristmill.producer.tables.memory_table import MemoryTable
 from gristmill.producer.tables.request_maker import RequestMaker
 from gristmill.producer.tables.row_answers import RowAnswers
-from gristmill.producer.tables.second_asking import SecondAskings, limit_in
+from gristmill.producer.tables.second_asking import SecondAskings
 from gristmill.producer.tables.structured_answers import StructuredAnswers
 from gristmill.producer.tables.table import AnyTable
 from gristmill.producer.tables.table_input import TableInput
@@ -172,7 +172,7 @@ class FrameRun:
 
     def _second_askings(self, reader: LineReader) -> SecondAskings | None:
         """Return what asks a row again whose answer was cut. A function may set a limit for each row."""
-        limit = limit_in(self._spec.params)
+        limit = self._spec.limit
         if self._spec.schema is None or self._spec.request is not None or limit is None:
             return None
         second = SecondAskings(reader, self._spec.endpoint, limit)

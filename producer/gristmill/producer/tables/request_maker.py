@@ -36,7 +36,7 @@ class RequestMaker:
             if spec.prompt is not None
             else TemplatePrompt(spec.template or "")
         )
-        self._constant = dict(spec.params) | spec.constraint
+        self._constant = spec.shared_fields | spec.constraint
         if spec.model is not None:
             self._constant["model"] = spec.model
         system = spec.system

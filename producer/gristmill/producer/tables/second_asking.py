@@ -5,9 +5,7 @@ the first one stays in Redis until the row has its values. So a process that res
 """
 
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import orjson
 
@@ -17,9 +15,6 @@ from gristmill.shared.request import Request
 
 MORE_ROOM = 2
 """Tokens of the second answer for each token of the first one."""
-
-LIMITS = ("max_completion_tokens", "max_tokens")
-"""Fields of a body that limit its answer. The first one counts."""
 
 
 class SecondAskings:
@@ -93,9 +88,3 @@ class SecondAskings:
         if isinstance(entry, BadLine):
             return entry
         return replace(entry, id=second_id(entry.id, tokens))
-
-
-def limit_in(params: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the field that limits the answers and its tokens; None if the model's own limit holds."""
-    given = next(((name, params[name]) for name in LIMITS if params.get(name)), None)
-    return given if given and type(given[1]) is int else None

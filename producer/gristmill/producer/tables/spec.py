@@ -23,6 +23,9 @@ CONSTRAINTS = ("response_format", "structured_outputs")
 PROMPT_FIELDS = ("messages", "prompt", "input")
 """Fields of a body that come from the columns, so `--params` must not have them."""
 
+LIMITS = ("max_completion_tokens", "max_tokens")
+"""Fields of a body that limit its answer. The first one counts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
@@ -35,6 +38,7 @@ class TableSpec:
         request: Function that returns the request of a row, for calls from Python; None for none.
         image: Column of images; None for none.
         params: Other fields of each body.
+        max_tokens: Most tokens of each answer; None leaves it to `params`.
         model: Model of each body; None leaves it out.
         endpoint: Endpoint of each request.
         skip_null: True leaves a row unanswered that has a null in a used column; False gives it an error.
@@ -53,6 +57,7 @@ class TableSpec:
     request: Callable[[Row], object] | None = None
     image: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
     model: str | None = None
     endpoint: str = CHAT
     skip_null: bool = False
@@ -82,6 +87,9 @@ class TableSpec:
             raise InvalidRequest(
                 f"--params has {found[0]!r}, which --prompt makes; remove it there"
             )
+        limits = [name for name in LIMITS if name in self.params]
+        if self.max_tokens is not None and limits:
+            raise InvalidRequest(f"--params has {limits[0]!r}, too; leave it or --max-tokens out")
         of_params = self.params.get("model", self.model)
         if self.model is not None and of_params != self.model:
             raise InvalidRequest(
@@ -101,6 +109,19 @@ class TableSpec:
             )
         if self.parse is None:
             self.schema.check_limits()
+
+    @property
+    def shared_fields(self) -> dict[str, Any]:
+        """Fields that all bodies share: those of `params`, and `max_tokens`."""
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        return dict(self.params) | limit
+
+    @property
+    def limit(self) -> tuple[str, int] | None:
+        """The field that limits the answers and its tokens; None if the model's own limit holds."""
+        fields = self.shared_fields
+        given = next(((name, fields[name]) for name in LIMITS if fields.get(name)), None)
+        return given if given and type(given[1]) is int else None
 
     @property
     def constraint(self) -> dict[str, Any]:
@@ -124,6 +145,7 @@ class TableSpec:
             "template": self.template,
             "image": self.image,
             "params": dict(self.params) or None,
+            "max_tokens": self.max_tokens,
             "model": self.model,
             "skip_null": self.skip_null or None,
             "dedupe": self.is_deduping,

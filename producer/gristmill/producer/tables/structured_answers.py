@@ -75,9 +75,7 @@ class StructuredAnswers:
         """
         answer = json_object_in(text or "", is_cut=is_cut)
         if answer is None and is_cut:
-            reason = (
-                f"the JSON had no end after {output_tokens:,} tokens; raise max_tokens in params"
-            )
+            reason = f"the JSON had no end after {output_tokens:,} tokens; raise max_tokens"
             return Fields(code=CUT_ANSWER, reason=reason)
         if answer is None:
             reason = "the answer has no JSON object; say in the prompt what to answer"
