@@ -159,8 +159,9 @@ async def test_a_worker_that_cannot_start_is_quoted_and_leaves_no_run(folder: Pa
     broken.write_table(3)
     done = await broken.finish(*TABLE, *FLAGS)
     assert done.code == 4
-    assert "the worker ended with exit code 1; the end of its log, out.parquet.log:" in done.err
-    assert "the stub engine was told not to start" in done.err
+    assert "gristmill: the worker ended with exit code 1: " in done.err
+    assert "the stub engine was told not to start; its log: out.parquet.log\n" in done.err
+    assert '"level"' not in done.err
     assert "Traceback" not in done.err
     assert names(folder) == {"in.parquet", "out.parquet.log"}
     done = await OwnRuns("", "", folder).finish(*TABLE, "--", "--model", "other")

@@ -13,8 +13,11 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import FrameType
 
+import orjson
+
 from gristmill.local.steps import Step
-from gristmill.shared.errors import GristmillError
+from gristmill.shared.errors import GristmillError, SettingsError
+from gristmill.worker.exit_codes import EXIT_SETTINGS
 
 POLL_INTERVAL_S = 0.2
 TAIL_LINES = 20
@@ -66,10 +69,16 @@ class LoggedProcess:
         """Check that the process runs.
 
         Raises:
-            GristmillError: It has ended; the message has the end of its log.
+            SettingsError: A worker has ended because a setting is wrong or Redis refuses.
+            GristmillError: It has ended for another reason. The message has the error that it logged, or else
+                the end of its log.
         """
-        if (code := self._process.poll()) is not None:
-            raise self.failure(_end_of(code))
+        if (code := self._process.poll()) is None:
+            return
+        words = _logged_error(self._log) if code > 0 else None
+        told = f"{self.name} {_end_of(code)}: {words}; its log: {self._log}"
+        failure = GristmillError(told) if words else self.failure(_end_of(code))
+        raise SettingsError(str(failure)) if code == EXIT_SETTINGS else failure
 
     def failure(self, what: str) -> GristmillError:
         """Return an error that says what the process did, with the end of its log."""
@@ -145,6 +154,16 @@ def stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _logged_error(log: Path) -> str | None:
+    """Return the error of the last JSON line of level error; None if the log has none."""
+    for line in reversed(log.read_bytes().splitlines()):
+        with suppress(orjson.JSONDecodeError):
+            event = orjson.loads(line)
+            if isinstance(event, dict) and event.get("level") == "error":
+                return str(event["error"]) if "error" in event else None
+    return None
 
 
 def _end_of(exit_code: int) -> str:

@@ -52,4 +52,4 @@ class RunEngines:
             await lost()
         except GristmillError as error:
             message = f"{error}\nWritten rows stay; {kept}the same command resumes the run."
-            raise GristmillError(message) from None
+            raise type(error)(message) from None
