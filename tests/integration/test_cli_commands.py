@@ -322,7 +322,8 @@ def is_waiting(url: str) -> bool:
         ("dead requeue", "or take all with --all\n"),
         ("dead purge", "or take all with --all\n"),
         ("dead purge a --all", "not both"),
-        ("nonsense", "No such command 'nonsense'"),
+        ("nonsense", "No such command 'nonsense'.\n"),
+        ("rum", "No such command 'rum'. Did you mean 'run'?\n"),
     ],
 )
 def test_wrong_usage_is_told(arguments: str, message: str) -> None:

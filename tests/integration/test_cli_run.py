@@ -79,7 +79,7 @@ async def test_one_command_runs_a_table_and_a_finished_run_starts_no_engine(own:
     assert "running:" not in again.err
     for flags, told in [
         (("--", "--model", "other"), "model after -- was 'stub', and is 'other' now"),
-        ((*FLAGS, "--revision", "v2"), "revision after -- was None, and is 'v2' now"),
+        ((*FLAGS, "--revision", "v2"), "revision after -- was not given, and is 'v2' now"),
     ]:
         refused = own.run(*TABLE, *flags)
         assert (refused.code, told in refused.err) == (2, True), refused.err
@@ -209,7 +209,10 @@ async def test_with_a_redis_alone_its_workers_run_the_requests(
     assert (done.code, len(shell.rows("out.jsonl"))) == (1, 2), done.err
     assert "starting" not in done.err
     again = shell.run("submit", "in.jsonl", "--wait", "-o", "out.jsonl")
-    assert (again.code, "2 rows are there already (1 failed)" in again.err) == (1, True)
+    assert (again.code, "already (1 failed); --force runs all rows again\n" in again.err) == (
+        1,
+        True,
+    )
 
 
 @pytest.mark.parametrize(

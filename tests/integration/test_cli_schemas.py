@@ -108,7 +108,7 @@ async def test_broken_cut_and_right_answers_become_typed_columns(
     (shell.folder / "models.py").write_text(MODELS.replace("score", "points"))
     refused = shell.run(*COMMAND)
     assert refused.code == 2
-    assert "began with other options: schema was {" in refused.err
+    assert "began with other options: --schema was {" in refused.err
 
 
 async def test_a_killed_run_neither_loses_nor_repeats_a_second_asking(

@@ -97,16 +97,19 @@ async def test_a_resume_with_other_words_or_rows_is_refused_by_name(
     for options, told in [
         (
             ["--prompt", "is {text}", "--params", "params.json"],
-            "prompt was '{text}', and is 'is {text}' now",
+            "--prompt was '{text}', and is 'is {text}' now",
         ),
-        (["--prompt", "{text}", "--params", "other.json"], "params was {'max_tokens': 8}, and is"),
+        (
+            ["--prompt", "{text}", "--params", "other.json"],
+            "--params was {'max_tokens': 8}, and is",
+        ),
         (
             ["--prompt", "{text}", "--params", "params.json", "--model", "m"],
-            "model was None, and is 'm' now",
+            "--model was not given, and is 'm' now",
         ),
         (
             ["--prompt", "{text}", "--params", "params.json", "--rename", "answer=label"],
-            "rename was None",
+            "--rename was not given",
         ),
     ]:
         refused = shell.run("submit", "in.parquet", *common, *options)

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -75,6 +76,18 @@ class Commands(click.Group):
         except ModuleNotFoundError as error:
             return _unavailable(cmd_name, missing_module(error))
         return loaded
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name; the error about an unknown one names a similar one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            if near:
+                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
+            raise
 
 
 def _unavailable(name: str, reason: str) -> click.Command:

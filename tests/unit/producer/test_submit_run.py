@@ -168,7 +168,15 @@ def test_a_run_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes)
         ({"run": "x"}, "belongs to run run, not x"),
         ({"queue": "x"}, "is in queue q, not x; use the same as before"),
         ({"input_digest": "x"}, "the input has changed"),
-        ({"fields": {}}, "priority was 'low', and is None now"),
+        ({"fields": {}}, "--priority was 'low', and is not given now"),
+        (
+            {"fields": {"priority": "low", "skip_null": True}},
+            "--skip-null was not given, and is given now",
+        ),
+        (
+            {"fields": {"priority": "low", "params": {"temperature": 0}, "dedupe": True}},
+            "--params was not given, and is {'temperature': 0} now",
+        ),
     ],
 )
 def test_a_resume_that_differs_says_in_what(changed: dict[str, object], message: str) -> None:

@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -12,6 +13,9 @@ from gristmill.shared.cli import FiniteRange
 from gristmill.shared.settings import read_settings
 
 FLAGS = "-- VLLM_FLAGS..."
+
+TYPO = 0.8
+"""Least likeness of a mistyped option to the true one; --max-num-seqs, a flag of vLLM, has 0.6 to --max-tokens."""
 
 scale_option = click.option(
     "--scale",
@@ -51,10 +55,13 @@ class EngineCommand(click.Command):
         except click.NoSuchOption as error:
             from gristmill.worker.flag_secrets import without_secrets
 
+            told = f"{error.option_name} is no option of {ctx.command_path}"
+            near = get_close_matches(error.option_name, error.possibilities or (), 1, TYPO)
+            if near:
+                raise click.UsageError(f"{told}; did you mean {near[0]}?", ctx) from None
             ours, flags = self._parted(words)
-            near = f" (did you mean {error.possibilities[0]}?)" if error.possibilities else ""
             raise click.UsageError(
-                f"{error.option_name} is no option of {ctx.command_path}{near}; vLLM's own flags follow --:"
+                f"{told}; vLLM's own flags follow --:"
                 f" {ctx.command_path}{' ...' if ours else ''} -- {shlex.join(without_secrets(flags))}",
                 ctx,
             ) from None

@@ -21,7 +21,7 @@ from gristmill.producer.commands.session import (
 from gristmill.producer.commands.submit_checks import conflict_in_words, refuse_bad_lines
 from gristmill.producer.commands.submit_options import SubmitOptions
 from gristmill.producer.commands.submit_runs import RunInput, RunOutput, RunSource
-from gristmill.producer.commands.waited_run import CheckedRun, WaitedRun
+from gristmill.producer.commands.waited_run import RUN_AGAIN, CheckedRun, WaitedRun
 from gristmill.shared.cli import say
 from gristmill.shared.fleet import Fleet
 from gristmill.shared.fleet_cache import read_fleet
@@ -116,8 +116,10 @@ class Submission:
             return WaitedRun(checked, self._options, self._settings, self._workers).execute(output)
 
     def _tell_finished(self, run: RunRecord, totals: Mapping[str, Any]) -> int:
+        way_on = RUN_AGAIN if totals["failed"] else ""
         say(
             f"run {run.run} has finished: {totals['total']:,} rows are there already ({totals['failed']:,} failed)"
+            f"{way_on}"
         )
         if self._options.as_json:
             print_json({"run": run.run, "queue": run.queue} | dict(totals))

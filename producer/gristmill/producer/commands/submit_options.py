@@ -191,6 +191,10 @@ def _check_output(sources: Sequence[str], output: Path | None) -> None:
     from gristmill.producer.batches.submit_run import RunRecord, check_apart
 
     if output is not None:
+        if not output.parent.is_dir():
+            raise InvalidRequest(
+                f"the folder {output.parent} for -o {output.name} does not exist; create it, or name another output"
+            )
         for source in sources:
             check_apart(source, output, RunRecord.beside(output))
 

@@ -23,6 +23,9 @@ from gristmill.shared.cli import say
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.settings import QueueSettings
 
+RUN_AGAIN = "; --force runs all rows again"
+"""What can follow a finished run that has failed rows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRun:
@@ -116,15 +119,20 @@ class WaitedRun:
 
     def _serving(self, written: WrittenRows | None) -> AbstractContextManager[WatchWorkers | None]:
         """Return what runs this command's workers; they do not start if all rows are there already."""
-        is_finished = written and written.num_finished >= self._run.report.num_lines
-        if self._workers is None or is_finished:
+        if self._workers is None or (written and self._is_finished(written)):
             return nullcontext()
         return self._workers.running()
 
     def _earlier_rows(self, output: RunOutput) -> WrittenRows:
         written = self._whole_rows(output)
-        say(f"{written.num_finished:,} rows are there already ({written.num_failed:,} failed)")
+        way_on = RUN_AGAIN if written.num_failed and self._is_finished(written) else ""
+        say(
+            f"{written.num_finished:,} rows are there already ({written.num_failed:,} failed){way_on}"
+        )
         return written
+
+    def _is_finished(self, written: WrittenRows) -> bool:
+        return written.num_finished >= self._run.report.num_lines
 
     def _whole_rows(self, output: RunOutput) -> WrittenRows:
         return output.keep_whole_rows(self._run.record.run, self._run.report.num_lines)

@@ -19,6 +19,9 @@ _KINDS = {
 }  # fmt: skip
 """Types of the values in the file."""
 
+_DERIVED = ("dedupe",)
+"""Fields that may follow from the others, so an error names another one first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
@@ -106,13 +109,25 @@ class RunRecord:
                 f"the input has changed since run {self.run} began ({self.input_bytes:,} bytes then,"
                 f" {now.input_bytes:,} now); {remedy}"
             )
-        for name in sorted(self.fields.keys() | now.fields.keys()):
+        for name in sorted(
+            self.fields.keys() | now.fields.keys(), key=lambda name: (name in _DERIVED, name)
+        ):
             then, today = self.fields.get(name), now.fields.get(name)
             if then != today:
                 raise InvalidRequest(
-                    f"run {self.run} began with other options: {name} was {shown(then)}, and is {shown(today)} now;"
-                    f" {remedy}"
+                    f"run {self.run} began with other options: {_option(name)} was {_value(then)}, and is"
+                    f" {_value(today)} now; {remedy}"
                 )
+
+
+def _option(name: str) -> str:
+    """Return an option as the user writes it; the name of one of vLLM's flags says that itself."""
+    return name if " " in name else f"--{name.replace('_', '-')}"
+
+
+def _value(value: Any) -> str:
+    words = {None: "not given", True: "given", False: "not given"}
+    return words[value] if value is None or isinstance(value, bool) else shown(value)
 
 
 def fingerprint(path: Path) -> tuple[int, str]:
