@@ -12,8 +12,9 @@ from gristmill.shared.errors import InvalidRequest
 
 _KEYWORDS = "prompt|system|template|image|params|model|endpoint|rename|schema|parse"
 
+_RENAME = r"--rename (\w+)=(.+?_\d+|\.\.\.)"
+
 _WORDS = (
-    (r"--rename (\w+)=(.+?_2|\.\.\.)", r"rename={'\1': '\2'}"),
     (r"--parse json", "parse='json'"),
     (r"--template FILE", "template=..."),
     (rf"--({_KEYWORDS}) '", r"\1='"),
@@ -22,13 +23,17 @@ _WORDS = (
 """Words of the command line -> words of a call."""
 
 
+def _renames(options: re.Match[str]) -> str:
+    return f"rename={dict(re.findall(_RENAME, options[0]))}"
+
+
 @contextmanager
 def python_words() -> Iterator[None]:
     """Turn the words of the command line in an error into those of a call."""
     try:
         yield
     except InvalidRequest as error:
-        reason = error.reason
+        reason = re.sub(rf"{_RENAME}( {_RENAME})*", _renames, error.reason)
         for words, keyword in _WORDS:
             reason = re.sub(words, keyword, reason)
         if reason == error.reason:

@@ -139,9 +139,11 @@ def _check_free(added: Sequence[str], names: Sequence[str], taken: Sequence[str]
     used = {*names, *taken}
     options = " ".join(f"--rename {old}={_free(name, used)}" for old, name in renames.items())
     columns = ", ".join(map(repr, renames.values()))
-    what = "a column" if len(renames) == 1 else "columns"
+    is_one = len(renames) == 1
+    what = "a column" if is_one else "columns"
+    remedy = "give the new one another name" if is_one else "give the new ones other names"
     raise InvalidRequest(
-        f"the input has {what} {columns}, as the output would; give new names to the added: {options}"
+        f"the input has {what} {columns}, as the output would; {remedy}: {options}"
     )
 
 
