@@ -52,6 +52,7 @@ def test_the_first_command_runs_a_table(tmp_path: Path) -> None:
     (shell.folder / "reviews.csv").write_text("text\nFine.\nBroken.\n")
     done = shell.run(*shlex.split(command))
     assert done.code == 0, done.err
+    assert "limit them with --max-tokens" not in done.err
     answers = pd.read_parquet(shell.folder / "labels.parquet")["answer"]
     assert [answer[:19] for answer in answers] == ["Good or bad? Fine. ", "Good or bad? Broken"]
 

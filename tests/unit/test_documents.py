@@ -1,6 +1,7 @@
 """The form of the documents: how long README is, how long lines are, where links lead, what they name."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.replace(" ", "-") for heading in kept}
+
+
+def test_readme_names_the_version_of_the_package() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    major, minor, *_ = project["version"].split(".")
+    assert f"Version {major}.{minor}" in (REPOSITORY / "README.md").read_text()
 
 
 def test_readme_stays_short() -> None:
