@@ -49,7 +49,7 @@ async def test_the_examples_run(redis_url: str, tmp_path: Path) -> None:
         assert (code, told) == (0, "")
         rows = printed.splitlines()
         assert rows[0].startswith("1 Is this review positive")
-        assert "null_value: reviews.csv row 3: column 'text' is null" in rows[2]
+        assert "null_value: reviews.csv data row 3: column 'text' is null" in rows[2]
         assert rows[3][1:] == rows[0][1:]
         for example in (several, renamed, template):
             code, _, told = await in_shell(example)

@@ -245,7 +245,7 @@ async def test_the_rows_of_a_table_become_lines(shell: CommandLine) -> None:
     )
     refused = shell.run(*create)
     assert refused.code == 2
-    assert "in.csv row 2: column 'text' is null" in refused.err
+    assert "in.csv data row 2: column 'text' is null" in refused.err
     refused = shell.run(*create, "--dedupe")
     assert (refused.code, "--dedupe is for gristmill submit; leave it out" in refused.err) == (
         2,

@@ -170,9 +170,13 @@ def test_a_column_of_two_types_is_named_with_its_row(tmp_path: Path) -> None:
             r"in\.parquet cannot be read as parquet: .*[^.]; correct the",
         ),
         ("in.feather", b"ARROW1..", r"in\.feather cannot be read as arrow"),
-        ("in.csv", b"a,text\n1,2\n1,2,3\n", r"in\.csv row 2 has 3 fields, and the header has 2"),
+        (
+            "in.csv",
+            b"a,text\n1,2\n1,2,3\n",
+            r"in\.csv data row 2 has 3 fields, and the header has 2",
+        ),
         ("in.csv", b"text,text\n1,2\n", r"several columns 'text'"),
-        ("in.csv", b"text\na\n\xff\n", r"in\.csv row 2 is not UTF-8; convert .*iconv"),
+        ("in.csv", b"text\na\n\xff\n", r"in\.csv data row 2 is not UTF-8; convert .*iconv"),
         (
             "in.jsonl.gz",
             gzip.compress(b'{"text": "a"}\n' * 9, mtime=0)[:-12],
@@ -199,11 +203,11 @@ def stray(row: int, text: str) -> bytes:
 @pytest.mark.parametrize(
     ("raw", "place"),
     [
-        (stray(151, '151,"text 151\n'), "row 151"),
-        (stray(151, '"151,text 151\n'), "row 151"),
-        (stray(200, '200,"text 200'), "row 200"),
-        (stray(3, '3,"two\nlines"\n4,"text 4\n'), "row 4"),
-        (b'text\n"a"\n"b\n', "row 2"),
+        (stray(151, '151,"text 151\n'), "data row 151"),
+        (stray(151, '"151,text 151\n'), "data row 151"),
+        (stray(200, '200,"text 200'), "data row 200"),
+        (stray(3, '3,"two\nlines"\n4,"text 4\n'), "data row 4"),
+        (b'text\n"a"\n"b\n', "data row 2"),
         (b'id,"text\n1,a\n2,b\n', "header"),
     ],
     ids=["last-field", "first-field", "last-row", "after-two-lines", "one-column", "header"],
@@ -224,7 +228,9 @@ def test_an_unclosed_quote_in_a_large_file_is_refused_with_its_row(tmp_path: Pat
     rows = [f"{number},{'x' * 1_000}\n" for number in range(1, 20_001)]
     rows[149] = '150,"x\n'
     source.write_text("id,text\n" + "".join(rows))
-    with pytest.raises(InvalidRequest, match=r"in\.csv row 150 .*a quote in it is never closed"):
+    with pytest.raises(
+        InvalidRequest, match=r"in\.csv data row 150 .*a quote in it is never closed"
+    ):
         list(table_of(source).chunks())
 
 

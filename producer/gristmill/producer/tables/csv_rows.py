@@ -69,7 +69,7 @@ class CsvRows:
         except pa.ArrowInvalid as error:
             raise self._refused or self._named(error) or error from None
         if not self._has_mark:
-            raise self._unclosed(f"row {self._num_rows:,}")
+            raise self._unclosed(f"{self._file.row_noun} {self._num_rows:,}")
 
     def _reader(self) -> Any:
         return arrow_csv.open_csv(
@@ -93,7 +93,7 @@ class CsvRows:
         if row.text == self._mark:
             self._has_mark = True
             return "skip"
-        place = f"row {row.number - 1:,}"  # the parser counts the header
+        place = f"{self._file.row_noun} {row.number - 1:,}"  # the parser counts the header
         if row.text.endswith(self._mark):
             self._refused = self._unclosed(place)
         else:
@@ -107,12 +107,12 @@ class CsvRows:
         """Return an error of the parser in words for its cause; None for a rare one."""
         if "straddling object" in str(error):
             return InvalidRequest(
-                f"{self._file.name} row {self._num_rows + 1:,} is longer than {BLOCK_BYTES // 2**20} MiB, or a quote in"
+                f"{self._file.name} {self._file.row_noun} {self._num_rows + 1:,} is longer than {BLOCK_BYTES // 2**20} MiB, or a quote in"
                 " it is never closed; close or remove the quote, or write the file as Parquet"
             )
         if "invalid UTF8" in str(error):
             found = re.search(r"Row #(\d+)", str(error))
-            place = f" row {int(found[1]) - 1:,}" if found else ""
+            place = f" {self._file.row_noun} {int(found[1]) - 1:,}" if found else ""
             return InvalidRequest(
                 f"{self._file.name}{place} is not UTF-8; convert the file, for example with: iconv -f latin1 -t utf-8"
             )

@@ -101,7 +101,7 @@ def damage_named(file: TableFile, progress: Progress) -> Iterator[None]:
         if isinstance(error, FileNotFoundError):
             raise InvalidRequest(f"no file {file.name!r}; it was there a moment ago") from None
         reason = one_line(str(error), 300).rstrip(".")
-        row = f" after row {progress.num_rows:,}" if progress.num_rows else ""
+        row = f" after {file.row_noun} {progress.num_rows:,}" if progress.num_rows else ""
         raise InvalidRequest(
             f"{file.name} cannot be read as {file.kind}{row}: {reason}; correct the file,"
             " or write or download it again"

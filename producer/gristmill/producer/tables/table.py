@@ -25,12 +25,14 @@ class Chunk:
         first: Number of the first one in the table, from 1.
         first_in_file: Number of the first one in the file, from 1.
         rows: The rows.
+        noun: What a row is called in messages.
     """
 
     file_name: str
     first: int
     first_in_file: int
     rows: Rows
+    noun: str = "row"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -51,7 +53,7 @@ class Chunk:
 
     def where(self, number: int) -> str:
         """Return file and row of a row of the table, for messages."""
-        row = f"row {self.first_in_file + number - self.first:,}"
+        row = f"{self.noun} {self.first_in_file + number - self.first:,}"
         return f"{self.file_name} {row}" if self.file_name else row
 
 
@@ -138,7 +140,7 @@ class Table:
             for first, rows in read_rows(file, max(0, start - before), self.columns):
                 end = before + first + len(rows)
                 if end > start:
-                    yield Chunk(file.name, before + first + 1, first + 1, rows)
+                    yield Chunk(file.name, before + first + 1, first + 1, rows, file.row_noun)
             before = end
 
     def check_unchanged(self) -> None:

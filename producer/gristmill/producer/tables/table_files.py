@@ -59,6 +59,11 @@ class TableFile:
         """True if it lies on this machine."""
         return isinstance(self.filesystem, LocalFileSystem)
 
+    @property
+    def row_noun(self) -> str:
+        """What a row is called in messages: the rows of CSV are counted without the header."""
+        return "data row" if self.kind in ("csv", "tsv") else "row"
+
     def fingerprint(self) -> tuple[int, str]:
         """Return its size and a digest: of its bytes, or of what its storage tells about a remote file."""
         if self.is_local:
