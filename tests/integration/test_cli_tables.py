@@ -132,6 +132,10 @@ async def test_a_resume_with_other_words_or_rows_is_refused_by_name(
             "--system x --wait -o out.csv",
             "--system is for tables; give --prompt or --template, too",
         ),
+        (
+            "--max-tokens 9 --wait -o out.csv",
+            "--max-tokens is for tables; give --prompt or --template, too",
+        ),
         ("--wait -o out.csv", "in.parquet is a table; say what to ask"),
         ("--prompt {text} --rename x --wait -o out.csv", "write NAME=NEW"),
         (
