@@ -17,6 +17,7 @@ import orjson
 
 from gristmill.local.steps import Step
 from gristmill.shared.errors import GristmillError, SettingsError
+from gristmill.shared.one_line import one_line
 from gristmill.worker.exit_codes import EXIT_SETTINGS
 
 POLL_INTERVAL_S = 0.2
@@ -162,7 +163,7 @@ def _logged_error(log: Path) -> str | None:
         with suppress(orjson.JSONDecodeError):
             event = orjson.loads(line)
             if isinstance(event, dict) and event.get("level") == "error":
-                return str(event["error"]) if "error" in event else None
+                return one_line(str(event["error"])) if "error" in event else None
     return None
 
 

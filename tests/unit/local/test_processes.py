@@ -38,7 +38,7 @@ def test_a_process_dies_with_its_parent_and_its_fork_loads_no_library(
 
 REFUSED = (
     '{"level": "error", "event": "engine.died", "error": "an earlier one"}\n'
-    '{"level": "error", "event": "settings.rejected", "error": "vLLM does not know --fast"}\n'
+    '{"level": "error", "event": "settings.rejected", "error": "vLLM does not\\n  know --fast"}\n'
     '{"level": "warning", "event": "x"}\nsome words of vLLM\n'
 )
 
