@@ -51,7 +51,9 @@ def test_lines_that_no_worker_saw_promise_nothing() -> None:
     tally = Tally(10, 100.0)
     tally.add_bad_line()
     tally.sample(101.0)
-    assert tally.progress().line == "1/10 finished (1 failed)"
+    assert tally.progress().line == "1/10 finished (1 failed without running)"
+    tally.add(finished(1, "failed"))
+    assert tally.progress().line == "2/10 finished (2 failed)"
 
 
 def test_rates_forget_what_is_longer_ago_than_the_window() -> None:

@@ -45,6 +45,7 @@ class Tally:
         self.num_failed = num_failed
         self.num_cut = num_cut
         self.num_bad = 0
+        self._num_refused = 0
         self.example = ""
         self.num_found = 0
         self.num_earlier = num_finished
@@ -82,6 +83,7 @@ class Tally:
 
     def add_bad_line(self) -> None:
         """Count a line that became an error row."""
+        self._num_refused += 1
         self.add_without_run(1, has_failed=True)
 
     def add_without_run(self, num: int, *, has_failed: bool) -> None:
@@ -144,7 +146,9 @@ class Tally:
                 `orphaned` counts the requests of workers whose lease has ended.
             note: More words for the outlook, such as the status of a batch.
         """
-        parts = [f"{self.num_finished:,}/{self.total:,} finished ({self.num_failed:,} failed)"]
+        has_only_refused = 0 < self._num_refused == self.num_failed  # nothing that ran has failed
+        failed = f"{self.num_failed:,} failed" + (" without running" if has_only_refused else "")
+        parts = [f"{self.num_finished:,}/{self.total:,} finished ({failed})"]
         if states is not None:
             if states["orphaned"]:
                 parts.append(f"{states['orphaned']:,} held by a dead worker")

@@ -1,8 +1,8 @@
 """Read a CSV file with pyarrow, and refuse what its parser takes in silence; `readers` calls it.
 
-At the end of a file the parser closes an open quote itself, so one stray quote would turn all rows after it
-into one text. `_MarkedEnd` therefore adds a last row that no file has. If the parser does not see it as a
-row of its own, a quote was open there.
+The parser closes an open quote at the end of a file. So one stray quote would turn all rows after it into one
+text. `_MarkedEnd` therefore adds a last row that no file has. A quote was open there if the parser does not
+report this row.
 """
 
 import re

@@ -25,7 +25,7 @@ class Chunk:
         first: Number of the first one in the table, from 1.
         first_in_file: Number of the first one in the file, from 1.
         rows: The rows.
-        noun: What a row is called in messages.
+        noun: Name of a row in messages.
     """
 
     file_name: str

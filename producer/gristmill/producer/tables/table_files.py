@@ -61,7 +61,7 @@ class TableFile:
 
     @property
     def row_noun(self) -> str:
-        """What a row is called in messages: the rows of CSV are counted without the header."""
+        """Name of a row in messages; the rows of CSV are counted without the header."""
         return "data row" if self.kind in ("csv", "tsv") else "row"
 
     def fingerprint(self) -> tuple[int, str]:
