@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pytest
 from pandas.testing import assert_frame_equal
 from pydantic import BaseModel
+from queues import claim, open_worker, settlement
 from workers import STUB, worker_process
 
 from gristmill.producer import (
@@ -34,6 +36,7 @@ from gristmill.producer import (
 from gristmill.shared.connection import connect
 from gristmill.shared.key_scan import scan_names
 from gristmill.shared.queue import Queue
+from gristmill.shared.results import response_outcome
 
 ANSWERS = ["answer", "prompt_tokens", "output_tokens", "finish_reason", "error"]
 SHORT = {"max_tokens": 2}
@@ -396,6 +399,36 @@ async def test_a_call_that_is_cancelled_waits_for_its_function(unserved: QueueSe
         await call
     assert called == [1, 2]
     assert await asyncio.to_thread(num_submitted, unserved) == 0
+
+
+async def test_a_cancelled_call_deletes_cut_answers_that_are_asked_again(
+    unserved: QueueSettings,
+) -> None:
+    call = asyncio.create_task(
+        map_table_async(
+            pa.table({"text": ["a"]}),
+            "{text}",
+            schema=Review,
+            params={"max_tokens": 1},
+            settings=unserved,
+        )
+    )
+    while await asyncio.to_thread(depth, unserved) < 1:
+        await asyncio.sleep(0.02)
+    redis = connect(unserved.redis_url.get_secret_value())
+    queue = Queue(redis, unserved.queue)
+    (item,) = await claim(queue, await open_worker(queue, "w"))
+    choice = b'{"message":{"content":"{"},"finish_reason":"length"}'
+    cut = response_outcome(item.attempt, "w", 200, b'{"choices":[%s]}' % choice)
+    await queue.ack("w", [replace(settlement(item), outcome=cut)])
+    await redis.aclose()
+    while await asyncio.to_thread(num_submitted, unserved) < 2:
+        await asyncio.sleep(0.02)
+    assert len(await asyncio.to_thread(results_left, unserved)) == 1
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await asyncio.to_thread(results_left, unserved) == []
 
 
 def test_ctrl_c_cancels_the_requests(unserved: QueueSettings) -> None:

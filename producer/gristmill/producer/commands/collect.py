@@ -91,6 +91,7 @@ class Collection:
         self._again: deque[Callable[[], Request | BadLine]] = deque()  # lines whose answer was cut
         self._fleet = FleetCache(client.queue)
         self._unfinished: set[str] = set()
+        self._cut: set[str] = set()  # ids of cut answers; a resume needs their results in Redis
 
     async def run(self, window: int) -> None:
         """Submit the lines, and return when every line has its row.
@@ -113,7 +114,7 @@ class Collection:
 
     async def abandon(self) -> None:
         """Cancel the requests that have no row yet, and delete the results that are left; not while `run` runs."""
-        for ids in chunks([*self._unfinished, *self._written], IDS_A_CALL):
+        for ids in chunks([*self._unfinished, *self._cut, *self._written], IDS_A_CALL):
             await retrying(partial(self._client.queue.cancel, ids))
             await retrying(partial(self._client.queue.forget, ids))
 
@@ -127,16 +128,18 @@ class Collection:
     async def _pass(self, window: int) -> None:
         """Submit the lines; those whose answers are cut last stay in `_again`."""
         async for result in self._client.as_completed(self._requests(), window=window):
-            self._unfinished.discard(result.id)
             appended, has_failed = self._add_row(
                 result_row(result), has_failed=not result.is_success
             )
+            self._unfinished.discard(result.id)
             if appended and appended.again:
+                self._cut.add(result.id)
                 self._tally.add_tokens(result)
                 self._again.append(partial(appended.again, await self._model_length(result)))
                 continue
             num_copies = appended.num_copies if appended else 0
             self._tally.add(result, has_failed=has_failed, num_copies=num_copies)
+            self._cut.discard(first_id(result.id))
             await self._forget_written(*{result.id, first_id(result.id)})
 
     async def _model_length(self, result: Result) -> int:
@@ -155,8 +158,8 @@ class Collection:
         self._written += ids
         if len(self._written) + 2 > IDS_A_CALL or not ids:
             self._sync()
-            written, self._written = self._written, []
-            await retrying(lambda: self._client.queue.forget(written))
+            await retrying(lambda: self._client.queue.forget(self._written))
+            self._written = []
 
     def _requests(self) -> Iterator[Request]:
         for entry in self._next_entries():
