@@ -32,7 +32,8 @@ class OwnEngine:
 def own_engine(model: str, *flags: str, devices: str | None = None) -> Iterator[OwnEngine]:
     """Start a Redis and workers on this machine, and stop them after the block.
 
-    The block begins when the first engine is ready. Messages on stderr say how far it is.
+    The block begins when the first engine is ready. Messages on stderr say how far it is. The thread that enters the
+    block must live as long as the block: on Linux its end kills the Redis and the workers.
 
     Args:
         model: Model as `vllm serve` takes it.
