@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 from command_line import CommandLine, ended
 from queues import a_request, claimed_by, end_lease, fresh_queue, open_worker
+from redis.exceptions import ResponseError
 from stewards import TRUE, opened, steward_process
 from workers import STUB, WorkerProcess, worker_process
 
@@ -23,6 +24,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.pauses import WHOLE_QUEUE, batch_scope
+from gristmill.shared.producer_leases import ProducerLeases
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.request import COMPLETIONS, Request
@@ -151,6 +153,13 @@ async def test_lease_is_held_from_the_first_chunk_until_the_input_is_read(
     assert (seen[0], seen[-1]) == (0, 1)
     await client.aclose()
     assert (await queue.stats()).producers == {}
+
+
+async def test_a_lease_that_is_too_long_is_refused_and_leaves_nothing(queue: Queue) -> None:
+    leases = ProducerLeases(queue.scripts, 10**24)
+    with pytest.raises(ResponseError, match="INVALID"):
+        await leases.hold("p")
+    assert await queue.redis.exists(queue.keys.producers) == 0
 
 
 async def test_calls_of_one_client_share_a_lease(queue: Queue, client: Client) -> None:

@@ -106,7 +106,7 @@ class Stats:
             num_parked=dict(pairs(parked)),
             workers={k: int(v) - now_ms for k, v in pairs(workers)},
             wrong_types={name: kind.decode() for name, kind in pairs(wrong_types)},
-            producers={k: int(v) - now_ms for k, v in pairs(producers)},
+            producers={k: int(float(v)) - now_ms for k, v in pairs(producers)},
             num_admitting=num_admitting,
             silent_ms=now_ms - last_beat_ms if last_beat_ms else 0,
             grace_ms=max(0, grace_until_ms - now_ms),

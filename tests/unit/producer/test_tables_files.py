@@ -536,3 +536,31 @@ def test_an_empty_input_is_named_once() -> None:
     run = LinesRun(Path("in.csv"), "in.csv")
     with pytest.raises(InvalidRequest, match=r"^in\.csv has no requests; write one"):
         refuse_bad_lines(TableReport(), run, source="in.csv", is_lenient=False)
+
+
+def test_a_folder_of_parts_that_belongs_to_no_run_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    table = table_of(tmp_path / "in.jsonl")
+    columns, path = AnswerColumns({}, table.columns), tmp_path / "out.csv"
+    with TableOutput(path, table, columns) as output:
+        assert output.begun_run(is_forced=False) is None
+    assert not (tmp_path / "out.csv.parts").exists()
+    (tmp_path / "out.csv.parts").mkdir()
+    (tmp_path / "out.csv.parts" / "plan.new.sqlite.draft").write_text("left by a killed process")
+    with TableOutput(path, table, columns) as output:
+        assert output.begun_run(is_forced=False) is None
+    answers = tmp_path / "out.csv.parts" / "0000000.jsonl"
+    answers.parent.mkdir()
+    answers.write_text("{}\n")
+    with (
+        TableOutput(path, table, columns) as output,
+        pytest.raises(InvalidRequest, match=r"out\.csv\.parts has files, and .*out\.csv\.run"),
+    ):
+        output.begun_run(is_forced=False)
+    assert answers.exists()
+
+
+def test_a_wide_file_is_read_at_once(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(50_000)]
+    (tmp_path / "wide.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * len(names))}\n")
+    assert len(table_of(tmp_path / "wide.csv").columns) == 50_000

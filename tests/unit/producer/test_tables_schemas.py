@@ -165,6 +165,10 @@ def test_the_references_and_types_of_a_pydantic_model_are_resolved() -> None:
         ('x {"a": "\\ud800"}', False, None),
         pytest.param("{" * 3_000, False, None, id="many braces"),
         pytest.param('{"a":' * 100_000, False, None, id="deep"),
+        pytest.param("x{ " * 1_000_000, False, None, id="a million braces"),
+        pytest.param('So: {"a": ' + "1" * 5_000, True, None, id="many digits, cut"),
+        pytest.param('So: {"a": ' + "1" * 5_000 + "}", False, None, id="many digits"),
+        pytest.param('{"a": ' + "1" * 5_000, False, None, id="many digits that do not end"),
         ("", False, None),
     ],
 )

@@ -5,6 +5,9 @@ from typing import Any
 
 import orjson
 
+MAX_TRIES = 100
+"""Braces at which an object may begin and does not; each costs a look at the whole answer."""
+
 _DECODER = json.JSONDecoder(strict=False)
 """It takes line breaks and other control characters within texts, which engines let pass in texts of a limited length."""
 
@@ -14,6 +17,7 @@ def json_object_in(text: str, *, is_cut: bool) -> dict[str, Any] | None:
 
     The whole text may be the object. Otherwise the last whole object in the text counts, so it may stand in a
     fence of Markdown, and after words. No brace may close after it, since it would be a part of a broken object.
+    After `MAX_TRIES` braces that begin no object, the answer has none.
 
     Args:
         text: The answer.
@@ -29,8 +33,10 @@ def json_object_in(text: str, *, is_cut: bool) -> dict[str, Any] | None:
 
 def _last_object(text: str, *, is_cut: bool) -> dict[str, Any] | None:
     found: Any = None
-    rest, start = 0, text.find("{")
+    rest, start, num_tries = 0, text.find("{"), 0
     while start >= 0:
+        if num_tries == MAX_TRIES:
+            return None
         try:
             found, rest = _DECODER.raw_decode(text, start)
             end = rest
@@ -38,12 +44,13 @@ def _last_object(text: str, *, is_cut: bool) -> dict[str, Any] | None:
             if is_cut:
                 return None
             end = max(error.pos, start + 1)
-        except RecursionError:
+            num_tries += 1
+        except (ValueError, RecursionError):  # an integer of more than 4,300 digits; too deep
             return None
         start = text.find("{", end)
     if found is None or "}" in text[rest:]:
         return None
     try:
         return dict(orjson.loads(json.dumps(found)))
-    except ValueError:  # half of a surrogate pair, or NaN
+    except (ValueError, RecursionError):  # half of a surrogate pair, or NaN; too deep
         return None

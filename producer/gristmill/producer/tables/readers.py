@@ -1,6 +1,7 @@
 """Read one file of a table as chunks of rows, in memory bounded by a chunk."""
 
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def schema_of(file: TableFile) -> Any:
             schema = _arrow_reader(stream)[0]
         else:
             schema = pa.schema([(name, pa.string()) for name in CsvRows(file, stream).header()])
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    twice = sorted(name for name, number in Counter(schema.names).items() if number > 1)
     if twice:
         raise InvalidRequest(
             f"{file.name} has several columns {twice[0]!r}; give each its own name"

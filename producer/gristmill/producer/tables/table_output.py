@@ -63,6 +63,8 @@ class TableOutput:
         self._columns = columns
         self._folder = path.with_name(path.name + ".parts")
         self._lock: FileIO = lock_beside(self._folder, path)
+        names = [each.name for each in self._folder.iterdir()]
+        self._is_own = all(name == "lock" or name.startswith(NEW_PLAN) for name in names)
         self._run: RunRecord | None = None
         self._plan: RowPlan | None = None
         self._second: SecondAskings | None = None
@@ -75,7 +77,8 @@ class TableOutput:
         if self._answers:
             self._answers.parts.close()
         (self._folder / NEW_PLAN).unlink(missing_ok=True)
-        if not RunRecord.beside(self._path).is_file() or self._is_done():
+        has_no_run = not RunRecord.beside(self._path).is_file()
+        if self._is_done() or (has_no_run and self._is_own):
             shutil.rmtree(self._folder, ignore_errors=True)
         self._lock.close()
 
@@ -98,9 +101,14 @@ class TableOutput:
             is_forced: Begin a new run even if there is an output.
 
         Raises:
-            InvalidRequest: The output exists and belongs to no run.
+            InvalidRequest: The output, or its folder of parts, exists and belongs to no run.
         """
         earlier = earlier_run(self._path, is_forced=is_forced)
+        if earlier is None and not self._is_own and not is_forced:
+            raise InvalidRequest(
+                f"{self._folder} has files, and {RunRecord.beside(self._path)}, which says of which run, is not there;"
+                " put it back, move the folder away, or delete what is in it with --force"
+            )
         if earlier and earlier.finished and not self._path.is_file():
             raise InvalidRequest(
                 f"run {earlier.run} has written {self._path}, which is gone; put it back, or run all rows again with"
@@ -114,6 +122,7 @@ class TableOutput:
         for path in self._folder.iterdir():
             if path.name not in _KEPT:
                 path.unlink()
+        self._is_own = True
         self._path.unlink(missing_ok=True)
         (self._folder / NEW_PLAN).rename(self._folder / PLAN)
         run.write(self._path)
