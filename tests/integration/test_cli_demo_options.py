@@ -7,8 +7,9 @@ import pytest
 from command_line import CommandLine
 from rich.console import Console
 
-from gristmill.local.demo.answer_table import answer_table
+from gristmill.local.demo.demo_answers import demo_answers
 from gristmill.local.processes import free_port
+from gristmill.producer.commands.answer_table import answer_table
 
 
 @pytest.fixture
@@ -63,6 +64,6 @@ def test_answers_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> 
         (tmp_path / name).write_bytes(orjson.dumps(fields))
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(answer_table(tmp_path / "in", tmp_path / "out"))
+        console.print(answer_table(demo_answers(tmp_path / "in", tmp_path / "out"), 8))
     assert "[/INST] [red]" in capture.get()
     assert "[/b]" in capture.get()

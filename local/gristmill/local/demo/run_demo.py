@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ulid import ULID
 
-from gristmill.local.demo.answer_table import answer_table
+from gristmill.local.demo.demo_answers import demo_answers
 from gristmill.local.own_workers import check_packages, running_workers
 from gristmill.local.processes import LoggedProcess, running_process, stopped_by_sigterm
 from gristmill.local.redis_server import embedded_server
@@ -23,6 +23,7 @@ from gristmill.producer.batches.submit_run import (
     fingerprint,
 )
 from gristmill.producer.client import Client
+from gristmill.producer.commands.answer_table import answer_table
 from gristmill.producer.commands.collect import Collection
 from gristmill.producer.commands.run_workers import WatchWorkers, unless_lost
 from gristmill.producer.commands.session import on_client, on_queue
@@ -35,6 +36,7 @@ from gristmill.shared.settings import QueueSettings, read_settings
 REQUESTS = Path(__file__).with_name("requests.jsonl")
 MODEL_TIMEOUT_S = 600.0
 WINDOW = 4096
+NUM_SHOWN = 8
 NO_REDIS = "redis://localhost"
 """URL for settings that are read before the embedded Redis has one; nothing connects to it."""
 
@@ -144,7 +146,7 @@ class Demo:
         with redis_errors(settings.redis_url.get_secret_value()):
             tally = self._collect(settings, output, lost)
         elapsed_s = tally.elapsed_s(time.monotonic())
-        people().print(answer_table(self.requests, self.output))
+        people().print(answer_table(demo_answers(self.requests, self.output), NUM_SHOWN))
         say(
             f"{tally.num_finished:,} requests in {elapsed_s:.1f} s, {tally.num_failed:,} failed;"
             f" {tally.prompt_tokens:,} prompt tokens, {tally.output_tokens:,} output tokens,"
