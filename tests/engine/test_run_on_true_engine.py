@@ -21,6 +21,8 @@ async def test_a_csv_becomes_a_parquet_although_the_run_is_killed(
         *("run", "in.csv", "-o", "out.parquet", "--prompt", "{text}", "--params", "params.json"),
         *("--json", "--", *argv),
     )
+    counted = shell.run(command[0], "--dry-run", *command[1:])
+    assert (counted.code, counted.rows[0]["has_tokenizer"]) == (0, True), counted.err
     process = await shell.start(*command)
     await shell.until_written(process, 4)
     family = family_of(process)
@@ -35,5 +37,6 @@ async def test_a_csv_becomes_a_parquet_although_the_run_is_killed(
     frame = pd.read_parquet(tmp_path / "out.parquet")
     assert list(frame["id"]) == [str(number) for number in range(NUM_ROWS)]
     assert frame["answer"].str.len().min() > 0
+    assert frame["prompt_tokens"].sum() == counted.rows[0]["prompt_tokens"]["value"]
     assert set(frame["output_tokens"]) == {60}
     assert set(frame["finish_reason"]) == {"length"}

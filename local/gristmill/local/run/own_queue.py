@@ -43,8 +43,38 @@ class OwnQueue:
 
 
 @contextmanager
-def own_queue(settings: QueueSettings, output: Path, *, is_forced: bool) -> Iterator[OwnQueue]:
+def own_queue(
+    settings: QueueSettings, output: Path, *, is_forced: bool, is_passing: bool = False
+) -> Iterator[OwnQueue]:
     """Yield the queue of a run; start a Redis for the length of the block if the user named none.
+
+    Args:
+        settings: Redis and limits as the user gave them.
+        output: Output of the run; its record names the queue of an interrupted run.
+        is_forced: True to begin a new run although there is an earlier one.
+        is_passing: True for a preview, whose queue ends with the block; that of an earlier run stays as it is.
+
+    Raises:
+        InvalidRequest: The record of the run cannot be read.
+    """
+    if "redis_url" in settings.model_fields_set:
+        leaves_earlier = is_forced and is_passing
+        earlier = None if leaves_earlier else _earlier(output, is_forced=is_forced)
+        url, name = settings.redis_url, earlier or new_queue()
+        own = read_settings(QueueSettings, redis_url=url, queue=name)
+        queue = OwnQueue(own, None, has_old_data=is_forced and earlier is not None)
+        try:
+            yield queue
+        finally:
+            if is_passing and earlier is None:
+                queue.delete()
+        return
+    with embedded_queue() as queue:
+        yield queue
+
+
+def queue_to_be(settings: QueueSettings, output: Path, *, is_forced: bool) -> OwnQueue:
+    """Return the queue that a run would have, without a Redis.
 
     Args:
         settings: Redis and limits as the user gave them.
@@ -54,14 +84,9 @@ def own_queue(settings: QueueSettings, output: Path, *, is_forced: bool) -> Iter
     Raises:
         InvalidRequest: The record of the run cannot be read.
     """
-    if "redis_url" in settings.model_fields_set:
-        earlier = _earlier(output, is_forced=is_forced)
-        url, name = settings.redis_url, earlier or new_queue()
-        own = read_settings(QueueSettings, redis_url=url, queue=name)
-        yield OwnQueue(own, None, has_old_data=is_forced and earlier is not None)
-        return
-    with embedded_queue() as queue:
-        yield queue
+    has_url = "redis_url" in settings.model_fields_set
+    name = (_earlier(output, is_forced=is_forced) or new_queue()) if has_url else EMBEDDED
+    return OwnQueue(settings.model_copy(update={"queue": name}), None, has_old_data=False)
 
 
 @contextmanager

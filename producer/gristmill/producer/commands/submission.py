@@ -65,7 +65,8 @@ class Submission:
                 submitted.
             GristmillError: The workers of this command do not start, or have ended.
         """
-        self._fleet = on_queue(self._settings, self._look)
+        if not (self._workers and self._options.forecast.dry_run):  # else there is no queue yet
+            self._fleet = on_queue(self._settings, self._look)
         if self._options.output is None:
             return self._execute(None)
         with self._source.open_output(self._options.output) as output:
@@ -93,6 +94,15 @@ class Submission:
         refuse_bad_lines(
             report, self._source, source=self._options.source, is_lenient=self._options.lenient
         )
+        checked = CheckedRun(
+            source=self._source,
+            batch_input=batch_input,
+            report=report,
+            record=run,
+            is_resume=is_resume,
+        )
+        if (code := self._forecast(checked)) is not None:
+            return code
         resumed = ", resumed" if is_resume else ""
         say(f"run {run.run}: {self._source.in_words(report)}, queue {run.queue}{resumed}")
         command = resume_command(self._arguments, run.run, has_output=output is not None)
@@ -106,14 +116,19 @@ class Submission:
         with hint.on_interrupt(), hint.on_disk_error(self._options.output or "stdout"):
             if not self._options.wait:
                 return self._submit_only(batch_input, report, run)
-            checked = CheckedRun(
-                source=self._source,
-                batch_input=batch_input,
-                report=report,
-                record=run,
-                is_resume=is_resume,
-            )
             return WaitedRun(checked, self._options, self._settings, self._workers).execute(output)
+
+    def _forecast(self, run: CheckedRun) -> int | None:
+        """Answer a question that takes the place of the run; return the exit code, or None without a question."""
+        if self._options.forecast.dry_run:
+            from gristmill.producer.commands.forecast.dry_run import DryRun
+
+            return DryRun(run, self._options, self._fleet).execute()
+        if self._options.forecast.preview is not None:
+            from gristmill.producer.commands.forecast.preview import Preview
+
+            return Preview(run, self._options, self._settings, self._workers).execute()
+        return None
 
     def _tell_finished(self, run: RunRecord, totals: Mapping[str, Any]) -> int:
         way_on = RUN_AGAIN if totals["failed"] else ""

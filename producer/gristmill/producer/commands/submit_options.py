@@ -11,6 +11,10 @@ from typing import Any
 import click
 
 from gristmill.producer.commands.batch_options import lenient_option, unknown_fields_option
+from gristmill.producer.commands.forecast.forecast_options import (
+    ForecastOptions,
+    forecast_options,
+)
 from gristmill.producer.commands.table_options import TableArguments, table_options
 from gristmill.shared.cli import FiniteRange
 from gristmill.shared.errors import InvalidRequest
@@ -39,6 +43,7 @@ class SubmitOptions:
         as_json: True to print the summary as JSON.
         endpoint: Endpoint of lines that name none; None for the one that suits the body.
         fields: Fields of `Request` for lines that do not set them.
+        forecast: Questions about the run that take its place.
     """
 
     source: str
@@ -52,6 +57,7 @@ class SubmitOptions:
     as_json: bool
     endpoint: str | None
     fields: dict[str, Any]
+    forecast: ForecastOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,7 @@ class SubmitArguments:
     run_name: str | None
     force: bool
     as_json: bool
+    forecast: ForecastOptions
 
     def options(self, *, wait: bool, output: Path | None, window: int = WINDOW) -> SubmitOptions:
         """Check the arguments and return the options of the submission.
@@ -97,7 +104,9 @@ class SubmitArguments:
             as_json=self.as_json,
             endpoint=self.endpoint,
             fields=self._fields(),
+            forecast=self.forecast,
         )
+        self.forecast.check()
         _check_run_name(self.run_name)
         _check_output(self.sources, output)
         _check_fields(options)
@@ -126,6 +135,7 @@ def submit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Path(allow_dash=True, readable=False),
     )
     @table_options
+    @forecast_options
     @lenient_option
     @unknown_fields_option
     @click.option(
@@ -189,6 +199,7 @@ def _check_run_name(name: str | None) -> None:
 
 def _check_output(sources: Sequence[str], output: Path | None) -> None:
     from gristmill.producer.batches.submit_run import RunRecord, check_apart
+    from gristmill.producer.commands.forecast.prediction import Prediction
 
     if output is not None:
         if not output.parent.is_dir():
@@ -196,7 +207,7 @@ def _check_output(sources: Sequence[str], output: Path | None) -> None:
                 f"the folder {output.parent} for -o {output.name} does not exist; create it, or name another output"
             )
         for source in sources:
-            check_apart(source, output, RunRecord.beside(output))
+            check_apart(source, output, RunRecord.beside(output), Prediction.beside(output))
 
 
 def _check_fields(options: SubmitOptions) -> None:

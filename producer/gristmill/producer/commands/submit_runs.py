@@ -4,13 +4,19 @@
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from gristmill.producer.batches.rows import BadLine, LineReader, SkippedRow
+from gristmill.producer.batches.rows import (
+    BadLine,
+    LineReader,
+    SkippedRow,
+    failure_in_words,
+    is_success,
+)
 from gristmill.producer.batches.submit_run import (
     Appended,
     InputFile,
@@ -20,6 +26,7 @@ from gristmill.producer.batches.submit_run import (
     WrittenRows,
     fingerprint,
 )
+from gristmill.shared.answers import answer_text
 from gristmill.shared.cli import say
 from gristmill.shared.request import CHAT, Request
 
@@ -37,6 +44,10 @@ class RunInput(Protocol):
         self, finished: bytearray | None = None
     ) -> Iterator[tuple[int, Request | BadLine | SkippedRow]]:
         """Yield each line's number with its request, or why it has none."""
+        ...
+
+    def copies_among(self, numbers: Iterable[int]) -> set[int]:
+        """Return those of some lines that ask the same as an earlier one, which runs for them."""
         ...
 
 
@@ -122,6 +133,10 @@ class RunSource(Protocol):
         """Return counts of the report for the summary."""
         ...
 
+    def shown(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Return what people want to see of a parsed row: its fields by name, and why it has failed."""
+        ...
+
 
 class LinesRun:
     """A JSONL file of requests.
@@ -163,6 +178,12 @@ class LinesRun:
         """See `RunSource`."""
         del report
         return {}
+
+    def shown(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """See `RunSource`."""
+        if not is_success(row):
+            return {}, failure_in_words(row)
+        return {"answer": answer_text(row["response"]["body"])}, None
 
 
 class TableRun:
@@ -270,6 +291,10 @@ class TableRun:
         if not isinstance(report, TableReport):
             raise TypeError("a table has a TableReport")
         return {"nulls": report.num_null, "copies": report.num_copies}
+
+    def shown(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """See `RunSource`."""
+        return self._columns.shown(row)
 
 
 def _tell_unrun(report: "TableReport", *, skips: bool) -> None:

@@ -114,6 +114,11 @@ class Tally:
         return self.num_finished - self.num_bad - self.num_found
 
     @property
+    def num_ran(self) -> int:
+        """Requests that this process saw finish."""
+        return self._num_seen - self.num_earlier
+
+    @property
     def seen_tokens(self) -> int:
         """Output tokens of the requests that this process saw finish."""
         return self.output_tokens - self._found_tokens

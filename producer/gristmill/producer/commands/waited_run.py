@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from gristmill.producer.batches.submit_run import Appended, InputReport, RunRecord, WrittenRows
 from gristmill.producer.client import Client
 from gristmill.producer.commands.collect import Collection
+from gristmill.producer.commands.forecast.prediction import Prediction
 from gristmill.producer.commands.run_workers import RunWorkers, WatchWorkers, unless_lost
 from gristmill.producer.commands.session import on_client, print_json, stdout_bytes
 from gristmill.producer.commands.submit_checks import conflict_in_words
@@ -44,6 +45,21 @@ class CheckedRun:
     report: InputReport
     record: RunRecord
     is_resume: bool
+
+    @property
+    def num_requests(self) -> int:
+        """Rows that workers run: neither bad, nor without a value, nor copies."""
+        return self.report.num_lines - self.report.num_bad - sum(self._unrun.values())
+
+    @property
+    def num_failing(self) -> int:
+        """Rows that fail without a request."""
+        is_skipping = self.source.facts.get("skip_null", False)
+        return self.report.num_bad + (0 if is_skipping else self._unrun.get("nulls", 0))
+
+    @property
+    def _unrun(self) -> Mapping[str, int]:
+        return self.source.totals(self.report)
 
 
 class WaitedRun:
@@ -187,6 +203,11 @@ class WaitedRun:
             "output_tokens": tally.output_tokens,
         }
 
+    def _predicted(self) -> Prediction | None:
+        """Return what a preview has predicted for this run."""
+        output = self._options.output
+        return Prediction.read(output, self._run.record) if output else None
+
     def _summarise(self, tally: Tally) -> None:
         """Print the counts of the run and what this process has done."""
         now_s = time.monotonic()
@@ -201,6 +222,8 @@ class WaitedRun:
                 f"{tally.num_cut:,} of {tally.total:,} answers were cut at their limit of tokens"
                 " (max_tokens, or the model's length)"
             )
+        if (predicted := self._predicted()) and tally.num_ran:
+            say(predicted.verdict(tally.num_ran, tally.seen_tokens, tally.elapsed_s(now_s)))
         if tally.example:
             see = f"; see {self._options.output}" if self._options.output else ""
             say(f"{tally.num_failed:,} of {tally.total:,} failed, e.g. {tally.example}{see}")

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import orjson
 import pyarrow as pa
 
 from gristmill.producer.batches.rows import is_success
-from gristmill.producer.tables.structured_answers import CUT_ANSWER, StructuredAnswers
+from gristmill.producer.tables.structured_answers import (
+    CUT_ANSWER,
+    HOLDS_JSON,
+    StructuredAnswers,
+)
 from gristmill.shared.answers import (
     CUT,
     answer_text,
@@ -109,6 +114,24 @@ class AnswerColumns:
             values = [*[None] * self._num_own, *common, error]
             return RowAnswer(values, error, fields.code == CUT_ANSWER, tokens[1])
         return RowAnswer([*fields.values, *common, None])
+
+    def shown(self, row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Return what people want to see of a row: the fields of the schema or else the answer, and the error.
+
+        Args:
+            row: A parsed row, see `read`.
+        """
+        answer = self.read(row)
+        if answer.error is not None:
+            return {}, answer.error
+        columns = list(self.schema)[: self._num_own or 1]
+        pairs = zip(columns, answer.values, strict=False)
+        return {column.name: _unwrapped(column, value) for column, value in pairs}, None
+
+
+def _unwrapped(column: Any, value: Any) -> Any:
+    holds_json = value is not None and column.metadata == HOLDS_JSON
+    return orjson.loads(value) if holds_json else value
 
 
 def _renamed(column: Any, rename: Mapping[str, str]) -> Any:

@@ -3,7 +3,7 @@
 It has the methods of `InputFile`, so `Collection` and `submit_only` take either.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -166,6 +166,10 @@ class TableInput:
                 if self._second and isinstance(entry, Request):
                     self._second.keep(number, entry)
                 yield number, entry
+
+    def copies_among(self, numbers: Iterable[int]) -> set[int]:
+        """Return those of some rows that ask the same as an earlier one, which runs for them."""
+        return {row for row in numbers if self.plan and self.plan.copies_between(row, row)}
 
     def close(self) -> None:
         """Close the plan."""
