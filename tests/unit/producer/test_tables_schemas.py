@@ -279,6 +279,16 @@ def test_a_schema_is_read_from_a_file_or_a_module_of_this_folder(
     assert str(Path.cwd()) not in sys.path
 
 
+def test_a_schema_whose_references_double_at_each_level_gets_types_at_once() -> None:
+    def level(number: int) -> dict[str, Any]:
+        part = {"$ref": f"#/$defs/l{number + 1}"}
+        return {"type": "object", "properties": {"a": part, "b": part}}
+
+    levels = {f"l{number}": level(number) for number in range(40)}
+    whole = level(-1) | {"$defs": levels | {"l40": {"type": "integer"}}}
+    assert list(column_types(whole)) == ["a", "b"]
+
+
 def test_options_that_do_not_fit_a_schema_are_refused() -> None:
     schema = AnswerSchema(document(a={"type": "integer"}))
     with pytest.raises(InvalidRequest, match="--parse json needs --schema"):

@@ -92,6 +92,9 @@ BOOLEAN = Scalar(pa.bool_(), _as_is)
 JSON_TEXT = Scalar(pa.string(), json_text)
 """The type of values that may have several types: each is a text of JSON."""
 
+MAX_PARTS = 10_000
+"""Parts of a schema that get a type, each counted as often as references lead to it; later ones become texts of JSON."""
+
 _SCALARS = {"string": TEXT, "integer": INTEGER, "number": NUMBER, "boolean": BOOLEAN}
 _TYPES_OF_VALUES = {str: TEXT, int: INTEGER, float: NUMBER, bool: BOOLEAN}
 
@@ -107,7 +110,7 @@ def column_types(document: Mapping[str, Any]) -> dict[str, ColumnType]:
     """Return the type of each property of the object that a JSON Schema describes.
 
     Lists become lists, and objects with properties become records. A value becomes a text of JSON if it may have
-    several types, is an object without properties, or contains itself.
+    several types, is an object without properties, contains itself, or comes after `MAX_PARTS` others.
     """
     node, followed = _followed(document, document)
     kinds = _Types(document)
@@ -124,8 +127,12 @@ class _Types:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
+        self._num_parts = 0
 
     def of(self, part: Any, followed: frozenset[str]) -> ColumnType:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            return JSON_TEXT
         node, now = _followed(self._document, part, followed)
         if "enum" in node or "const" in node:
             values = node["enum"] if "enum" in node else [node["const"]]
