@@ -6,7 +6,6 @@ outlives its clients.
 
 import importlib.util
 import shutil
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,9 @@ from gristmill.shared.errors import GristmillError
 from gristmill.shared.install import install_hint
 
 START_TIMEOUT_S = 10.0
+READY = b"Ready to accept connections"
+"""What Redis and Valkey write to their log once they listen and have loaded their data."""
+
 GRACE_S = 10.0
 """Seconds between the request to stop and the kill; a server that saves nothing needs a few milliseconds."""
 
@@ -84,8 +86,8 @@ def embedded_server(
             machine.
 
     Raises:
-        GristmillError: The server did not answer within 10 s; the message has the end of its
-            output.
+        GristmillError: The server ended, as it does if the port is taken, or did not start within 10 s; the message
+            has the end of its output.
     """
     port = port or free_port()
     with TemporaryDirectory(prefix="gristmill-redis-") as folder:
@@ -99,20 +101,16 @@ def embedded_server(
         ]
         log = Path(folder) / "log"
         with running_process("the embedded Redis", command, log, {}, GRACE_S) as process:
-            _wait_until_it_answers(process, port)
+            _wait_until_it_listens(process, log)
             login = f":{password}@" if password else ""
             yield EmbeddedServer(f"redis://{login}127.0.0.1:{port}/0", process)
 
 
-def _wait_until_it_answers(process: LoggedProcess, port: int) -> None:
+def _wait_until_it_listens(process: LoggedProcess, log: Path) -> None:
+    """Wait until the server says so. What answers at the port may be a stranger's, who took it a moment earlier."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
+    while READY not in log.read_bytes():
         process.check()
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
-                probe.sendall(b"PING\r\n")
-                if probe.recv(64).startswith((b"+PONG", b"-NOAUTH")):
-                    return
-        except OSError:
-            time.sleep(0.01)
-    raise process.failure(f"did not answer within {START_TIMEOUT_S:.0f} s")
+        if time.monotonic() > deadline:
+            raise process.failure(f"did not start within {START_TIMEOUT_S:.0f} s")
+        time.sleep(0.01)
