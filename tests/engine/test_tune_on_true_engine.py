@@ -137,6 +137,7 @@ async def test_engine_that_is_killed_while_it_is_measured_is_a_point(
     assert engine_processes() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_engine_that_does_not_start_says_why(sample: Path, tmp_path: Path) -> None:
     async with a_pool(["--model", "/nowhere"], sample, tmp_path) as runner:
@@ -165,6 +166,7 @@ def test_bound_that_nothing_keeps_ends_the_search_on_one_engine(
     assert engine_processes() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_budget_shorter_than_a_start_is_told_with_how_long_it_took(
     flags: list[str], sample: Path, tmp_path: Path, engine_processes: EngineProcesses

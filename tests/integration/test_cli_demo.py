@@ -62,7 +62,7 @@ def test_the_demo_answers_every_request_and_leaves_no_process(
     [
         (signal.SIGINT, b"finished", 130),
         pytest.param(signal.SIGTERM, b"running: gristmill worker", 143, marks=pytest.mark.long),
-        (signal.SIGKILL, b"finished", -9),
+        pytest.param(signal.SIGKILL, b"finished", -9, marks=pytest.mark.long),
     ],
 )
 def test_a_demo_that_is_ended_leaves_no_process(
