@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from gristmill.local.own_workers import check_packages, running_workers
 from gristmill.local.run.own_queue import embedded_queue
 from gristmill.producer.commands.run_workers import WatchWorkers
-from gristmill.producer.commands.submit_options import MAX_WINDOW, WINDOW
+from gristmill.producer.window_size import window_of
 from gristmill.shared.settings import QueueSettings
 
 
@@ -60,4 +60,4 @@ def own_engine(model: str, *flags: str, devices: str | None = None) -> Iterator[
             server=queue.server,
         ) as lost,
     ):
-        yield OwnEngine(queue.settings, min(MAX_WINDOW, WINDOW * plan.num_engines), lost)
+        yield OwnEngine(queue.settings, window_of(plan.num_engines), lost)

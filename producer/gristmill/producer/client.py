@@ -30,6 +30,7 @@ from gristmill.producer.stream import Stream, grouped
 from gristmill.producer.submit_lease import Hold, SubmitLease
 from gristmill.producer.submitter import Submitter
 from gristmill.producer.waiter import Waiter, result_expired
+from gristmill.producer.window_size import WINDOW
 from gristmill.producer.worker_watch import WorkerWatch
 from gristmill.shared.chunking import chunks
 from gristmill.shared.connection import connect
@@ -43,9 +44,6 @@ from gristmill.shared.settings import QueueSettings
 
 SUBMIT_CHUNK = 128
 """Requests that `submit_many` sends in one call."""
-
-WINDOW = 4096
-"""Requests of one `map` or `as_completed` that may be unfinished at a time, unless the caller says otherwise."""
 
 
 class Client:

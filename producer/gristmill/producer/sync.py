@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gristmill.producer.arguments import check_call, closed_client, forked_client, many_ids
-from gristmill.producer.client import WINDOW, Client
+from gristmill.producer.client import Client
 from gristmill.producer.items import Body
 from gristmill.producer.loop_thread import LoopThread
 from gristmill.producer.pulled import Pulled, SourceFailed
+from gristmill.producer.window_size import WINDOW
 from gristmill.shared.operations import State
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result

@@ -28,6 +28,7 @@ from gristmill.producer.commands.collect import Collection
 from gristmill.producer.commands.run_workers import WatchWorkers, unless_lost
 from gristmill.producer.commands.session import on_client, on_queue
 from gristmill.producer.commands.tally import Tally
+from gristmill.producer.window_size import WINDOW
 from gristmill.shared.cli import made_folder, people, redis_errors, say
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.queue import Queue
@@ -35,7 +36,6 @@ from gristmill.shared.settings import QueueSettings, read_settings
 
 REQUESTS = Path(__file__).with_name("requests.jsonl")
 MODEL_TIMEOUT_S = 600.0
-WINDOW = 4096
 NUM_SHOWN = 8
 NO_REDIS = "redis://localhost"
 """URL for settings that are read before the embedded Redis has one; nothing connects to it."""

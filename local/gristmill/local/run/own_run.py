@@ -12,8 +12,9 @@ from gristmill.local.run.run_engines import RunEngines
 from gristmill.producer.batches.submit_run import check_apart
 from gristmill.producer.commands.forecast.forecast_options import OwnModel
 from gristmill.producer.commands.submission import Submission
-from gristmill.producer.commands.submit_options import MAX_WINDOW, WINDOW, SubmitArguments
+from gristmill.producer.commands.submit_options import SubmitArguments
 from gristmill.producer.commands.submit_sources import opened_run
+from gristmill.producer.window_size import window_of
 from gristmill.shared.cli import redis_errors
 from gristmill.shared.settings import QueueSettings
 from gristmill.worker.engine.vllm.model_flags import ModelFlags
@@ -37,9 +38,7 @@ def run_on_own_workers(
     Raises:
         GristmillError: A package is missing, the engine does not start, or a process has ended.
     """
-    options = given.options(
-        wait=True, output=output, window=min(MAX_WINDOW, WINDOW * plan.num_engines)
-    )
+    options = given.options(wait=True, output=output, window=window_of(plan.num_engines))
     options = replace(options, forecast=replace(given.forecast, model=_model(plan.flags)))
     log = output.with_name(output.name + ".log")
     for name in given.sources:

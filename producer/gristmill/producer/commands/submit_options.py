@@ -16,13 +16,9 @@ from gristmill.producer.commands.forecast.forecast_options import (
     forecast_options,
 )
 from gristmill.producer.commands.table_options import TableArguments, table_options
+from gristmill.producer.window_size import MAX_WINDOW, WINDOW
 from gristmill.shared.cli import FiniteRange
 from gristmill.shared.errors import InvalidRequest
-
-WINDOW = 4096
-"""Most unfinished requests, unless an option says another number."""
-
-MAX_WINDOW = 100_000
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 

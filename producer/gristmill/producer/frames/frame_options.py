@@ -9,10 +9,10 @@ import orjson
 from pydantic import BaseModel
 
 from gristmill.producer.arguments import check_window, kind_of, settings_of
-from gristmill.producer.client import WINDOW
 from gristmill.producer.commands.run_workers import WatchWorkers
 from gristmill.producer.tables.answer_schema import AnswerSchema
 from gristmill.producer.tables.spec import TableSpec, read_template
+from gristmill.producer.window_size import WINDOW
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import CHAT, Request, check_names
 from gristmill.shared.settings import QueueSettings
