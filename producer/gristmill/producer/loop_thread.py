@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gristmill.shared.tasks import end
@@ -29,12 +28,7 @@ class LoopThread:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":

@@ -6,7 +6,6 @@ Workers with `--until-empty` wait for it. A single `submit` needs none, because 
 
 import asyncio
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from redis.exceptions import RedisError
@@ -104,12 +103,7 @@ class Hold:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_back()
 
     async def take(self) -> None:

@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gristmill.producer.arguments import check_call, closed_client, forked_client, many_ids
@@ -42,12 +41,7 @@ class SyncClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """The batches and files of one queue; gateway, steward and `gristmill batch` open it."""
 
-from types import TracebackType
 from typing import Self
 
 from gristmill.producer.batches.batch_records import BatchRecords
@@ -47,10 +46,5 @@ class BatchStore:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.queue.redis.aclose()

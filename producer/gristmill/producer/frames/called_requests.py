@@ -15,7 +15,7 @@ import pyarrow as pa
 from gristmill.producer.arguments import kind_of
 from gristmill.producer.tables.memory_table import MemoryTable
 from gristmill.producer.tables.row_chunks import Row
-from gristmill.producer.tables.spec import TableSpec
+from gristmill.producer.tables.spec import TableSpec, is_greedy
 from gristmill.producer.tables.table import AnyTable
 from gristmill.shared.disk_errors import disk_errors
 from gristmill.shared.errors import InvalidRequest
@@ -83,10 +83,7 @@ class CalledRequests:
 
     def is_shared(self, request: Request) -> bool:
         """Return whether a request and others like it run once: by default at temperature 0."""
-        if self._dedupe is None:
-            temperature = orjson.loads(request.body).get("temperature")
-            return type(temperature) in (int, float) and temperature == 0
-        return self._dedupe
+        return is_greedy(orjson.loads(request.body)) if self._dedupe is None else self._dedupe
 
     def _made(self, where: str, row: Row) -> bytes | None:
         try:

@@ -133,9 +133,7 @@ class TableSpec:
     @property
     def is_deduping(self) -> bool:
         """True if identical requests run once."""
-        temperature = self.params.get("temperature")
-        is_greedy = type(temperature) in (int, float) and temperature == 0
-        return is_greedy if self.dedupe is None else self.dedupe
+        return is_greedy(self.params) if self.dedupe is None else self.dedupe
 
     def facts(self) -> dict[str, Any]:
         """Return the values that a resume must have again, by the name of their option."""
@@ -154,6 +152,12 @@ class TableSpec:
             "parse": self.parse,
         }
         return {name: value for name, value in facts.items() if value is not None}
+
+
+def is_greedy(fields: Mapping[str, Any]) -> bool:
+    """Return whether a request with these fields has temperature 0, so that a copy needs no answer of its own."""
+    temperature = fields.get("temperature")
+    return type(temperature) in (int, float) and temperature == 0
 
 
 def read_params(path: Path) -> dict[str, Any]:

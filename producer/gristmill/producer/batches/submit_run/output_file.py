@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import orjson
@@ -86,12 +85,7 @@ class OutputFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         has_begun = os.fstat(self._file.fileno()).st_size or RunRecord.beside(self._path).is_file()
         if self._is_new and not has_begun:
             self._path.unlink(missing_ok=True)  # leave no file that did not exist before
