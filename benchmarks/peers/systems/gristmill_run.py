@@ -10,7 +10,7 @@ from peers.systems.report import Report, arguments, openai_answers
 from gristmill.local.processes import die_with_parent
 
 READY = "starting the worker and its engine: "
-"""What the command says at the end of the start, with the seconds; while it starts, it says `so far`."""
+"""Beginning of the line with which the command ends the start. Earlier lines begin so too and end with `so far`."""
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ class _Engine:
     Attributes:
         setting: Its setting.
         process: Its process.
-        place: Which of the equal parts of the device it has, from 0.
+        place: Number, from 0, of its part of the device.
     """
 
     setting: Setting

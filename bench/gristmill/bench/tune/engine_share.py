@@ -26,7 +26,7 @@ def share_of(argv: Sequence[str], slots: int, place: int, *, is_cpu: bool) -> En
     Args:
         argv: The user's flags. If they fix the bytes of the KV cache, they hold for each engine.
         slots: Number of equal parts of the device.
-        place: Which part, from 0.
+        place: Number of the part, from 0.
         is_cpu: True if the device is a CPU.
     """
     if slots == 1:
