@@ -103,9 +103,9 @@ class BareSide:
     async def drain(self, load: Sequence[LoadRequest]) -> float:
         """Run a load and return its seconds."""
         pairs = [[each.body["prompt"], each.max_tokens] for each in load]
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(pairs).encode() + b"\n")
-        self._process.stdin.flush()
+        if loads := self._process.stdin:
+            loads.write(json.dumps(pairs).encode() + b"\n")
+            loads.flush()
         return float(await asyncio.to_thread(self._answer))
 
     def _answer(self) -> str:
@@ -162,7 +162,7 @@ async def started(side: Side, url: str, options: argparse.Namespace) -> AsyncIte
     else:
         command = [sys.executable, __file__, "--answers", str(inner), "--", *options.engine_argv]
     with (options.out / side.log_name).open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603  # our own worker
+        process = subprocess.Popen(  # noqa: ASYNC220, S603  # our own worker
             command,
             env=environment,
             stdin=subprocess.PIPE,
