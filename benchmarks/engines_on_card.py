@@ -22,9 +22,11 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from statistics import median
+
+from engine_share import bare
 
 from gristmill.bench.loads import LoadRequest, named
 from gristmill.local.processes import die_with_parent
@@ -38,6 +40,18 @@ MODEL = "m"
 POLL_S = 0.2
 CLOSE_S = 10.0
 """Seconds that are kept for the end of all processes."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A named number of requests; the same in each process that makes it."""
+
+    num_requests: int
+    seed: int
+    scale: float
+
+    def requests(self) -> Sequence[LoadRequest]:
+        return named("lognormal", self.num_requests, self.seed, self.scale)
 
 
 @dataclass(frozen=True)
@@ -75,12 +89,11 @@ class QueueSide:
             if (code := self._process.poll()) is not None:
                 raise RuntimeError(f"{self.side.name} ended with {code}; see its log")
 
-    async def drain(self, load: Sequence[LoadRequest]) -> float:
+    async def drain(self, load: Load) -> float:
         """Run a load and return its seconds; check the length of each answer."""
-        requests = [each.request(MODEL) for each in load]
-        lengths = {
-            request.id: each.max_tokens for request, each in zip(requests, load, strict=True)
-        }
+        asked = load.requests()
+        requests = [each.request(MODEL) for each in asked]
+        lengths = {one.id: each.max_tokens for one, each in zip(requests, asked, strict=True)}
         started_s = time.perf_counter()
         async for result in self._client.as_completed(requests):
             usage = (result.body or {}).get("usage", {})
@@ -100,11 +113,10 @@ class BareSide:
     async def ready(self) -> None:
         await asyncio.to_thread(self._answer)
 
-    async def drain(self, load: Sequence[LoadRequest]) -> float:
+    async def drain(self, load: Load) -> float:
         """Run a load and return its seconds."""
-        pairs = [[each.body["prompt"], each.max_tokens] for each in load]
         if loads := self._process.stdin:
-            loads.write(json.dumps(pairs).encode() + b"\n")
+            loads.write(json.dumps(astuple(load)).encode() + b"\n")
             loads.flush()
         return float(await asyncio.to_thread(self._answer))
 
@@ -119,33 +131,13 @@ AnySide = QueueSide | BareSide
 
 async def answer_loads(argv: Sequence[str], answers: int) -> None:
     """Be the process of a bare engine: a line with a load comes in, its seconds go out."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
     engine = InProcessEngine(argv)
     await engine.start()
-    llm = engine._core.engine  # type: ignore[union-attr]
-
-    async def one(name: str, prompt: list[int], length: int) -> None:
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=length,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        async for output in llm.generate({"prompt_token_ids": prompt}, params, name):
-            if len(output.outputs[0].token_ids) != length:
-                raise RuntimeError(f"{len(output.outputs[0].token_ids)} of {length} tokens")
-
     with os.fdopen(answers, "w", buffering=1) as out:
         out.write("ready\n")
-        number = 0
         while line := await asyncio.to_thread(sys.stdin.readline):
-            load = json.loads(line)
-            number += 1
-            started_s = time.perf_counter()
-            await asyncio.gather(*(one(f"{number}-{i}", *each) for i, each in enumerate(load)))
-            out.write(f"{time.perf_counter() - started_s}\n")
+            load = Load(*json.loads(line))
+            out.write(f"{await bare(engine, load.requests())}\n")
     await engine.close()
 
 
@@ -205,7 +197,7 @@ async def measure(options: argparse.Namespace, url: str, running: AsyncExitStack
         f"engines of {len(sides)} sides started in {time.monotonic() - began_s:.0f} s", flush=True
     )
     for each in sides:
-        await each.drain(named("lognormal", 64 * max(1, each.side.engines), 0, options.scale))
+        await each.drain(Load(64 * max(1, each.side.engines), 0, options.scale))
     speeds: dict[str, list[float]] = {each.side.name: [] for each in sides}
     longest_s = 0.0
     for number in range(1, options.rounds + 1):
@@ -214,10 +206,9 @@ async def measure(options: argparse.Namespace, url: str, running: AsyncExitStack
             break
         round_s = time.monotonic()
         for each in sides if number % 2 else sides[::-1]:
-            num_requests = options.requests * max(1, each.side.engines)
-            load = named("lognormal", num_requests, number, options.scale)
+            load = Load(options.requests * max(1, each.side.engines), number, options.scale)
             seconds = await each.drain(load)
-            speed = sum(each.max_tokens for each in load) / seconds
+            speed = sum(asked.max_tokens for asked in load.requests()) / seconds
             speeds[each.side.name].append(speed)
             print(f"round {number}, {each.side.name}: {speed:,.0f} tok/s", flush=True)
         longest_s = max(longest_s, time.monotonic() - round_s)
