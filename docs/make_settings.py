@@ -58,6 +58,7 @@ SEE = {
     "check_models": "[several models](tuning.md#several-models)",
     "allowed_media_domains": "[media](gateway.md#media)",
     "queue": "[several queues](tuning.md#several-queues)",
+    "vllm_url": "[servers](operations.md#a-server-behind-vllm_url)",
     "engines": "[several engines on one card](tuning.md#several-engines-on-one-card)",
     "devices": "[all devices of a machine](tuning.md#all-devices-of-a-machine)",
     "max_in_flight": "[how much a worker claims](tuning.md#how-much-a-worker-claims)",

@@ -18,7 +18,7 @@ from gristmill.worker.engine import (
     InProcessEngine,
     RemoteEngine,
     engine_from,
-    remote,
+    remote_server,
 )
 from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.refusals import refusal
@@ -192,8 +192,8 @@ async def test_server_that_is_away_is_told_while_it_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = CapturingLogger()
-    monkeypatch.setattr(remote, "NOTICE_S", 0)
-    monkeypatch.setattr(remote, "log", log)
+    monkeypatch.setattr(remote_server, "NOTICE_S", 0)
+    monkeypatch.setattr(remote_server, "log", log)
     with pytest.raises(EngineDied):
         await RemoteEngine("http://127.0.0.1:1", start_timeout_s=1).start()
     assert log.calls[0].args == ("engine.waited_for",)

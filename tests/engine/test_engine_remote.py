@@ -8,14 +8,28 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from structlog.testing import capture_logs
 
-from gristmill.shared.errors import EngineDied, EngineError, EngineHungUp, EngineUnavailable
+from gristmill.shared.errors import (
+    EngineDied,
+    EngineError,
+    EngineHungUp,
+    EngineUnavailable,
+    SettingsError,
+)
+from gristmill.shared.request import ENDPOINTS
 from gristmill.worker.engine import RemoteEngine
+from gristmill.worker.engine.factory import engine_from
 from gristmill.worker.engine.interface import RunLimits
+from gristmill.worker.settings import WorkerSettings
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model": "m", "messages": []}'
 ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
+
+
+def card(**fields: Any) -> dict[str, Any]:
+    return {"id": "m", "owned_by": "vllm"} | fields
 
 
 class Server:
@@ -24,8 +38,11 @@ class Server:
     def __init__(self) -> None:
         self.health, self.status, self.fields = 200, 200, dict[str, Any](ANSWER)
         self.content_type, self.headers = "application/json", dict[str, str]()
+        self.health_path, self.asked = "/health", list[str]()
         self.is_hanging_up = self.is_endless = False
-        self.models: Any = {"data": [{"id": "m", "max_model_len": 99}, {"id": "lora"}]}
+        self.base_path, self.model_list = "", 200
+        self.models: Any = {"data": [card(max_model_len=99), {"id": "lora"}]}
+        self.documents: dict[str, str | None] = {"/version": '{"version": "9.9"}'}
         self.seen: list[tuple[Any, str | None]] = []
         self.arrived, self.abandoned = asyncio.Event(), asyncio.Event()
         self.release = asyncio.Event()
@@ -33,16 +50,28 @@ class Server:
 
     def app(self) -> web.Application:
         app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post(CHAT, self._chat)
+        app.router.add_get("/{path:.*}", self._get)
+        app.router.add_post("/{path:.*}", self._post)
         return app
 
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=self.health)
+    async def _get(self, request: web.Request) -> web.Response:
+        path = request.path.removeprefix(self.base_path)
+        self.asked.append(path)
+        if path in {"/health", "/alive"}:
+            return web.Response(status=self.health if path == self.health_path else 404)
+        if path == "/v1/models":
+            return web.json_response(self.models, status=self.model_list)
+        if path not in self.documents:
+            return web.Response(status=404)
+        text = self.documents[path]
+        if text is None and request.transport:
+            request.transport.abort()
+        return web.Response(text=text)
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response(self.models)
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        if request.path != self.base_path + CHAT:
+            return web.Response(status=404)
+        return await self._chat(request)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((await request.json(), request.headers.get("authorization")))
@@ -120,12 +149,152 @@ async def test_start_gives_up_on_a_server_that_stays_unhealthy(server: Server, u
     "models",
     [{"data": "abc"}, {"data": [1]}, {"data": [{}]}, {"data": [{"id": 7}]}, {"data": {}}, {}, [], 1],
 )  # fmt: skip
-async def test_start_tells_that_a_server_names_no_model(
+async def test_server_without_a_list_of_models_serves_any(
     server: Server, url: str, models: Any
 ) -> None:
     server.models = models
-    with pytest.raises(EngineDied, match="names no model"):
-        await RemoteEngine(url).start()
+    await check_started(url, models=(), missing={"models", "endpoints", "max_num_seqs"})
+
+
+async def test_list_of_models_that_fails_is_no_list(server: Server, url: str) -> None:
+    server.models, server.model_list = {"detail": "no cache"}, 500
+    await check_started(url, models=(), missing={"models", "endpoints", "max_num_seqs"})
+
+
+@pytest.mark.parametrize("length", [None, "99", -1, 1.5, True, [1]])
+async def test_length_that_is_no_number_is_unknown(server: Server, url: str, length: Any) -> None:
+    server.models = {"data": [card(max_model_len=length)]}
+    await check_started(url, max_model_len=0, missing={"max_model_len", "endpoints"})
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", "1", "", '{"version": 3}', None])
+@pytest.mark.parametrize("path", ["/version", "/openapi.json"])
+async def test_document_that_is_none_is_unknown(
+    server: Server, url: str, path: str, text: str | None
+) -> None:
+    server.documents[path] = text
+    version = "" if path == "/version" else "9.9"
+    await check_started(url, vllm_version=version, endpoints=ENDPOINTS, missing={"endpoints"})
+
+
+async def test_document_tells_the_endpoints(server: Server, url: str) -> None:
+    server.documents["/openapi.json"] = json.dumps({"paths": {CHAT: {}, "/pause": {}}})
+    await check_started(url, endpoints=(CHAT,), missing=set())
+
+
+async def test_document_of_another_api_tells_no_endpoints(server: Server, url: str) -> None:
+    server.documents["/openapi.json"] = json.dumps({"paths": {"/api/{path}": {}}})
+    await check_started(url, endpoints=ENDPOINTS, missing={"endpoints"})
+
+
+async def test_only_vllm_is_asked_for_its_version_and_given_a_priority(
+    server: Server, url: str
+) -> None:
+    """Other servers refuse an unknown field, or serve a higher number first."""
+    server.models = {"data": [card(owned_by="somebody", max_model_len=9)]}
+    engine = RemoteEngine(url)
+    assert (await engine.start()).engine == ""
+    await engine.post(CHAT, b'{"model": "m", "messages": [], "priority": -5}', priority=-2)
+    await engine.post(CHAT, BODY, priority=1)
+    await engine.close()
+    assert [fields for fields, _ in server.seen] == [json.loads(BODY)] * 2
+    assert "/version" not in server.asked
+
+
+async def test_health_path_is_a_setting(server: Server, url: str) -> None:
+    server.health_path, server.health = "/alive", 204
+    settings = WorkerSettings(vllm_url=url, vllm_health_path="/alive")
+    engine = engine_from(settings, [])
+    await engine.start()
+    server.health = 500
+    with pytest.raises(EngineDied, match="/alive answered 500"):
+        await engine.check(5)
+    await engine.close()
+    assert "/health" not in server.asked
+
+
+async def test_empty_health_path_asks_for_the_models(server: Server, url: str) -> None:
+    engine = RemoteEngine(url, health_path="")
+    await engine.start()
+    server.model_list = 500
+    with pytest.raises(EngineDied, match="/v1/models answered 500"):
+        await engine.check(5)
+    await engine.close()
+    assert "/health" not in server.asked
+
+
+async def test_server_without_the_health_path_is_asked_for_its_models(
+    server: Server, url: str
+) -> None:
+    server.health_path = "/elsewhere"
+    engine = RemoteEngine(url)
+    with capture_logs() as logs:
+        await engine.start()
+        await engine.start()
+    assert [line["remedy"] for line in logs if line.get("fact") == "health"] == [
+        "set GRISTMILL_VLLM_HEALTH_PATH to the path at which the server reports its health, or to nothing"
+    ]
+    await engine.check(5)
+    server.model_list = 503
+    with pytest.raises(EngineDied, match="/v1/models answered 503"):
+        await engine.check(5)
+    await engine.close()
+
+
+async def test_server_with_neither_is_not_healthy(server: Server, url: str) -> None:
+    server.health_path, server.model_list = "/elsewhere", 404
+    with pytest.raises(EngineDied, match="/health answered 404"):
+        await RemoteEngine(url, start_timeout_s=0).start()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("where", ["/health", "/v1/models"])
+async def test_refused_key_ends_the_start_and_is_not_told(
+    server: Server, url: str, where: str, status: int
+) -> None:
+    if where == "/health":
+        server.health = status
+    else:
+        server.model_list = status
+    engine = RemoteEngine(url, "s3cr3t")
+    with capture_logs() as logs, pytest.raises(SettingsError) as raised:
+        await engine.start()
+    assert f"{where} answered {status}; set VLLM_API_KEY" in str(raised.value)
+    assert "s3cr3t" not in f"{raised.value} {logs} {engine.evidence()}"
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+async def test_url_may_have_a_path(server: Server, url: str, suffix: str) -> None:
+    server.base_path = "/models/small"
+    engine = RemoteEngine(f"{url}/models/small{suffix}", "secret")
+    await engine.start()
+    assert (await engine.post(CHAT, BODY)).status == 200
+    await engine.check(5)
+    await engine.close()
+    assert {"/health", "/v1/models"} <= set(server.asked)
+
+
+def test_two_logins_are_refused() -> None:
+    with pytest.raises(SettingsError, match="remove one of them") as raised:
+        RemoteEngine("http://s3cr3tuser:s3cr3tword@localhost:1", "s3cr3t")
+    assert "s3cr3t" not in str(raised.value)
+
+
+def test_health_path_without_a_slash_is_refused() -> None:
+    with pytest.raises(SettingsError, match="GRISTMILL_VLLM_HEALTH_PATH: alive is no path"):
+        WorkerSettings(vllm_health_path="alive")
+
+
+async def check_started(url: str, missing: set[str], **facts: Any) -> None:
+    """Start an engine twice; check what it knows, and that the log has each missing fact once."""
+    engine = RemoteEngine(url)
+    with capture_logs() as logs:
+        await engine.start()
+        info = await engine.start()
+    await engine.close()
+    assert {name: getattr(info, name) for name in facts} == facts
+    told = [line["fact"] for line in logs if line["event"] == "engine.fact_missing"]
+    assert sorted(told) == sorted(missing)
 
 
 async def test_of_an_endless_answer_no_more_is_read_than_a_result_may_have(

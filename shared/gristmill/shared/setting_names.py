@@ -18,8 +18,8 @@ SETTINGS = frozenset((
     "MAX_IN_FLIGHT_BYTES", "MAX_REPEATED_TOKENS", "MAX_REQUEST_BYTES", "MAX_REQUEST_S", "MAX_RESULT_BYTES",
     "MIN_REPLICAS", "POLL_INTERVAL_S", "QUEUE", "REDIS_URL", "REFILL", "RESULT_TTL_S", "RQ_REDIS_URL",
     "SCHEDULING", "SOCKET_TIMEOUT_S", "STALL_TIMEOUT_S", "START_TIMEOUT_S", "STORAGE_URL",
-    "SWEEP_INTERVAL_S", "UNTIL_EMPTY", "VLLM_API_KEY", "VLLM_URL", "WEBHOOK_ALLOWED_HOSTS",
-    "WEBHOOK_TIMEOUT_S",
+    "SWEEP_INTERVAL_S", "UNTIL_EMPTY", "VLLM_API_KEY", "VLLM_HEALTH_PATH", "VLLM_URL",
+    "WEBHOOK_ALLOWED_HOSTS", "WEBHOOK_TIMEOUT_S",
 ))  # fmt: skip
 """Settings of all processes, without the prefix: a process whose environment has those of another is not warned.
 A test compares them with the models, which this portion may not import."""

@@ -28,6 +28,12 @@ def _number_of_engines(value: Any) -> Any:
     raise ValueError(f"{value} is no number of engines; write 1 to {MAX_ENGINES}, or auto")
 
 
+def _health_path(value: Any) -> Any:
+    if value and not str(value).startswith("/"):
+        raise ValueError(f"{value} is no path; write /{value}, or nothing for GET /v1/models")
+    return value
+
+
 class WorkerSettings(QueueSettings):
     """Settings that say how a worker claims, runs, settles and stops."""
 
@@ -51,6 +57,13 @@ class WorkerSettings(QueueSettings):
             description="bearer token for the server at VLLM_URL; unset sends none",
         ),
     ] = None
+    vllm_health_path: Annotated[
+        str,
+        BeforeValidator(_health_path),
+        Field(
+            description="path below VLLM_URL, without /v1, at which GET answers 2xx while the server works; empty asks /v1/models"
+        ),
+    ] = "/health"
     engines: Annotated[
         int | Literal["auto"],
         BeforeValidator(_number_of_engines),

@@ -25,14 +25,15 @@ MAX_QUOTED_BYTES = 500
 """Most bytes of a body that is not JSON to quote in the error."""
 
 
-def with_priority(body: bytes, priority: int) -> bytes:
+def with_priority(body: bytes, priority: int | None) -> bytes:
     """Return the body with vLLM's field `priority` set, in the place of a value that the body names.
 
     Args:
         body: A JSON object. Anything else is returned unchanged, and the engine refuses it.
-        priority: vLLM's priority; 0, vLLM's default, leaves a body without the field unchanged.
+        priority: vLLM's priority; 0, vLLM's default, leaves a body without the field unchanged. None, for
+            an engine that is not vLLM, takes the field out.
     """
-    if priority == 0 and "priority" not in fields_of(body):
+    if not priority and "priority" not in fields_of(body):
         return body
     try:
         fields = json.loads(body)
@@ -40,7 +41,8 @@ def with_priority(body: bytes, priority: int) -> bytes:
         return body
     if not isinstance(fields, dict):
         return body
-    return json.dumps(fields | {"priority": priority}).encode()
+    fields.pop("priority", None)
+    return json.dumps(fields if priority is None else fields | {"priority": priority}).encode()
 
 
 def response_of(status: int, body: bytes) -> Response:

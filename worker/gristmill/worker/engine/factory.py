@@ -26,7 +26,8 @@ def engine_from(settings: WorkerSettings, argv: Sequence[str]) -> Engine:
     )
     if settings.vllm_url:
         key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
-        return RemoteEngine(settings.vllm_url, key, limits=limits)
+        path = settings.vllm_health_path
+        return RemoteEngine(settings.vllm_url, key, health_path=path, limits=limits)
     return InProcessEngine(argv, limits, settings.allowed_media_domains)
 
 

@@ -1,4 +1,4 @@
-"""Call an engine behind a URL: a vLLM server, or any server with its OpenAI-compatible API.
+"""Call an engine behind a URL: a vLLM server, or any server with an OpenAI-compatible API.
 
 The module sends and returns bodies as bytes. It raises one of three errors for a server's failure:
 
@@ -17,20 +17,14 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-import structlog
-from yarl import URL
 
-from gristmill.shared.body_schemas import published_facts
 from gristmill.shared.errors import (
     EngineDied,
     EngineError,
     EngineHungUp,
     EngineUnavailable,
-    SettingsError,
 )
-from gristmill.shared.request import ENDPOINTS
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
-from gristmill.worker.engine.endpoints import served
 from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
 from gristmill.worker.engine.refusals import (
     error_response,
@@ -39,30 +33,11 @@ from gristmill.worker.engine.refusals import (
     too_large,
     too_long,
 )
-from gristmill.worker.engine.remote_replies import UNAVAILABLE, at_most, is_name, unavailable
-
-log = structlog.get_logger(__name__)
-
-CONNECT_S = 10.0
-"""Most seconds to open a connection."""
-
-PROBE_S = 10.0
-"""Most seconds to wait for /health and other short answers."""
-
-POLL_S = 0.5
-"""Seconds between two looks at a server that is not healthy yet."""
-
-NOTICE_S = 10.0
-"""Seconds between two log lines about such a server."""
+from gristmill.worker.engine.remote_replies import UNAVAILABLE, at_most, unavailable
+from gristmill.worker.engine.remote_server import PROBE_S, RemoteServer
 
 TOGETHER_S = 1.0
 """Seconds within which broken connections count as having one cause."""
-
-KEEP_ALIVE_S = 3.0
-"""Seconds to keep an idle connection.
-
-vLLM closes an idle connection after 5 s; a POST on a connection kept longer may find it closed.
-"""
 
 
 class RemoteEngine:
@@ -73,6 +48,7 @@ class RemoteEngine:
         url: str,
         api_key: str | None = None,
         *,
+        health_path: str = "/health",
         limits: RunLimits | None = None,
         max_num_seqs: int = 256,
         max_connections: int = 0,
@@ -81,44 +57,46 @@ class RemoteEngine:
         """Keep the address; send nothing before `start`.
 
         Args:
-            url: Base URL, with or without `/v1`.
+            url: Base URL, with or without `/v1`; it may have a path before that.
             api_key: API key, sent as a bearer token.
+            health_path: Path below the base URL whose 2xx says that the server works; empty for
+                `/v1/models`.
             limits: Limits of a request and its answer. `max_repeated_tokens` has no effect, because
                 the server's tokens cannot be seen from here.
             max_num_seqs: Sequences that the server runs at the same time; the server does not say.
             max_connections: Most connections at the same time; 0 for no limit.
             start_timeout_s: Seconds that `start` waits for the server to be healthy.
         """
-        try:
-            self._base_url = URL(url.rstrip("/").removesuffix("/v1"))
-            self._url = str(
-                self._base_url.with_user(None)
-            )  # for logs and errors: without the login
-        except ValueError:
-            raise SettingsError("VLLM_URL cannot be read; write http://host:8000") from None
-        if self._base_url.scheme not in ("http", "https") or not self._base_url.host:
-            raise SettingsError(f"VLLM_URL is {self._url!r}; write http://host:8000, or https://")
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._max_num_seqs, self._max_connections = max_num_seqs, max_connections
+        self._server = RemoteServer(url, api_key, health_path, max_connections)
+        self._url = self._server.url
+        self._max_num_seqs = max_num_seqs
         self._start_timeout_s = start_timeout_s
         self._limits = limits or RunLimits()
-        self._session: aiohttp.ClientSession | None = None
         self._broke_at = deque[float](maxlen=2)  # monotonic seconds of the last two breaks
         self._endpoints: tuple[str, ...] = ()
+        self._is_vllm = False
 
     async def start(self) -> EngineInfo:
         """Wait until the server is healthy, then ask what it serves; see `Engine.start`.
 
-        It posts no request, because a healthy server has warmed itself up.
+        It posts no request, because a healthy server has warmed itself up. A fact that the server does
+        not tell is logged once.
+
+        Raises:
+            SettingsError: The server refuses the API key.
+            EngineDied: The server did not become healthy.
         """
-        await self.close()
-        self._session = self._connected()
-        try:
-            await self._until_healthy()
-            return await self._described()
-        except BaseException:
-            await self.close()
-            raise
+        facts = await self._server.connect(self._start_timeout_s)
+        self._endpoints, self._is_vllm = facts.endpoints, facts.is_vllm
+        return EngineInfo(
+            transport="remote",
+            models=facts.models,
+            endpoints=facts.endpoints,
+            max_num_seqs=self._max_num_seqs,
+            max_model_len=facts.max_model_len,
+            vllm_version=facts.vllm_version,
+            body_schemas=facts.body_schemas,
+        )
 
     async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
         """Post the body; cancelling closes the connection, and the server then aborts."""
@@ -128,7 +106,8 @@ class RemoteEngine:
         limit_s = self._limits.max_request_s
         try:
             async with asyncio.timeout(limit_s) as scope:
-                response = await self._posted(endpoint, with_priority(body, priority))
+                own = with_priority(body, priority if self._is_vllm else None)
+                response = await self._posted(endpoint, own)
         except TimeoutError as error:
             if scope.expired():
                 return replace(too_long(limit_s), cut="max_request_s")
@@ -142,15 +121,8 @@ class RemoteEngine:
         return await self._judged(response)
 
     async def check(self, timeout_s: float) -> None:
-        """Request /health; see `Engine.check`."""
-        try:
-            async with asyncio.timeout(timeout_s), self._live().get("/health") as reply:
-                status = reply.status
-        except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
-            text = str(error) or type(error).__name__
-            raise EngineDied(f"{self._url}/health did not answer: {text}") from error
-        if status != HTTPStatus.OK:
-            raise EngineDied(f"{self._url}/health answered {status}")
+        """Request the health path; see `Engine.check`."""
+        await self._server.check(timeout_s)
 
     def evidence(self) -> Mapping[str, Any]:
         """Return the address without user and password; the server's own log has the rest."""
@@ -165,80 +137,10 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Close the connections; leave the server running, because its operator stops it."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    def _connected(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            base_url=self._base_url,
-            headers=self._headers,
-            connector=aiohttp.TCPConnector(
-                limit=self._max_connections, keepalive_timeout=KEEP_ALIVE_S
-            ),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-        )
-
-    def _live(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise EngineDied("the engine is not started")
-        return self._session
-
-    async def _until_healthy(self) -> None:
-        started_at = told_at = time.monotonic()
-        while True:
-            try:
-                return await self.check(PROBE_S)
-            except EngineDied as error:
-                now = time.monotonic()
-                if now > started_at + self._start_timeout_s:
-                    message = f"no healthy server within {self._start_timeout_s} s: {error}"
-                    raise EngineDied(message) from error
-                if now > told_at + NOTICE_S:
-                    told_at = now
-                    remedy = (
-                        "check that the server runs, that this machine may reach it, and VLLM_URL"
-                    )
-                    log.warning("engine.waited_for", error=str(error), remedy=remedy)
-            await asyncio.sleep(POLL_S)
-
-    async def _described(self) -> EngineInfo:
-        cards = (await self._asked("/v1/models")).get("data")
-        cards = cards if isinstance(cards, list) else []
-        models = [card for card in cards if isinstance(card, dict) and is_name(card.get("id"))]
-        if not models:
-            raise EngineDied(
-                f"{self._url}/v1/models names no model; is this an OpenAI-compatible API?"
-            )
-        version = (await self._asked("/version")).get("version")
-        version = version if is_name(version) else ""
-        openapi = await self._asked("/openapi.json")
-        paths = openapi.get("paths")
-        self._endpoints = served(ENDPOINTS if paths is None else paths)
-        log.info("engine.reached", url=self._url, model=models[0]["id"], vllm_version=version)
-        return EngineInfo(
-            transport="remote",
-            models=tuple(card["id"] for card in models),
-            endpoints=self._endpoints,
-            max_num_seqs=self._max_num_seqs,
-            max_model_len=models[0].get("max_model_len") or 0,
-            vllm_version=version,
-            body_schemas=published_facts(openapi, self._endpoints),
-        )
-
-    async def _asked(self, path: str) -> Mapping[str, Any]:
-        """Return the JSON object at a path; an empty one if the server does not have it."""
-        try:
-            async with asyncio.timeout(PROBE_S), self._live().get(path) as reply:
-                fields = await reply.json(content_type=None) if reply.ok else {}
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineDied(f"{self._url}{path} did not answer: {error}") from error
-        return fields if isinstance(fields, dict) else {}
+        await self._server.close()
 
     async def _posted(self, endpoint: str, body: bytes) -> Response:
-        headers = {"content-type": "application/json"}
-        posting = self._live().post(endpoint, data=body, headers=headers, allow_redirects=False)
-        async with posting as reply:
+        async with self._server.post(endpoint, body) as reply:
             if HTTPStatus.MULTIPLE_CHOICES <= reply.status < HTTPStatus.BAD_REQUEST:
                 return error_response(
                     HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import aiohttp
 
@@ -54,6 +55,15 @@ async def at_most(reply: aiohttp.ClientResponse, num_bytes: int) -> bytes:
         return await reply.content.readexactly(num_bytes)
     except asyncio.IncompleteReadError as error:
         return error.partial
+
+
+async def json_object(reply: aiohttp.ClientResponse) -> Mapping[str, Any]:
+    """Return the JSON object that a reply holds; an empty one if it holds something else."""
+    try:
+        fields = await reply.json(content_type=None)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def is_name(value: object) -> TypeGuard[str]:
