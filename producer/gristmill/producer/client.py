@@ -25,6 +25,7 @@ from gristmill.producer.first_contact import FirstContact
 from gristmill.producer.item_starter import ItemStarter
 from gristmill.producer.items import Body, Ids, ItemReader, Requests, one_request
 from gristmill.producer.open_calls import OpenCalls
+from gristmill.producer.own_ids import OwnIds
 from gristmill.producer.stream import Stream, grouped
 from gristmill.producer.submit_lease import Hold, SubmitLease
 from gristmill.producer.submitter import Submitter
@@ -92,6 +93,7 @@ class Client:
             max_request_bytes=settings.max_request_bytes,
             check_models=settings.check_models,
         )
+        self._own = OwnIds()
         self._starter = ItemStarter(self._submitter, self._waiter)
         self._lease = SubmitLease(self.queue, self.name)
 
@@ -136,9 +138,11 @@ class Client:
         check_names(fields, ("wait_if_full", *FIELDS))
         made = one_request(request, fields)
         async with self._call():
-            _, error = await self._submitter.submit([made], wait_if_full=wait_if_full)
+            codes, error = await self._submitter.submit([made], wait_if_full=wait_if_full)
         if error:
             raise error
+        if codes == ["accepted"]:
+            self._own.add([made.id])
         return made.id
 
     async def submit_many(self, requests: Requests, **fields: Any) -> list[str]:
@@ -162,6 +166,7 @@ class Client:
             async for group in grouped(requests, SUBMIT_CHUNK):
                 submitted, error = await self._starter.submit(reader, hold, group)
                 ids.extend(request.id for request, _ in submitted)
+                self._own.add(request.id for request, code in submitted if code == "accepted")
                 if error:
                     raise error
         return ids
@@ -196,7 +201,10 @@ class Client:
         future = None
         try:
             async with asyncio.timeout(timeout_s) as limit, self._call():
-                future = self._waiter.expect(request_id, is_own=False)
+                is_own = request_id in self._own
+                future = self._waiter.expect(request_id, is_own=is_own)
+                if is_own:  # its end may have been announced before
+                    await self._waiter.collect([request_id])
                 return await asyncio.shield(future)
         except TimeoutError:
             if timeout_s is None or not limit.expired():

@@ -35,6 +35,7 @@ class Tenant(BaseModel):
         max_bytes: Most bytes of those requests.
         max_batches: Most batches that have not ended.
         max_storage_bytes: Most bytes of its files and of the results of its batches.
+        max_live: Most live requests, waiting or in flight.
         max_priority: Highest lane that its requests and batches may ask for.
         requests_per_minute: Most calls of the gateway per minute.
         webhook_url: Receives an event when a batch ends; None for no webhook.
@@ -49,6 +50,7 @@ class Tenant(BaseModel):
     max_bytes: Annotated[int, Field(ge=1024)] = 2**30
     max_batches: Annotated[int, Field(ge=1)] = 100
     max_storage_bytes: Annotated[int, Field(ge=1024)] = 100 * 2**30
+    max_live: Annotated[int, Field(ge=1, le=10_000)] = 256
     max_priority: Priority = "normal"
     requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 6_000
     webhook_url: str | None = None
@@ -200,6 +202,7 @@ class Tenants:
             keys.batches(name),
             keys.batches_open(name),
             keys.storage(name),
+            keys.live(name),
         ]
         found = [key for key in own if await self._redis.exists(key)]
         found += [key.decode() async for key in self._idempotency_keys(name)]
@@ -218,6 +221,7 @@ class Tenants:
             keys.batches(name),
             keys.batches_open(name),
             keys.storage(name),
+            keys.live(name),
         )
         async for key in self._idempotency_keys(name):
             await self._redis.unlink(key)

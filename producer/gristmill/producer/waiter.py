@@ -108,7 +108,7 @@ class Waiter:
         while self._awaited:
             has_foreign = any(not awaited.is_own for awaited in self._awaited.values())
             finished = await self._next_replies(self._sweep_s if has_foreign else BLOCK_S)
-            await self._collect(
+            await self.collect(
                 [request_id for request_id in finished if request_id in self._awaited]
             )
             if time.monotonic() >= next_own_sweep:
@@ -133,8 +133,8 @@ class Waiter:
             return []
         return [request_id.decode() for request_id in (first[1], *(more or ()))]
 
-    async def _collect(self, ids: Sequence[str]) -> int:
-        """Resolve those of `ids` that have results; returns how many."""
+    async def collect(self, ids: Sequence[str]) -> int:
+        """Resolve those of `ids` that have results now; returns how many."""
         found = 0
         for chunk in chunks(ids, RESULTS_A_CALL):
             results = await retrying(partial(self._queue.results, chunk))
@@ -154,7 +154,7 @@ class Waiter:
         found = 0
         for chunk in chunks(ids, IDS_A_CALL):
             states = await retrying(partial(self._queue.status, chunk))
-            found += await self._collect(
+            found += await self.collect(
                 [i for i, (state, _) in zip(chunk, states, strict=True) if state == "done"]
             )
             for request_id, (state, _) in zip(chunk, states, strict=True):

@@ -11,7 +11,7 @@ _KINDS_OF_TYPE = {
     "list": "inbox inbox_suspects pending batches_done finished doorbell abort rate batch_parts steward_doorbell",
     "set": "parked parked_claimable wrong_types tenants batches_open",
     "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers producers delayed deadlines dead_letters"
-    " files files_expiring batches batches_due steward_time",
+    " files files_expiring batches batches_due steward_time live",
     "hash": "scheduling pauses virtual_time tenant_weights tenant_output_shares prefix_groups admitting attempts owner"
     " worker in_flight dead_letter_info batch times stats pace tenant_load api_keys batch_record storage",
 }

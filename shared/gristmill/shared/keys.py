@@ -254,6 +254,10 @@ class Keys:
         """LIST with a TTL: when a tenant's last calls of the gateway came, in ms of Redis' clock."""
         return f"{self.prefix}rate:{tenant}"
 
+    def live(self, tenant: str) -> str:
+        """ZSET with a TTL: ids of a tenant's live requests -> ms until which one counts that is not in the queue yet."""
+        return f"{self.prefix}live:{tenant}"
+
     @property
     def api_keys(self) -> str:
         """HASH: digest of an API key -> tenant."""

@@ -97,7 +97,7 @@ def request_from_json(
         InvalidRequest: The element breaks a rule. The message has the place, the limit and the
             remedy, and nothing of the prompt.
     """
-    element = _object_of(raw, max_element_bytes(max_request_bytes))
+    element = object_from_json(raw, max_element_bytes(max_request_bytes))
     envelope = _envelope_of(element, default_endpoint)
     body = envelope.pop("body")
     if line_id is not None:
@@ -120,7 +120,16 @@ def _name_line(envelope: dict[str, Any], line_id: str) -> None:
     envelope["id"] = line_id
 
 
-def _object_of(raw: bytes, max_bytes: int) -> dict[str, Any]:
+def object_from_json(raw: bytes, max_bytes: int) -> dict[str, Any]:
+    """Return the JSON object that these bytes are.
+
+    Args:
+        raw: The bytes.
+        max_bytes: Most bytes of the element.
+
+    Raises:
+        InvalidRequest: They are too many, or no JSON object.
+    """
     if len(raw) > max_bytes:
         raise InvalidRequest(
             f"it has more than {max_bytes:,} bytes, so its body is over the limit; {_TOO_LONG}"

@@ -16,7 +16,7 @@ from servers import kill, port_of, with_least_user
 
 from gristmill.local.processes import die_with_parent, free_port
 from gristmill.local.redis_server import running_server
-from gristmill.producer.gateway import authentication, failover_retry, routes_requests
+from gristmill.producer.gateway import authentication, failover_retry, queuing
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
@@ -143,7 +143,7 @@ async def test_while_redis_is_away_calls_are_told_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failover_retry, "REDIS_RETRY_S", 0.3)
-    monkeypatch.setattr(routes_requests, "REDIS_RETRY_S", 0.3)
+    monkeypatch.setattr(queuing, "REDIS_RETRY_S", 0.3)
     with running_server() as url:
         redis = connect(url)
         settings = gateway_settings(url, Queue(redis, "outage"), tmp_path)
@@ -172,7 +172,7 @@ async def test_while_redis_is_away_calls_are_told_503(
 
 async def test_a_full_redis_is_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover_retry, "REDIS_RETRY_S", 0.3)
-    monkeypatch.setattr(routes_requests, "REDIS_RETRY_S", 0.3)
+    monkeypatch.setattr(queuing, "REDIS_RETRY_S", 0.3)
     with running_server() as url:
         redis = connect(url)
         settings = gateway_settings(url, Queue(redis, "full"), tmp_path)

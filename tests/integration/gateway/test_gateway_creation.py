@@ -132,10 +132,11 @@ async def test_a_call_that_may_have_created_something_is_not_to_be_repeated(
 
     plain = {"prompt": "x"}
     with patch.object(BatchRecords, "create", lost), patch.object(Queue, "submit", lost):
-        monkeypatch.setattr("gristmill.producer.gateway.routes_requests.REDIS_RETRY_S", 0.1)
+        monkeypatch.setattr("gristmill.producer.gateway.queuing.REDIS_RETRY_S", 0.1)
         for path, body, own_id in (
             ("/v1/batches", new_batch, None),
             ("/v1/requests", plain, plain | {"id": "mine"}),
+            ("/v1/completions", plain, None),
         ):
             unsure = await api.post(path, json=body)
             assert (unsure.status_code, unsure.headers["x-should-retry"]) == (503, "false")

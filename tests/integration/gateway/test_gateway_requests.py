@@ -288,7 +288,7 @@ async def test_a_model_that_nobody_serves_is_a_404_as_with_openai(api: httpx.Asy
 
 
 async def test_the_engines_own_paths_say_where_to_go(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/chat/completions", json=CHAT)
+    answer = await api.post("/tokenize", json={"prompt": "x"})
     assert (answer.status_code, problem(answer)["code"]) == (404, "not_found")
-    for part in ("POST /v1/requests", '"endpoint": "/v1/chat/completions"', "POST /v1/batches"):
+    for part in ("POST /v1/requests", '"endpoint": "/tokenize"', "POST /v1/batches"):
         assert part in problem(answer)["message"]

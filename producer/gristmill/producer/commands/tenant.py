@@ -49,6 +49,11 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Highest lane that its requests and batches may ask for.  [default at creation: normal]",
         ),
         click.option(
+            "--max-live",
+            type=int,
+            help="Most live requests, waiting or in flight.  [default at creation: 256]",
+        ),
+        click.option(
             "--max-batches",
             type=int,
             help="Most batches that have not ended.  [default at creation: 100]",

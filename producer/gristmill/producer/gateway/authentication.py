@@ -15,7 +15,7 @@ MAX_CACHED_KEYS = 10_000
 
 ANONYMOUS = Tenant(
     name="default", max_depth=2**53, max_bytes=2**53, max_batches=2**31, max_storage_bytes=2**53, requests_per_minute=1_000_000,
-    max_priority="high",
+    max_live=10_000, max_priority="high",
 )  # fmt: skip
 """The tenant of every call while no tenant exists. The queue's own limits apply to it."""
 

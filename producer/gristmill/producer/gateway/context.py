@@ -21,6 +21,7 @@ from gristmill.producer.gateway.authentication import ANONYMOUS, Authenticator
 from gristmill.producer.gateway.body_pool import BodyPools, Caller
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
+from gristmill.producer.gateway.live_limit import LiveLimit
 from gristmill.producer.gateway.request_body import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
@@ -42,6 +43,7 @@ class Gateway:
         batches: The files and batches of the queue.
         authenticator: Finds the tenant of an API key.
         tenant_limits: The limits of each tenant.
+        live_limit: The limit of live requests of each tenant.
         media: Checks the media URLs of requests.
         body_pools: The memory for the bodies that are being read.
         parsing: Lets one large body at a time be parsed; its objects take more memory than its bytes.
@@ -55,6 +57,7 @@ class Gateway:
     batches: Batches
     authenticator: Authenticator
     tenant_limits: TenantLimiter
+    live_limit: LiveLimit
     media: MediaGuard
     body_pools: BodyPools
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -90,6 +93,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             batches=Batches(BatchStore(queue, Storage(settings.storage_url), settings)),
             authenticator=Authenticator(Tenants(queue), is_open=settings.is_open),
             tenant_limits=TenantLimiter(queue),
+            live_limit=LiveLimit(queue),
             media=media,
             body_pools=BodyPools(max_element_bytes(settings.max_request_bytes)),
         )

@@ -52,12 +52,12 @@ _CODES = {400: "invalid_request", 401: "invalid_api_key", 404: "not_found", 405:
 
 
 class ErrorBody(BaseModel):
-    """The fields of an error."""
+    """The fields of an error. `code` is a number in an error of the engine."""
 
     message: str
     type: str
     param: str | None = None
-    code: str | None = None
+    code: str | int | None = None
 
 
 class ErrorAnswer(BaseModel):

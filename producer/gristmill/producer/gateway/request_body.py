@@ -108,9 +108,9 @@ async def parsed(
 
 def queued_request(
     body: bytes,
+    *,
     tenant: Tenant,
     key: str | None,
-    *,
     call_id: str,
     new_id: str,
     max_request_bytes: int,

@@ -66,19 +66,15 @@ async def _served(queue: Queue) -> list[Model]:
 
 
 async def unsupported(request: Request) -> None:
-    """Refuse a call of an engine's path, such as `/v1/chat/completions`, and name the route to use.
-
-    OpenAI's client calls these paths by default. A gateway queues requests; it has no connection
-    to an engine.
-    """
+    """Refuse a call of an engine's path without live requests, such as `/tokenize`, and name the route to use."""
     path = request.url.path
     raise ApiError(
         404,
-        f"this gateway queues requests and has no POST {path}; send POST /v1/requests with"
+        f"this gateway has no POST {path}; send POST /v1/requests with"
         f' {{"endpoint": "{path}", "body": ...}} and the header Prefer: wait=60 to wait for the answer,'
         " or POST /v1/batches for a file of requests",
     )
 
 
-for endpoint in ENDPOINTS:
+for endpoint in ENDPOINTS:  # those of `routes_live` are answered before
     unsupported_router.add_api_route(endpoint, unsupported, methods=["POST"])

@@ -12,39 +12,27 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from prometheus_client import Counter
 from pydantic import BaseModel
 from ulid import ULID
 
-from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway, caller_of
-from gristmill.producer.gateway.creation import IdempotencyKey, creating
-from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
-from gristmill.producer.gateway.request_body import (
-    BODY_SCHEMA,
-    declared_bytes,
-    parsed,
-    queued_request,
-    read_body,
-)
+from gristmill.producer.gateway import queuing
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway
+from gristmill.producer.gateway.creation import IdempotencyKey
+from gristmill.producer.gateway.failover_retry import retry_redis
+from gristmill.producer.gateway.queuing import incoming
+from gristmill.producer.gateway.request_body import BODY_SCHEMA, queued_request
 from gristmill.producer.tenants import Tenant
-from gristmill.shared.errors import LimitReached, NotFound, QueueFull
+from gristmill.shared.errors import NotFound
 from gristmill.shared.known_fields import unknown_in_words
-from gristmill.shared.media import names_media
-from gristmill.shared.operations import max_element_bytes
-from gristmill.shared.redis_full import RedisFull
 from gristmill.shared.request import Request as QueuedRequest
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
 router = APIRouter(tags=["requests"])
 
-MAY_EXIST = "the request may be queued under an id that you cannot know"
-
 RequestStatus = Literal[
     "queued", "delayed", "running", "succeeded", "failed", "cancelled", "expired"
 ]
-
-_submitted_requests = Counter("gristmill_gateway_submitted_requests", "Requests that were queued")
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,9})\"?(?=$|[,;\s])", re.I)
 
@@ -134,29 +122,20 @@ async def cancel(request_id: str, gateway: CurrentGateway, tenant: CallingTenant
     return await _find(gateway, request_id, 0)
 
 
-async def _queue(
-    request: Request, gateway: Gateway, tenant: Tenant, key: str | None
-) -> RequestObject:
-    """Read a call's body and queue its request. The call holds its share of memory until then, not while it waits."""
-    max_bytes = gateway.settings.max_request_bytes
-    declared, new_id = declared_bytes(request), str(ULID())
-    await _check_load(gateway, tenant, key, declared)
-    with gateway.body_pools.share(caller_of(request, tenant)) as share:
-        body = await read_body(
-            request, share, max_element_bytes(max_bytes), "GRISTMILL_MAX_REQUEST_BYTES"
-        )
-        parse = partial(
-            queued_request, body, tenant, key,
-            call_id=request.state.call.request_id, new_id=new_id, max_request_bytes=max_bytes,
-        )  # fmt: skip
-        queued = await parsed(parse, len(body), gateway.parsing)
-        request.state.call.facts["id"] = queued.id
-        if names_media(queued):
-            await gateway.media.check(queued)
-        if not declared:
-            await _check_load(gateway, tenant, key, len(body))
-        with creating(MAY_EXIST, is_repeatable=key is not None or not queued.id.endswith(new_id)):
-            await _submit(gateway, queued)
+async def _queue(call: Request, gateway: Gateway, tenant: Tenant, key: str | None) -> RequestObject:
+    """Queue the request of a call."""
+    new_id = str(ULID())
+    parse = partial(
+        queued_request,
+        tenant=tenant,
+        key=key,
+        call_id=call.state.call.request_id,
+        new_id=new_id,
+        max_request_bytes=gateway.settings.max_request_bytes,
+    )
+    async with incoming(call, gateway, tenant, key, parse) as queued:
+        is_repeatable = key is not None or not queued.id.endswith(new_id)
+        await queuing.submit(gateway, queued, is_repeatable=is_repeatable)
     return RequestObject(
         id=queued.id,
         status="delayed" if queued.delay_s else "queued",
@@ -167,35 +146,6 @@ async def _queue(
 def _warnings(queued: QueuedRequest) -> list[str] | None:
     names = queued.unknown_fields
     return [unknown_in_words(names, queued.endpoint)] if names else None
-
-
-async def _check_load(gateway: Gateway, tenant: Tenant, key: str | None, num_bytes: int) -> None:
-    """Check that a request stays within the tenant's limits; one that its key repeats adds nothing.
-
-    Raises:
-        LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
-    """
-    try:
-        await gateway.tenant_limits.check_load(tenant, num_bytes)
-    except LimitReached:
-        ((state, _),) = await retry_redis(gateway.queue.status, [f"{tenant.name}.{key}"])
-        if key is None or state == "unknown":
-            raise
-
-
-async def _submit(gateway: Gateway, queued: QueuedRequest) -> None:
-    """Submit a request, for `REDIS_RETRY_S` at most.
-
-    `Client` alone would wait for Redis without a limit.
-    """
-    try:
-        async with asyncio.timeout(REDIS_RETRY_S):
-            await gateway.client.submit(queued, wait_if_full=False)
-    except QueueFull as full:  # a full Redis is the operator's, a 503
-        raise full.__cause__ if isinstance(full.__cause__, RedisFull) else full from None
-    except TimeoutError:
-        raise ConnectionError(f"no answer to a submit within {REDIS_RETRY_S:g} s") from None
-    _submitted_requests.inc()
 
 
 async def _find(gateway: Gateway, request_id: str, wait_s: float) -> RequestObject:

@@ -16,6 +16,7 @@ class TenantLimits(BaseModel):
     requests_per_minute: int
     max_depth: int
     max_bytes: int
+    max_live: int
     max_batches: int
     max_storage_bytes: int
     max_priority: Priority
@@ -27,12 +28,14 @@ class TenantUsage(BaseModel):
     Attributes:
         depth: Requests in the queue, waiting or in flight.
         bytes: Bytes of those requests.
+        live: Those of them that are live requests.
         batches: Batches that have not ended.
         storage_bytes: Bytes of files and of the results of batches.
     """
 
     depth: int
     bytes: int
+    live: int
     batches: int
     storage_bytes: int
 
@@ -51,11 +54,16 @@ async def tenant(gateway: CurrentGateway, tenant: CallingTenant) -> TenantObject
     """Return the limits of the calling tenant, and what it uses of them."""
     depth, num_bytes = await retry_redis(gateway.queue.tenants.load, tenant.name)
     num_batches = await retry_redis(gateway.batches.store.records.num_open, tenant.name)
+    num_live = await gateway.live_limit.number(tenant)
     storage_bytes = await retry_redis(gateway.batches.files.use.num_bytes, tenant.name)
     return TenantObject(
         name=tenant.name,
         limits=TenantLimits.model_validate(tenant, from_attributes=True),
         usage=TenantUsage(
-            depth=depth, bytes=num_bytes, batches=num_batches, storage_bytes=storage_bytes
+            depth=depth,
+            bytes=num_bytes,
+            live=num_live,
+            batches=num_batches,
+            storage_bytes=storage_bytes,
         ),
     )

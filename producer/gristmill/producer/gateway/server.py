@@ -21,6 +21,7 @@ from gristmill.producer.gateway import (
     http_errors,
     routes_batches,
     routes_files,
+    routes_live,
     routes_models,
     routes_requests,
     routes_tenant,
@@ -55,12 +56,19 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(
         title="Gristmill",
         version=version("gristmill"),
-        description="OpenAI's Files and Batches API, and single requests, over a queue of GPU workers.",
+        description="OpenAI's API, live and in batches, over a queue of GPU workers.",
         redirect_slashes=False,
     )
     app.state.gateway = gateway
     http_errors.install(app)
-    for module in (routes_files, routes_batches, routes_requests, routes_models, routes_tenant):
+    for module in (
+        routes_live,
+        routes_files,
+        routes_batches,
+        routes_requests,
+        routes_models,
+        routes_tenant,
+    ):
         app.include_router(module.router, responses=http_errors.RESPONSES)
     app.include_router(routes_models.unsupported_router)
     app.include_router(probes)

@@ -32,6 +32,14 @@ class GatewaySettings(BatchSettings):
             ge=0, le=3600, description="longest wait of one call for a result; 0 answers at once"
         ),
     ] = 60.0
+    gateway_live_timeout_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=86_400,
+            description="longest wait of a live request for its answer; then a 504 names the request, which goes on. The default is 10 s below the timeout of OpenAI's clients, so that they see the 504",
+        ),
+    ] = 590.0
     drain_timeout_s: Annotated[
         float,
         Field(

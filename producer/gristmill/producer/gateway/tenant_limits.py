@@ -16,9 +16,7 @@ from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import LimitReached
 from gristmill.shared.queue import Queue
 
-_refused_calls = Counter(
-    "gristmill_gateway_refused_calls", "Calls over a tenant's limit", ["limit"]
-)
+refused_calls = Counter("gristmill_gatewayrefused_calls", "Calls over a tenant's limit", ["limit"])
 
 
 WINDOW_MS = 60_000
@@ -65,7 +63,7 @@ class TenantLimiter:
         wait_ms = await retry_redis(self._count_call, keys=keys, args=args)
         if not wait_ms:
             return
-        _refused_calls.labels("requests_per_minute").inc()
+        refused_calls.labels("requests_per_minute").inc()
         wait_s = math.ceil(wait_ms / 1000)
         message = (
             f"tenant {tenant.name} made {tenant.requests_per_minute:,} calls within a minute, its limit"
@@ -87,7 +85,7 @@ class TenantLimiter:
         depth, queued_bytes = await retry_redis(self._queue.tenants.load, tenant.name)
         if depth < tenant.max_depth and queued_bytes + num_bytes <= tenant.max_bytes:
             return
-        _refused_calls.labels("load").inc()
+        refused_calls.labels("load").inc()
         raise LimitReached(
             f"tenant {tenant.name} has {depth:,} of {tenant.max_depth:,} requests (max_depth) and"
             f" {queued_bytes:,} of {tenant.max_bytes:,} bytes (max_bytes) in the queue; wait until some have finished"

@@ -50,6 +50,8 @@
 --                                    up, or when the queue began to work
 --   wrong_types              SET     names of keys that had a wrong type and were moved away
 --   wrong_type:<name>        ANY     such a key, with a TTL
+--   live:<tenant>            ZSET    ids of the tenant's live requests -> ms until which one counts that is not in the
+--                                    queue yet; with a TTL. Ended ones stay until the tenant is at its limit
 --   tenant_load              HASH    "tenant|requests", "tenant|bytes" of what is not terminal; no field is 0
 --
 -- Header of request:<id>, version 1, fields separated by "|":

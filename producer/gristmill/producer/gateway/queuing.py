@@ -1,0 +1,99 @@
+"""The way of one request from the body of a call into the queue; each route that queues one uses it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from fastapi import Request
+from prometheus_client import Counter
+
+from gristmill.producer.gateway.context import Gateway, caller_of
+from gristmill.producer.gateway.creation import creating
+from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
+from gristmill.producer.gateway.request_body import declared_bytes, parsed, read_body
+from gristmill.producer.tenants import Tenant
+from gristmill.shared.errors import LimitReached, QueueFull
+from gristmill.shared.media import names_media
+from gristmill.shared.operations import max_element_bytes
+from gristmill.shared.redis_full import RedisFull
+from gristmill.shared.request import Request as QueuedRequest
+
+MAY_EXIST = "the request may be queued under an id that you cannot know"
+
+_submitted_requests = Counter("gristmill_gateway_submitted_requests", "Requests that were queued")
+
+
+@asynccontextmanager
+async def incoming(
+    call: Request,
+    gateway: Gateway,
+    tenant: Tenant,
+    key: str | None,
+    parse: Callable[[bytes], QueuedRequest],
+) -> AsyncIterator[QueuedRequest]:
+    """Read a call's body and yield its request, to submit it within the block.
+
+    The call holds its share of memory until the end of the block.
+
+    Args:
+        call: The HTTP call.
+        gateway: The gateway.
+        tenant: The calling tenant.
+        key: The Idempotency-Key, if the call has one.
+        parse: Returns the request of a body.
+
+    Raises:
+        ApiError: See `read_body` and `MediaGuard.check`.
+        InvalidRequest: The body or a media URL breaks a rule.
+        LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
+    """
+    max_bytes = max_element_bytes(gateway.settings.max_request_bytes)
+    declared = declared_bytes(call)
+    await _check_load(gateway, tenant, key, declared)
+    with gateway.body_pools.share(caller_of(call, tenant)) as share:
+        body = await read_body(call, share, max_bytes, "GRISTMILL_MAX_REQUEST_BYTES")
+        request = await parsed(partial(parse, body), len(body), gateway.parsing)
+        call.state.call.facts["id"] = request.id
+        if names_media(request):
+            await gateway.media.check(request)
+        if not declared:
+            await _check_load(gateway, tenant, key, len(body))
+        yield request
+
+
+async def submit(gateway: Gateway, request: QueuedRequest, *, is_repeatable: bool) -> None:
+    """Submit a request, for `REDIS_RETRY_S` at most. `Client` alone would wait for Redis without a limit.
+
+    Args:
+        gateway: The gateway.
+        request: The request.
+        is_repeatable: True if a repeated call queues nothing twice, because it has a key or an id.
+
+    Raises:
+        ApiError: 503: Redis failed, and a repeat might queue the request twice.
+        IdConflict, NotServed, InvalidRequest, QueueFull: See `Client.submit`.
+    """
+    with creating(MAY_EXIST, is_repeatable=is_repeatable):
+        try:
+            async with asyncio.timeout(REDIS_RETRY_S):
+                await gateway.client.submit(request, wait_if_full=False)
+        except QueueFull as full:  # a full Redis is the operator's, a 503
+            raise full.__cause__ if isinstance(full.__cause__, RedisFull) else full from None
+        except TimeoutError:
+            raise ConnectionError(f"no answer to a submit within {REDIS_RETRY_S:g} s") from None
+    _submitted_requests.inc()
+
+
+async def _check_load(gateway: Gateway, tenant: Tenant, key: str | None, num_bytes: int) -> None:
+    """Check that a request stays within the tenant's limits; one that its key repeats adds nothing.
+
+    Raises:
+        LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
+    """
+    try:
+        await gateway.tenant_limits.check_load(tenant, num_bytes)
+    except LimitReached:
+        ((state, _),) = await retry_redis(gateway.queue.status, [f"{tenant.name}.{key}"])
+        if key is None or state == "unknown":
+            raise

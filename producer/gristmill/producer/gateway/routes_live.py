@@ -1,0 +1,224 @@
+"""Routes of live requests: OpenAI's own paths, whose calls wait for the answer.
+
+The answer has the status and the body of the engine. A live request uses the lane `high`, whatever the highest lane of
+its tenant is. `LiveLimit` bounds how many of them a tenant may have.
+"""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
+from ulid import ULID
+
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway
+from gristmill.producer.gateway.creation import IdempotencyKey
+from gristmill.producer.gateway.failover_retry import retry_redis
+from gristmill.producer.gateway.http_errors import NO_RETRY, RETRY_AFTER_S, ApiError, ErrorAnswer
+from gristmill.producer.gateway.queuing import incoming, submit
+from gristmill.producer.tenants import Tenant
+from gristmill.shared.errors import GristmillError
+from gristmill.shared.operations import max_element_bytes
+from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS
+from gristmill.shared.request import Request as QueuedRequest
+from gristmill.shared.request_json import object_from_json
+from gristmill.shared.results import Result
+from gristmill.shared.tasks import end
+
+router = APIRouter(tags=["live requests"])
+
+RESPONSES_API = "/v1/responses"
+LIVE = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES_API, "/v1/rerank", "/v1/score")
+"""Endpoints with live requests."""
+
+KEPT_STATE = ("store", "background", "previous_response_id", "conversation")
+"""Fields of the Responses API that need a server which keeps responses."""
+
+REQUEST_ID = "X-Gristmill-Request-Id"
+"""Header of each answer with the id of the queue's request. `X-Request-Id` is the id of the call."""
+
+STOP_MARGIN_S = 2.0
+"""Seconds before the end of the drain at which waiting calls answer, so that the answers arrive."""
+
+_STATUS = {"cancelled": 409, "expired": 504, "engine_unavailable": 502, "connection_broken": 502}
+"""Code of the error of a request without an answer -> HTTP status; other codes are a 500."""
+
+
+async def live(
+    request: Request,
+    gateway: CurrentGateway,
+    tenant: CallingTenant,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Queue a request, wait for its answer and return it. Repeated calls with the same Idempotency-Key queue it once.
+
+    A call whose client goes away cancels its request, unless the call has an Idempotency-Key.
+    """
+    queued = await _queue(request, gateway, tenant, idempotency_key)
+    return _answer(await _result(request, gateway, queued.id, idempotency_key))
+
+
+for path in LIVE:
+    router.add_api_route(
+        path,
+        live,
+        methods=["POST"],
+        response_class=Response,
+        responses={
+            200: {"content": {"application/json": {}}, "description": "The engine's answer"},
+            **{status: {"model": ErrorAnswer} for status in (500, 502, 504)},
+        },
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
+    )  # fmt: skip
+
+
+async def _queue(call: Request, gateway: Gateway, tenant: Tenant, key: str | None) -> QueuedRequest:
+    """Queue the request of a call.
+
+    Raises:
+        LimitReached: The tenant has `max_live` live requests, or would exceed another limit.
+    """
+    parse = partial(
+        live_request,
+        endpoint=call.scope["route"].path,
+        tenant=tenant,
+        name=str(ULID()) if key is None else key,
+        call_id=call.state.call.request_id,
+        max_request_bytes=gateway.settings.max_request_bytes,
+    )
+    async with incoming(call, gateway, tenant, key, parse) as queued:
+        await gateway.live_limit.add(tenant, queued.id)
+        try:
+            await submit(gateway, queued, is_repeatable=key is not None)
+        except GristmillError:
+            await gateway.live_limit.drop(tenant, queued.id)
+            raise
+    return queued
+
+
+def live_request(
+    body: bytes, *, endpoint: str, tenant: Tenant, name: str, call_id: str, max_request_bytes: int
+) -> QueuedRequest:
+    """Return the request of a plain OpenAI body.
+
+    Args:
+        body: JSON of the body.
+        endpoint: Endpoint of the request: the path of the call.
+        tenant: The calling tenant.
+        name: The Idempotency-Key or a new id, which becomes part of the request's id.
+        call_id: The X-Request-Id of the call, which becomes the metadata.
+        max_request_bytes: Largest body that the queue takes.
+
+    Raises:
+        InvalidRequest: The body breaks a rule.
+        ApiError: 400 for a field that this gateway cannot serve.
+    """
+    fields = object_from_json(body, max_element_bytes(max_request_bytes))
+    _check_fields(fields, endpoint)
+    return QueuedRequest.from_body(
+        fields,
+        endpoint=endpoint,
+        id=f"{tenant.name}.{name}",
+        tenant=tenant.name,
+        priority="high",
+        metadata={"request_id": call_id},
+    )
+
+
+def _check_fields(fields: dict[str, Any], endpoint: str) -> None:
+    if fields.get("stream"):
+        message = "stream is true, and this gateway answers as a whole; leave stream out"
+        raise ApiError(400, message, param="stream")
+    if endpoint != RESPONSES_API:
+        return
+    for name in KEPT_STATE:
+        if fields.get(name):
+            message = (
+                f"{name!r} needs a server that keeps responses, and a gateway keeps none; leave it out, and send the"
+                " whole conversation as input; a request that runs in the background is POST /v1/requests"
+            )
+            raise ApiError(400, message, param=name)
+
+
+async def _result(call: Request, gateway: Gateway, request_id: str, key: str | None) -> Result:
+    """Wait for the end of a request.
+
+    Raises:
+        ApiError: 504 after the time limit; 503 if the gateway stops first. The request goes on.
+        ClientDisconnect: The client has gone, and its request is cancelled unless the call has a key.
+    """
+    waiting = asyncio.create_task(gateway.client.wait(request_id))
+    leaving = asyncio.create_task(_client_left(call))
+    stopping = asyncio.create_task(_stopped(gateway))
+    tasks, timeout_s = (waiting, leaving, stopping), gateway.settings.gateway_live_timeout_s
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+        if leaving.done():
+            if key is None:
+                await retry_redis(gateway.queue.cancel, [request_id])
+            raise ClientDisconnect
+        raise _unanswered(request_id, key, timeout_s, is_stopping=stopping.done())
+    finally:
+        await end(*tasks)
+
+
+async def _client_left(call: Request) -> None:
+    """Return when the client has closed the connection; the call's body was read before."""
+    while (await call.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stopped(gateway: Gateway) -> None:
+    """Return shortly before a stopping gateway cuts off its calls."""
+    await gateway.stopping.wait()
+    await asyncio.sleep(max(0.0, gateway.settings.drain_timeout_s - STOP_MARGIN_S))
+
+
+def _unanswered(
+    request_id: str, key: str | None, timeout_s: float, *, is_stopping: bool
+) -> ApiError:
+    """Return the error for a call that ends before its request. Only a call with a key may be repeated."""
+    status, code, why = (
+        504,
+        "timeout",
+        f"did not come within {timeout_s:g} s (GRISTMILL_GATEWAY_LIVE_TIMEOUT_S)",
+    )
+    if is_stopping:
+        status, code, why = 503, "gateway_stopping", "did not come before this gateway had to stop"
+    repeat = (
+        "or repeat the call with its Idempotency-Key"
+        if key
+        else "an Idempotency-Key would allow a repeat"
+    )
+    return ApiError(
+        status,
+        f"the answer of request {request_id} {why}; the request goes on: GET /v1/requests/{request_id}, {repeat}",
+        code=code,
+        headers={REQUEST_ID: request_id, **({"Retry-After": str(RETRY_AFTER_S)} if key else NO_RETRY)},
+    )  # fmt: skip
+
+
+def _answer(result: Result) -> Response:
+    """Return what `vllm serve` would answer. A repeat of a failed request would fail again: the queue has retried it.
+
+    Raises:
+        ApiError: The request ended without an answer of the engine.
+    """
+    headers = {REQUEST_ID: result.id}
+    if result.status_code is None:
+        raise _failed(result, headers | NO_RETRY)
+    if result.status_code >= 400:
+        headers |= NO_RETRY
+    return Response(orjson.dumps(result.body), result.status_code, headers, "application/json")
+
+
+def _failed(result: Result, headers: dict[str, str]) -> ApiError:
+    error = result.error or {}
+    code, message = str(error.get("code", "")), str(error.get("message", ""))
+    message = f"request {result.id}: {message}"
+    return ApiError(_STATUS.get(code, 500), message, code=code or None, headers=headers)
