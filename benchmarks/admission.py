@@ -23,7 +23,7 @@ from gristmill.shared.connection import connect
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
-from gristmill.worker.admission.room import Capacity
+from gristmill.worker.admission.capacity import Capacity
 from gristmill.worker.engine.stub_batch import StubBatch
 
 

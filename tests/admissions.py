@@ -4,8 +4,10 @@ from gristmill.shared.records import Record
 from gristmill.worker.engine.interface import Response
 
 
-def record(prompt_tokens: int, max_tokens: int, body: bytes = b"{}") -> Record:
-    header = f"1|0|0|default|normal|d||{prompt_tokens}|{max_tokens}|3||/v1/completions|||"
+def record(
+    prompt_tokens: int, max_tokens: int, body: bytes = b"{}", priority: str = "normal"
+) -> Record:
+    header = f"1|0|0|default|{priority}|d||{prompt_tokens}|{max_tokens}|3||/v1/completions|||"
     return Record.parse(header.encode() + b"\n\n" + body)
 
 

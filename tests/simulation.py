@@ -11,7 +11,8 @@ from queues import settlement
 from gristmill.shared.operations import ClaimTerms
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
-from gristmill.worker.admission.room import Admission, Capacity, Demand
+from gristmill.worker.admission.capacity import Capacity, Demand
+from gristmill.worker.admission.room import Admission
 from gristmill.worker.batch_policy import BatchPolicy, claim_size, claim_tokens
 from gristmill.worker.engine import EngineStats, Response
 from gristmill.worker.engine.stub_batch import Sequence as Running

@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.shared.request import Request
-from gristmill.worker.admission.room import (
-    UNBOUNDED,
-    Admission,
-    Capacity,
-    Demand,
-    ceiling,
-    free_places,
-    refill,
-)
+from gristmill.worker.admission.capacity import Capacity, Demand, ceiling, free_places, refill
+from gristmill.worker.admission.room import UNBOUNDED, Admission
 from gristmill.worker.engine.interface import EngineStats
 
 CAPACITY = Capacity(max_in_flight=110, max_num_seqs=100, kv_cache_tokens=10_000)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gristmill.shared.operations import MAX_CLAIM
 from gristmill.shared.records import Claimed, Record
-from gristmill.worker.admission.room import Demand, Room, RoomKind
+from gristmill.worker.admission.capacity import Demand
+from gristmill.worker.admission.room import Room, RoomKind
 from gristmill.worker.batch_policy import (
     MAX_GULP_START,
     BatchPolicy,

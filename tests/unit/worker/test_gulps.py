@@ -5,16 +5,9 @@ from admissions import answered, record
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.worker.admission.capacity import Capacity, Demand, gulp_size
 from gristmill.worker.admission.gulps import MAX_WAIT_S, gulp_share
-from gristmill.worker.admission.room import (
-    NO_ROOM,
-    UNBOUNDED,
-    Admission,
-    Capacity,
-    Demand,
-    Room,
-    gulp_size,
-)
+from gristmill.worker.admission.room import NO_ROOM, UNBOUNDED, Admission, Room
 from gristmill.worker.engine.interface import EngineStats
 
 CAPACITY = Capacity(max_in_flight=110, max_num_seqs=100, gulp=10)
@@ -111,10 +104,10 @@ def test_another_queue_that_is_shallow_begins_no_gulp() -> None:
 
 
 def test_urgent_requests_get_the_places_that_wait() -> None:
-    assert admission(num_held=97).urgent_room([])[:2] == (3, UNBOUNDED)
-    assert admission(num_held=97).urgent_room([record(1, 1)] * 3) == NO_ROOM
-    assert admission(num_held=100).urgent_room([]) == NO_ROOM
-    assert admission(Capacity(110, 100), num_held=97).urgent_room([]) == NO_ROOM
+    assert admission(num_held=97).urgent_room([], only_kept=False)[:2] == (3, UNBOUNDED)
+    assert admission(num_held=97).urgent_room([record(1, 1)] * 3, only_kept=False) == NO_ROOM
+    assert admission(num_held=100).urgent_room([], only_kept=False) == NO_ROOM
+    assert admission(Capacity(110, 100), num_held=97).urgent_room([], only_kept=False) == NO_ROOM
     lanes = Room(3, UNBOUNDED, MAX_BYTES, "urgent").lanes
     assert (lanes.high, lanes.normal, lanes.low) == (None, 0, 0)
 
@@ -126,7 +119,7 @@ def test_a_gulp_is_counted_in_tokens_if_the_cache_is_the_bound() -> None:
     assert account.room([], DEEP, 0).num_requests == 0
     leaves[0]()
     assert account.room([], DEEP, 0).num_requests == 0
-    assert account.urgent_room([])[:2] == (81, 500)
+    assert account.urgent_room([], only_kept=False)[:2] == (81, 500)
     leaves[1]()
     assert account.room([], DEEP, 0)[:2] == (82, 1000)
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from admissions import record
 
-from gristmill.worker.admission.room import Admission, Capacity, Demand
+from gristmill.worker.admission.capacity import Capacity, Demand
+from gristmill.worker.admission.room import Admission
 from gristmill.worker.engine.interface import EngineStats
 from gristmill.worker.engine.refusals import refusal
 from gristmill.worker.engine.sequences import num_sequences
@@ -106,7 +107,7 @@ def test_each_sequence_takes_a_place(gulp: int) -> None:
     assert account.room([record(1, 1, b'{"prompt":["x","y"]}')], demand, 0).num_requests == 6
     others = [account.enter(record(1, 1, b'{"prompt":"x","n":16384}')) for _ in range(2)]
     assert account.room([], demand, 0).num_requests == 0
-    assert account.urgent_room([]).num_requests == 0
+    assert account.urgent_room([], only_kept=False).num_requests == 0
     for each in (leave, *others):
         each()
     assert account.room([], demand, 100).num_requests == 20

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 from gristmill.shared.operations import MAX_CLAIM_BYTES
 from gristmill.shared.tasks import end
 from gristmill.worker import batch_policy, metrics
-from gristmill.worker.admission.gulps import URGENT_S
-from gristmill.worker.admission.room import NO_ROOM, Demand, Room, RoomKind
+from gristmill.worker.admission.capacity import Demand
+from gristmill.worker.admission.room import NO_ROOM, Room, RoomKind
+from gristmill.worker.admission.urgent import UrgentClaims
 from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.in_flight import ClaimedRequest
@@ -92,7 +93,7 @@ class Batcher:
         self._brake = context.brake
         self._is_stopping = is_stopping
         self._shares = QueueShares([source.weight for source in sources])
-        self._claimed_s: dict[ClaimSource, float] = {}  # moment of each queue's last claim
+        self._urgent = UrgentClaims()
         self._room_kind: RoomKind = "plain"  # of the last claim that found requests
 
     @property
@@ -192,16 +193,21 @@ class Batcher:
         size = int(min(size, self._limit.num_free(num_held, now_s)))
         if size == 0 or not self._brake.may_claim():
             return None
-        is_try = self._brake.is_braked
+        is_try, is_urgent = self._brake.is_braked, room.kind == "urgent"
         max_tokens = batch_policy.claim_tokens(self._policy, room, self._settings.max_claim_tokens)
         granted = Room(size, max_tokens, min(room.num_bytes, MAX_CLAIM_BYTES), room.kind)
-        width, tried = self._suspect_width_of(source), self._brake.tried_tenants
-        self._claimed_s[source] = now_s
-        claim = await source.claim(granted, width, tried)
-        if is_try and claim and claim.requests:
-            self._brake.begin_try(claim.requests[0])
-        if not (claim and claim.requests):
-            return None if room.kind == "urgent" else claim
+        # A suspect of another lane must not take a place of the lane `high`.
+        width = 0 if is_urgent else self._suspect_width_of(source)
+        claim = await source.claim(granted, width, self._brake.tried_tenants)
+        requests = claim.requests if claim else ()
+        if is_urgent:
+            self._urgent.note_urgent(source, now_s, size, len(requests))
+        else:
+            self._urgent.note_open(source, now_s)
+        if not requests:
+            return None if is_urgent else claim
+        if is_try:
+            self._brake.begin_try(requests[0])
         self._room_kind = room.kind
         return claim
 
@@ -211,10 +217,13 @@ class Batcher:
     def _urgent_room(
         self, source: ClaimSource, batch: Sequence[ClaimedRequest], now_s: float
     ) -> Room:
-        """Return the room for urgent requests; none within `URGENT_S` of the queue's last claim."""
-        if now_s - self._claimed_s.get(source, 0) < URGENT_S:
+        """Return the room for requests of the lane `high` alone; none until such a claim is due."""
+        if not self._urgent.is_due(source, now_s):
             return NO_ROOM
-        return self._admission.urgent_room([request.record for request in batch])
+        records = [request.record for request in batch]
+        return self._admission.urgent_room(
+            records, only_kept=self._urgent.must_leave_waiting_places(now_s)
+        )
 
     def _suspect_width_of(self, source: ClaimSource) -> int:
         """Return how many suspects of a queue may run.

@@ -23,7 +23,8 @@ from gristmill.shared.redis_retry import retrying
 from gristmill.shared.tasks import end
 from gristmill.worker import metrics
 from gristmill.worker.ack_writer import AckWriter
-from gristmill.worker.admission.room import Demand, Room
+from gristmill.worker.admission.capacity import Demand
+from gristmill.worker.admission.room import Room
 from gristmill.worker.batcher import ClaimResult
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.death_report import DeathReport

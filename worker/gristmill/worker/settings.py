@@ -125,6 +125,14 @@ class WorkerSettings(QueueSettings):
             description="free places that a full engine waits for before it claims, with `continuous`; 1 turns gulps off. Unset computes the number for a CUDA engine with graphs and is 1 for other engines",
         ),
     ] = None
+    high_share: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=0.5,
+            description="share of the engine's places, and of its KV cache, that only requests of the lane `high` may take, with `continuous`. 0 keeps none",
+        ),
+    ] = 0.0
     scheduling: Annotated[
         Scheduling | None,
         Field(

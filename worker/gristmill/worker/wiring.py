@@ -19,7 +19,8 @@ from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.scripts import PROTOCOL
 from gristmill.worker import metrics
-from gristmill.worker.admission.room import Admission, Capacity
+from gristmill.worker.admission.capacity import Capacity
+from gristmill.worker.admission.room import Admission
 from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.drain import Drain
@@ -68,6 +69,7 @@ async def work(
         info.max_num_seqs,
         info.kv_cache_tokens,
         settings.gulp(has_decode_graphs=info.has_decode_graphs),
+        0 if policy.has_barrier else settings.high_share,
     )
     _report_engine(info, capacity)
     engine, provenance = supervisor.engine, Provenance(info)

@@ -12,10 +12,6 @@ from math import sqrt
 MAX_WAIT_S = 0.5
 """Most seconds that a free place waits for a gulp, so that rare ends do not leave places empty."""
 
-URGENT_S = 0.1
-"""Seconds between two claims for the lane `high` alone while places wait for a gulp. A request of
-that lane waits about so long for its claim."""
-
 SHARE_AT_FIRST = 1 / 8
 """Share of the sequences in a gulp before the lengths of the outputs are known."""
 

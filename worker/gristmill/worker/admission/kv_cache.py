@@ -27,6 +27,11 @@ REFILL_SHARE = 1 / 20
 tokens have ended."""
 
 
+def is_high(record: Record) -> bool:
+    """Return whether a request is of the lane `high`, for which places and tokens may be kept."""
+    return record.priority == "high"
+
+
 @dataclass(slots=True, eq=False)
 class Promise:
     """The expected use of the cache by one request in the engine.
@@ -45,16 +50,19 @@ class CacheAccount:
 
     Args:
         size: Tokens that the cache holds.
+        kept_share: Share of them that is kept for requests of the lane `high`, 0 to 0.5.
 
     Attributes:
         refill_share: Share of the held tokens that must end before a full cache takes more.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, kept_share: float = 0.0) -> None:
         self.refill_share = REFILL_SHARE
         self._size = size
+        self._kept_share = kept_share
         self._promises: set[Promise] = set()
         self._held = Tokens()
+        self._held_by_high = Tokens()
         self._seen = SeenTokens()
         self._overcommit = Overcommit()
         self._last = EngineStats()
@@ -66,12 +74,15 @@ class CacheAccount:
     def promise(self, record: Record) -> Callable[[], None]:
         """Note that a request enters the engine; return the function to call when it leaves."""
         promise = Promise(self._estimated(record), self._num_steps)
+        by_high = promise.estimated if is_high(record) else Tokens()
         self._promises.add(promise)
         self._held += promise.estimated
+        self._held_by_high += by_high
 
         def release() -> None:
             self._promises.remove(promise)
             self._held -= promise.estimated
+            self._held_by_high -= by_high
             self._num_ended += 1
             self._ended_since_full += promise.estimated
 
@@ -92,7 +103,7 @@ class CacheAccount:
                 num_held=len(self._promises),
                 num_ended=self._num_ended,
                 num_preempted=max(0, stats.preemptions - self._last.preemptions),
-                usage=stats.kv_cache_usage,
+                usage=stats.kv_cache_usage / (1 - self._kept_share),
                 is_full=self._full_since_s is not None,
             )
         )
@@ -106,7 +117,7 @@ class CacheAccount:
         return self._seen.counted.output
 
     def free_tokens(self, gathered: Sequence[Record], num_free: int, now_s: float) -> int:
-        """Return how many tokens a claim may take, by the headers' estimates; 0 forbids a claim.
+        """Return how many tokens a claim of all lanes may take, by the headers' estimates; 0 forbids a claim.
 
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
@@ -115,25 +126,48 @@ class CacheAccount:
         """
         if not (self._promises or gathered):
             self._full_since_s = None
-            return ceil(self._seen.uncorrected(self._budget))
+            return ceil(self._seen.uncorrected(self._budget * (1 - self._kept_share)))
         if self._full_since_s is not None and not self._may_look_again(now_s - self._full_since_s):
             return 0
-        num_tokens = self.fitting_tokens(gathered, num_free)
+        num_tokens = self.fitting_tokens(gathered, num_free, keep=True)
         self._full_since_s = None if num_tokens else now_s
         self._ended_since_full = Tokens()
         return num_tokens
 
-    def fitting_tokens(self, gathered: Sequence[Record], num_free: int) -> int:
-        """Return how many tokens fit now, without the wait of a full cache; see `free_tokens`."""
+    def fitting_tokens(self, gathered: Sequence[Record], num_free: int, *, keep: bool) -> int:
+        """Return how many tokens fit now, without the wait of a full cache; see `free_tokens`.
+
+        Args:
+            gathered: Records of requests that are claimed and not yet in the engine.
+            num_free: Requests for which the engine has places.
+            keep: True to leave the tokens that are kept for the lane `high`.
+        """
         estimates = [self._estimated(record) for record in gathered]
         num_held = len(self._promises) + len(estimates)
         taken = self._seen.corrected(reduce(add, estimates, self._held))
-        free, each = self._budget - taken.total, taken.total / max(1, num_held)
+        each = taken.total / max(1, num_held)
+        budget = self._budget - (self._kept_tokens(gathered, each) if keep else 0)
+        free = budget - taken.total
         if free < num_free * each:
             # The sum of all final lengths exceeds the budget, so project the actual overlap.
             newcomer = Course(taken.output / num_held, taken.prompt / num_held)
-            free = each * num_fitting(self._courses(estimates), newcomer, self._budget)
+            free = each * num_fitting(self._courses(estimates), newcomer, budget)
         return 0 if free < each else ceil(self._seen.uncorrected(free))
+
+    def _kept_tokens(self, gathered: Sequence[Record], each: float) -> float:
+        """Return the kept tokens that no request of the lane `high` uses.
+
+        They hold at least one request of the mean length, unless it needs more than half of the cache.
+
+        Args:
+            gathered: Records of requests that are claimed and not yet in the engine.
+            each: Mean tokens of a request.
+        """
+        if not self._kept_share:
+            return 0
+        kept = min(max(self._kept_share * self._budget, each), self._budget / 2)
+        high = (self._estimated(record) for record in gathered if is_high(record))
+        return max(0, kept - self._seen.corrected(reduce(add, high, self._held_by_high)).total)
 
     def _may_look_again(self, waited_s: float) -> bool:
         is_enough = self._ended_since_full.total >= self.refill_share * self._held.total
