@@ -47,6 +47,13 @@ async def test_stub_refuses_a_stream_like_the_others() -> None:
     assert (await engine.post(CHAT, b'{"stream": true}')).status == 400
 
 
+def test_a_waiting_sequence_of_a_higher_priority_gets_the_next_seat() -> None:
+    batch = StubBatch(1)
+    for name, priority in enumerate((0, 0, 1, -1, 0)):
+        batch.add(Sequence(name, 1, priority))
+    assert [each.prompt_tokens for _ in range(5) for each in batch.step()] == [0, 3, 1, 4, 2]
+
+
 async def test_stub_runs_no_more_than_it_has_seats_for() -> None:
     engine = StubEngine(token_delay_s=0.001, max_num_seqs=2)
     info = await engine.start()

@@ -74,7 +74,7 @@ class StubEngine:
             message = f"max_tokens must be at least 1, got {max_tokens}."
             return error_response(400, message, "BadRequestError", "max_tokens")
         if self._token_delay_s:
-            await self._steps.run(Sequence(len(words), max_tokens))
+            await self._steps.run(Sequence(len(words), max_tokens, priority))
         return self._answer(endpoint, words, max_tokens)
 
     async def check(self, timeout_s: float) -> None:

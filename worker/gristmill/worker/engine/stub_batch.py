@@ -2,7 +2,7 @@
 
 A step is a call, so this module knows no time. It schedules as vLLM does:
 
-- Sequences get seats in the order of arrival, each when its prompt fits into the KV cache.
+- Sequences get seats by priority and in the order of arrival, each when its prompt fits into the KV cache.
 - If the cache is full, the batch preempts the newest running sequence. That sequence goes to the
   front of the waiting ones, and its tokens take room in the cache again once it gets a seat.
 """
@@ -18,11 +18,13 @@ class Sequence:
     Attributes:
         prompt_tokens: Tokens of the prompt.
         max_tokens: Output tokens after which the sequence ends.
+        priority: Rank among the waiting sequences; the lowest number goes first.
         num_output_tokens: Output tokens so far; a preemption keeps them.
     """
 
     prompt_tokens: int
     max_tokens: int
+    priority: int = 0
     num_output_tokens: int = 0
 
     @property
@@ -70,7 +72,8 @@ class StubBatch:
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence; it waits, or gets a seat at once if one is free and its prompt fits."""
-        self._waiting.append(sequence)
+        later = (i for i, each in enumerate(self._waiting) if each.priority > sequence.priority)
+        self._waiting.insert(next(later, len(self._waiting)), sequence)
         self._seat()
 
     def remove(self, sequence: Sequence) -> None:
