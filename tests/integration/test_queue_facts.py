@@ -89,6 +89,17 @@ async def test_a_claim_may_ask_for_urgent_requests_only(queue: Queue) -> None:
     assert [i.id for i in await claim(queue, worker, lanes=LaneRoom(high=0))] == ["n", "l"]
 
 
+async def test_a_lane_tells_whether_it_has_requests(queue: Queue) -> None:
+    worker = await open_worker(queue)
+    await queue.submit([a_request("n")])
+    assert not await queue.has_waiting("high")
+    await queue.submit([a_request("h", priority="high")])
+    assert await queue.has_waiting("high")
+    await claim(queue, worker, lanes=LaneRoom(normal=0, low=0))
+    assert not await queue.has_waiting("high")
+    assert await queue.has_waiting("normal")
+
+
 async def test_a_claim_may_bound_each_lane(queue: Queue) -> None:
     worker = await open_worker(queue)
     for priority in ("high", "normal", "low"):

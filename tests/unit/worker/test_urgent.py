@@ -1,23 +1,36 @@
 """Test when a full worker claims for the lane `high` alone, without a clock."""
 
-from gristmill.worker.admission.urgent import MAX_URGENT_S, URGENT_S, UrgentClaims
+from gristmill.worker.admission.urgent import CLAIM_S, MAX_URGENT_S, URGENT_S, UrgentClaims
 
 
-def test_an_urgent_claim_is_due_some_time_after_the_last_claim_of_its_queue() -> None:
+def test_a_look_is_due_some_time_after_the_last_look_or_claim_of_its_queue() -> None:
     claims = UrgentClaims()
     assert claims.is_due("a", 0.0)
     claims.note_open("a", 0.0)
     assert not claims.is_due("a", 0.9 * URGENT_S)
     assert claims.is_due("b", 0.9 * URGENT_S)
-    assert claims.is_due("a", URGENT_S)
-    claims.note_urgent("a", URGENT_S, 4, 3)
+    claims.note_look("a", URGENT_S)
     assert not claims.is_due("a", 1.9 * URGENT_S)
+    claims.note_urgent("a", 2 * URGENT_S, 4, 3)
+    assert not claims.is_due("a", 2.9 * URGENT_S)
+    assert claims.is_due("a", 3 * URGENT_S)
 
 
-def test_a_claim_that_took_its_full_size_makes_the_next_due_at_once() -> None:
+def test_a_claim_that_took_its_full_size_makes_the_next_look_due_at_once() -> None:
     claims = UrgentClaims()
     claims.note_urgent("a", 5.0, 4, 4)
     assert claims.is_due("a", 5.0)
+
+
+def test_looks_do_not_put_off_the_next_claim() -> None:
+    claims = UrgentClaims()
+    assert claims.must_claim("a", 0.0)
+    claims.note_open("a", 0.0)
+    claims.note_look("a", 0.9 * CLAIM_S)
+    assert not claims.must_claim("a", 0.9 * CLAIM_S)
+    assert claims.must_claim("a", CLAIM_S)
+    claims.note_urgent("a", CLAIM_S, 4, 4)
+    assert not claims.must_claim("a", 1.9 * CLAIM_S)
 
 
 def test_a_flood_leaves_the_places_that_wait_to_the_next_open_claim() -> None:

@@ -60,6 +60,9 @@ class ClaimSource(Protocol):
     ) -> ClaimResult | None:
         """Claim once; return None while claims pause."""
 
+    async def has_high(self) -> bool:
+        """Return whether requests wait in the lane `high`."""
+
     async def resolve_doubt(self) -> None:
         """Release requests that the queue counts for this worker and that the worker lacks."""
 
@@ -181,7 +184,7 @@ class Batcher:
         now_s = time.monotonic()
         room = self._room(source, batch, now_s)
         if not room.num_requests and not self._policy.has_barrier:
-            room = self._urgent_room(source, batch, now_s)
+            room = await self._urgent_room(source, batch, now_s)
         size = batch_policy.claim_size(
             self._policy,
             running=self._load.num_running,
@@ -214,16 +217,21 @@ class Batcher:
     def _room(self, source: ClaimSource, batch: Sequence[ClaimedRequest], now_s: float) -> Room:
         return self._admission.room([request.record for request in batch], source.demand, now_s)
 
-    def _urgent_room(
+    async def _urgent_room(
         self, source: ClaimSource, batch: Sequence[ClaimedRequest], now_s: float
     ) -> Room:
-        """Return the room for requests of the lane `high` alone; none until such a claim is due."""
+        """Return the room for requests of the lane `high` alone; none if the lane is known to be empty."""
         if not self._urgent.is_due(source, now_s):
             return NO_ROOM
+        only_kept = self._urgent.must_leave_waiting_places(now_s)
         records = [request.record for request in batch]
-        return self._admission.urgent_room(
-            records, only_kept=self._urgent.must_leave_waiting_places(now_s)
-        )
+        room = self._admission.urgent_room(records, only_kept=only_kept)
+        if not room.num_requests or self._urgent.must_claim(source, now_s):
+            return room
+        if await source.has_high():
+            return room
+        self._urgent.note_look(source, now_s)
+        return NO_ROOM
 
     def _suspect_width_of(self, source: ClaimSource) -> int:
         """Return how many suspects of a queue may run.

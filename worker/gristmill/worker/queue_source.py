@@ -165,6 +165,10 @@ class QueueSource:
             await admit_element(self._queue, worker, token, element, max_bytes)
         return ClaimResult(requests, bool(claim.inbox), claim.next_due_s)
 
+    async def has_high(self) -> bool:
+        """Return whether requests wait in the lane `high`; wait while Redis is away."""
+        return await retrying(lambda: self._queue.has_waiting("high"))
+
     async def resolve_doubt(self) -> None:
         """Release requests that the queue counts for this worker and that the worker lacks.
 
