@@ -12,6 +12,7 @@ from uuid import uuid4
 import hypothesis
 import pytest
 import structlog
+from queues import clear_directory
 from servers import running_cluster, without_dangerous
 
 from gristmill.local.redis_server import running_server, server_binary
@@ -137,6 +138,8 @@ def limits() -> Limits:
 
 
 @pytest.fixture
-def queue(redis: AnyRedis, limits: Limits) -> Queue:
-    """A queue of its own for each test, on each kind of server."""
-    return Queue(redis, f"test-{uuid4().hex[:12]}", limits)
+async def queue(redis: AnyRedis, limits: Limits) -> AsyncIterator[Queue]:
+    """A queue of its own for each test, on each kind of server, and a directory without tenants."""
+    await clear_directory(redis)
+    yield Queue(redis, f"test-{uuid4().hex[:12]}", limits)
+    await clear_directory(redis)

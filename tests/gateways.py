@@ -33,7 +33,7 @@ class RunningGateway:
 
     async def add_tenant(self, name: str, **fields: Any) -> str:
         """Add a tenant; returns its key."""
-        return await Tenants(self.gateway.queue).create(Tenant(name=name, **fields))
+        return await Tenants(self.gateway.queue.redis).create(Tenant(name=name, **fields))
 
     def caller(self, key: str = "", **headers: str) -> httpx.AsyncClient:
         """Return an HTTP client that comes with a key."""

@@ -7,9 +7,11 @@ from typing import Any
 from uuid import uuid4
 
 from gristmill.shared.connection import connect
+from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.operations import ClaimTerms, Limits, Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
+from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.shared.results import response_outcome
 
@@ -21,12 +23,20 @@ _numbers = count(1)
 
 @asynccontextmanager
 async def fresh_queue(redis_url: str, limits: Limits | None = None) -> AsyncIterator[Queue]:
-    """Open a queue that nobody has used, for the length of a block."""
+    """Open a queue that nobody has used, and a directory without tenants, for the length of a block."""
     redis = connect(redis_url)
     try:
+        await clear_directory(redis)
         yield Queue(redis, f"test-{uuid4().hex[:12]}", limits)
+        await clear_directory(redis)
     finally:
         await redis.aclose()
+
+
+async def clear_directory(redis: AnyRedis) -> None:
+    """Delete the tenants, which all queues of a server share."""
+    if keys := [key async for key in redis.scan_iter(match=DirectoryKeys.pattern, count=10_000)]:
+        await redis.unlink(*keys)
 
 
 def a_request(request_id: str | None = None, **fields: Any) -> Request:

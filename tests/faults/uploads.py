@@ -93,4 +93,4 @@ async def stalled_uploads(redis_url: str, queue: Queue, folder: Path) -> AsyncIt
         finally:
             await uploads.close()
     for name in names:
-        await Tenants(queue).delete(name)
+        await Tenants(queue.redis).delete(name)

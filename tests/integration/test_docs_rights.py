@@ -14,7 +14,7 @@ from servers import ask_all, with_user
 
 from gristmill.shared.connection import connect
 from gristmill.shared.key_types import TYPES
-from gristmill.shared.keys import Keys
+from gristmill.shared.keys import DirectoryKeys, Keys
 from gristmill.shared.queue import Queue
 from gristmill.shared.redis_url import parse
 from gristmill.shared.request_json import request_from_json
@@ -25,6 +25,8 @@ PAGES = [ROOT / "docs" / name for name in ("operations.md", "protocol.md", "stew
 KEYS = {
     **{kind: f"gm:{{default}}:{kind}" for kind in TYPES},
     **{f"{kind}:x": f"gm:{{default}}:{kind}:x" for kind in TYPES},
+    "tenant of the directory": DirectoryKeys().tenant("x"),
+    "API keys of the directory": DirectoryKeys.api_keys,
     "inbox of another queue": "gm:{other}:inbox",
     "result of another queue": "gm:{other}:result:x",
     "of RQ": "rq:queue:gristmill-default",
@@ -100,7 +102,7 @@ async def test_inbox_user_gets_an_answer_and_can_damage_nothing(
     for key in (queue.keys.delayed, queue.keys.scheduling, queue.keys.waiting("normal", "default")):
         with pytest.raises(NoPermissionError):
             await user.rpush(key, "x")
-    for key in (queue.keys.tenant("acme"), queue.keys.request("mine"), queue.keys.inbox):
+    for key in (DirectoryKeys().tenant("acme"), queue.keys.request("mine"), queue.keys.inbox):
         with pytest.raises(NoPermissionError):
             await user.get(key)
     worker = await open_worker(queue)

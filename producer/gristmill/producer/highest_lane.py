@@ -15,7 +15,7 @@ def check_priority(priority: Priority, highest: Priority, tenant: str) -> None:
     if PRIORITIES.index(priority) < PRIORITIES.index(highest):
         raise InvalidRequest(
             f"priority {priority!r} is above {highest!r}, the highest of tenant {tenant}; leave it out, or ask the"
-            f" operator: gristmill tenant change {tenant} --max-priority {priority} --queue QUEUE",
+            f" operator: gristmill tenant change {tenant} --max-priority {priority}",
             "priority_not_allowed",
         )
 

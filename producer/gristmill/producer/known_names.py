@@ -1,35 +1,34 @@
 """Say that a queue or a tenant is not known, with the nearest name that is. The commands call it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from gristmill.shared.key_scan import SCANNED_A_CALL, scan_names
-from gristmill.shared.keys import ALL_QUEUES, queue_of
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.tenants import Tenants
+from gristmill.shared.key_scan import queue_names, scan_names
 from gristmill.shared.queue_access import QueueAccess
 
 
-async def unknown_tenant(queue: QueueAccess, name: str) -> str:
-    """Return the message for a tenant of which the queue has nothing."""
-    nearest = _nearest(name, await _known_tenants(queue))
+async def unknown_tenant(tenants: Tenants, stores: Sequence[BatchStore], name: str) -> str:
+    """Return the message for a tenant of which neither the directory nor a queue has anything."""
+    known = {tenant.name for tenant in await tenants.list()}
+    known = known.union(*[await _tenants_of(store.queue) for store in stores])
     return (
-        f"queue {queue.keys.queue} knows no tenant {name!r}{nearest}; nothing was deleted;"
-        " check the name and --queue"
+        f"there is no tenant {name!r}{_nearest(name, known)}; nothing was deleted; check the name"
     )
 
 
 async def unknown_queue(queue: QueueAccess) -> str:
     """Return the message for a queue that has no key."""
     name, redis = queue.keys.queue, queue.redis
-    keys = redis.scan_iter(match=ALL_QUEUES, count=SCANNED_A_CALL)
-    known = {found async for key in keys if (found := queue_of(key))} - {name}
+    known = await queue_names(redis) - {name}
     return f"this Redis has no queue {name!r}{_nearest(name, known)}; check --queue and --redis-url"
 
 
-async def _known_tenants(queue: QueueAccess) -> set[str]:
+async def _tenants_of(queue: QueueAccess) -> set[str]:
     redis: Any = queue.redis
-    names = {name.decode() for name in await redis.smembers(queue.keys.tenants)}
-    names |= {
+    names = {
         field.decode().rpartition("|")[0] for field in await redis.hkeys(queue.keys.tenant_load)
     }
     return names.union(*[owners async for owners in scan_names(queue, "files")])

@@ -1,32 +1,26 @@
-"""Purge a tenant or a whole queue: remove the data, then scan all keys and objects for what is left.
+"""Purge a whole queue, or kinds of data in it: remove them, then scan all keys and objects for what is left.
 
-`gristmill tenant purge` and `gristmill queue purge` call it. A purge may run twice, and it may be killed at any point
+`gristmill queue purge` calls it, and `tenant_purge.py` for each queue. A purge may run twice, and it may be killed at any point
 and run again.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.file_purge import FilePurge
-from gristmill.producer.tenants import Tenants
 from gristmill.shared.key_scan import scan_keys
-from gristmill.shared.names import check_tenant
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_purge import all_keys
-from gristmill.shared.tenant_data import DataKind, TenantData
-
-SETTLE_S = 6.0
-"""Seconds after which gateways know that a key is revoked (5 s), and stewards that they lost a batch (3 s)."""
+from gristmill.shared.tenant_data import DataKind
 
 MAX_PASSES = 10
 """Most passes over the data. The second finds what came during the first; more mean that producers still submit."""
 
 NAMED_KINDS = {
-    "tenant": "tenants",
     "request": "requests",
     "result": "results",
     "file": "files",
@@ -72,16 +66,22 @@ class Purge:
         files: The files and batches to remove.
         kinds: All kinds to remove, in order.
         tell: Called after each chunk.
+        report: Gets what the purge did, in addition to what it says already.
     """
 
     def __init__(
-        self, store: BatchStore, files: FilePurge, kinds: Sequence[DataKind], tell: Tell
+        self,
+        store: BatchStore,
+        files: FilePurge,
+        kinds: Sequence[DataKind],
+        tell: Tell,
+        report: PurgeReport,
     ) -> None:
         self._store = store
         self._files = files
         self._kinds = kinds
         self._tell = tell
-        self._report = PurgeReport()
+        self._report = report
 
     async def run(self) -> PurgeReport:
         """Remove the data, scan for what is left, and return the report."""
@@ -145,71 +145,6 @@ class Purge:
             self._store.storage.delete(path)
 
 
-async def purge_tenant(
-    store: BatchStore, tenant: str, *, tell: Tell = lambda _: None, settle_s: float = SETTLE_S,
-    may_lack_objects: bool = False,
-) -> PurgeReport:  # fmt: skip
-    """Remove all data of a tenant, and the tenant itself.
-
-    First nothing new may come: API keys are revoked, and batches are cancelled and taken from their stewards. A
-    producer with access to Redis can still submit for the tenant; then the report has something left.
-
-    Args:
-        store: The batches and files of the queue.
-        tenant: Name of the tenant; it need not be one of the gateway's.
-        tell: Called after each chunk.
-        settle_s: Seconds to wait until gateways and stewards know; there is no wait if the queue knows no such tenant
-            and has no batch of it.
-        may_lack_objects: True if objects of the tenant's files were lost with their storage.
-
-    Raises:
-        InvalidRequest: No tenant can have this name.
-        SettingsError: The storage is not the one that has the tenant's files; nothing was deleted.
-    """
-    check_tenant(tenant)
-    tenants, files = Tenants(store.queue), FilePurge(store, tenant)
-    await files.check_storage(may_lack_objects=may_lack_objects)
-    is_known = await tenants.get(tenant) is not None
-    num_keys = await tenants.revoke_keys(tenant)
-    batches = await files.stop_batches()
-    if is_known or batches:
-        await asyncio.sleep(settle_s)
-    data = TenantData(store.queue, tenant, batches)
-    kinds = _tenant_kinds(data, files, tenants, tenant)
-    report = await Purge(store, files, kinds, tell).run()
-    report.removed += Counter({"API keys": num_keys})
-    report.unattributed = +data.unattributed
-    return report
-
-
-async def count_of_tenant(store: BatchStore, tenant: str) -> Counter[str]:
-    """Return how much a purge of a tenant would remove, by kind; empty if the queue does not know the tenant."""
-    data, files = TenantData(store.queue, tenant), FilePurge(store, tenant)
-    found: Counter[str] = Counter()
-    for kind in _tenant_kinds(data, files, Tenants(store.queue), tenant):
-        async for chunk in kind.find():
-            found[kind.name] += len(chunk)
-    return found
-
-
-def _tenant_kinds(
-    data: TenantData, files: FilePurge, tenants: Tenants, tenant: str
-) -> list[DataKind]:
-    return [*data.kinds(), *files.kinds(), _tenant_kind(tenants, tenant)]
-
-
-def _tenant_kind(tenants: Tenants, name: str) -> DataKind:
-    async def find() -> AsyncIterator[Sequence[str]]:
-        if keys := await tenants.traces(name):
-            yield keys
-
-    async def remove(keys: Sequence[Any]) -> int:
-        await tenants.forget(name)
-        return len(keys)
-
-    return DataKind("records of the tenant", find, remove)
-
-
 async def count_of_queue(queue: Queue) -> Counter[str]:
     """Return how much a purge of a queue would remove: what its keys hold, and all keys; empty without a key."""
     found: Counter[str] = Counter()
@@ -225,16 +160,14 @@ async def purge_queue(
     *,
     tell: Tell = lambda _: None,
     may_lack_objects: bool = False,
-    settle_s: float = SETTLE_S,
 ) -> PurgeReport:
-    """Remove every key of a queue, and the objects of its files and batches.
+    """Remove every key of a queue, and the objects of its files and batches. Its tenants stay in the directory.
 
-    First all API keys are revoked, so that gateways that still run take no call which would write again.
+    A gateway that still runs may write keys again; then the report has something left.
 
     Args:
         store: The batches and files of the queue.
         tell: Called after each chunk.
-        settle_s: Seconds to wait until gateways know; there is no wait if the queue has no API keys.
         may_lack_objects: True if objects of its files were lost with their storage.
 
     Raises:
@@ -243,6 +176,5 @@ async def purge_queue(
     files = FilePurge(store, None)
     await files.check_storage(may_lack_objects=may_lack_objects)
     await files.stop_batches()
-    if await store.queue.redis.unlink(store.queue.keys.api_keys):
-        await asyncio.sleep(settle_s)
-    return await Purge(store, files, [*files.kinds(), all_keys(store.queue)], tell).run()
+    kinds = [*files.kinds(), all_keys(store.queue)]
+    return await Purge(store, files, kinds, tell, PurgeReport()).run()

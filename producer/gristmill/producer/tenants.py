@@ -1,4 +1,4 @@
-"""Tenants: the users of a queue over HTTP, with their API keys, limits and webhooks.
+"""Tenants: the users of all queues over HTTP, with their API keys, limits and webhooks.
 
 The gateway reads a tenant for each call, the steward for each webhook. `gristmill tenant` writes them.
 """
@@ -8,15 +8,17 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from redis.exceptions import ResponseError
 
 from gristmill.shared.errors import InvalidRequest, NotFound
-from gristmill.shared.key_scan import SCANNED_A_CALL
-from gristmill.shared.queue_access import QueueAccess
+from gristmill.shared.key_scan import queue_names
+from gristmill.shared.keys import DirectoryKeys, Keys
+from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.request import Priority
 
 NAME = r"[a-z0-9-]{1,64}"
@@ -98,18 +100,22 @@ def _is_secret(text: str) -> bool:
 
 
 class Tenants:
-    """The tenants of one queue.
+    """The tenants of one Redis, in its directory.
 
     An API key is 256 random bits, of which Redis stores the SHA-256. Such a key cannot be guessed. The slow hash
     that a password needs would protect nothing, and every call would pay for it.
 
     Args:
-        queue: The queue that the tenants use.
+        redis: The Redis of the queues.
+
+    Attributes:
+        redis: The same.
     """
 
-    def __init__(self, queue: QueueAccess) -> None:
-        self._redis: Any = queue.redis
-        self._keys = queue.keys
+    def __init__(self, redis: AnyRedis) -> None:
+        self.redis = redis
+        self._redis: Any = redis
+        self._keys = DirectoryKeys()
 
     async def create(self, tenant: Tenant) -> str:
         """Add a tenant; returns its API key, which is not stored.
@@ -127,7 +133,7 @@ class Tenants:
         """Replace a tenant's limits and webhook; running gateways notice it within seconds.
 
         Raises:
-            NotFound: The queue has no such tenant.
+            NotFound: There is no such tenant.
         """
         record = tenant.model_dump_json()
         if not await self._redis.set(self._keys.tenant(tenant.name), record, xx=True):
@@ -137,7 +143,7 @@ class Tenants:
         """Add an API key to a tenant and return it; the existing keys stay valid.
 
         Raises:
-            NotFound: The queue has no such tenant.
+            NotFound: There is no such tenant.
         """
         await self.require(name)
         key = KEY_PREFIX + secrets.token_urlsafe(32)
@@ -158,7 +164,7 @@ class Tenants:
         """Return a tenant.
 
         Raises:
-            NotFound: The queue has no such tenant.
+            NotFound: There is no such tenant.
         """
         tenant = await self.get(name)
         if tenant is None:
@@ -177,66 +183,47 @@ class Tenants:
         return [tenant for tenant in found if tenant]
 
     async def exist(self) -> bool:
-        """Return True if the queue has any tenant."""
+        """Return True if there is any tenant."""
         return bool(await self._redis.scard(self._keys.tenants))
 
     async def delete(self, name: str) -> None:
-        """Delete a tenant, its keys and its weight. Its files, batches and requests stay until they expire.
+        """Delete a tenant, its keys and its weights. Its files, batches and requests stay until they expire.
 
         Raises:
-            NotFound: The queue has no such tenant.
+            NotFound: There is no such tenant.
         """
         await self.revoke_keys(name)
-        await self._redis.hdel(self._keys.tenant_weights, name)
+        for queue in await queue_names(self._redis):
+            await self._drop_weight(queue, name)
         await self._redis.srem(self._keys.tenants, name)
         if not await self._redis.delete(self._keys.tenant(name)):
             raise self._unknown(name)
 
     async def traces(self, name: str) -> Sequence[str]:
-        """Return the keys that exist because of a tenant: its record, its lists, the hash with its API keys."""
+        """Return the keys of the directory that exist because of a tenant."""
         keys = self._keys
-        own = [
-            keys.tenant(name),
-            keys.rate(name),
-            keys.files(name),
-            keys.batches(name),
-            keys.batches_open(name),
-            keys.storage(name),
-            keys.live(name),
+        found = [
+            key for key in (keys.tenant(name), keys.rate(name)) if await self._redis.exists(key)
         ]
-        found = [key for key in own if await self._redis.exists(key)]
-        found += [key.decode() async for key in self._idempotency_keys(name)]
-        found += [keys.tenants] if name.encode() in await self._redis.smembers(keys.tenants) else []
+        found += [keys.tenants] if await self._redis.sismember(keys.tenants, name) else []
         return found + ([keys.api_keys] if await self._key_digests(name) else [])
 
     async def forget(self, name: str) -> None:
-        """Delete a tenant with its keys and lists, even if there is no such tenant; its record goes last."""
-        keys = self._keys
+        """Delete a tenant from the directory, even if there is no such tenant; its record goes last."""
         await self.revoke_keys(name)
-        await self._redis.hdel(keys.tenant_weights, name)
-        await self._redis.srem(keys.tenants, name)
-        await self._redis.unlink(
-            keys.rate(name),
-            keys.files(name),
-            keys.batches(name),
-            keys.batches_open(name),
-            keys.storage(name),
-            keys.live(name),
-        )
-        async for key in self._idempotency_keys(name):
-            await self._redis.unlink(key)
-        await self._redis.unlink(keys.tenant(name))
+        await self._redis.srem(self._keys.tenants, name)
+        await self._redis.unlink(self._keys.rate(name))
+        await self._redis.unlink(self._keys.tenant(name))
+
+    async def _drop_weight(self, queue: str, name: str) -> None:
+        try:
+            await self._redis.hdel(Keys(queue).tenant_weights, name)
+        except ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):  # `gristmill queue audit` names the key
+                raise
 
     def _unknown(self, name: str) -> NotFound:
-        queue = self._keys.queue
-        return NotFound(
-            f"queue {queue} has no tenant {name!r}; list its tenants: gristmill tenant list --queue {queue}"
-        )
-
-    def _idempotency_keys(self, name: str) -> AsyncIterator[bytes]:
-        pattern = self._keys.idempotency(name, "*")
-        keys: AsyncIterator[bytes] = self._redis.scan_iter(match=pattern, count=SCANNED_A_CALL)
-        return keys
+        return NotFound(f"there is no tenant {name!r}; list all: gristmill tenant list")
 
     async def _key_digests(self, name: str) -> Sequence[bytes]:
         return [

@@ -177,11 +177,17 @@ queue_option = click.option(
 
 def queue_options(command: Callable[P, R]) -> Callable[..., R]:
     """Add `--redis-url` and `--queue` to a command; it gets `settings`, a `QueueSettings`."""
+    return queue_option(redis_options(command))
+
+
+def redis_options(command: Callable[P, R]) -> Callable[..., R]:
+    """Add `--redis-url` to a command that needs no queue; it gets `settings`, a `QueueSettings`."""
 
     @redis_url_option
-    @queue_option
     @functools.wraps(command)
-    def with_settings(*args: Any, redis_url: str | None, queue: str | None, **options: Any) -> R:
+    def with_settings(
+        *args: Any, redis_url: str | None, queue: str | None = None, **options: Any
+    ) -> R:
         from gristmill.shared.settings import QueueSettings, read_settings
 
         _check_encoding(click.get_current_context())

@@ -1,4 +1,4 @@
-"""The type of each kind of key.
+"""The type of each kind of key of a queue.
 
 Redis fails a command on a key of a wrong type, and undoes nothing that a script did before. So each script first moves
 such keys away (`lua/includes/types.lua`). The audit also finds those that no script has used yet.
@@ -7,13 +7,13 @@ such keys away (`lua/includes/types.lua`). The audit also finds those that no sc
 from collections.abc import Mapping
 
 _KINDS_OF_TYPE = {
-    "string": "format request result last_claim tenant file batch_lease idempotency",
-    "list": "inbox inbox_suspects pending batches_done finished doorbell abort rate batch_parts steward_doorbell",
-    "set": "parked parked_claimable wrong_types tenants batches_open",
+    "string": "format request result last_claim file batch_lease idempotency",
+    "list": "inbox inbox_suspects pending batches_done finished doorbell abort batch_parts steward_doorbell",
+    "set": "parked parked_claimable wrong_types batches_open",
     "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers producers delayed deadlines dead_letters"
     " files files_expiring batches batches_due steward_time live",
     "hash": "scheduling pauses virtual_time tenant_weights tenant_output_shares prefix_groups admitting attempts owner"
-    " worker in_flight dead_letter_info batch times stats pace tenant_load api_keys batch_record storage",
+    " worker in_flight dead_letter_info batch times stats pace tenant_load batch_record storage",
 }
 
 TYPES: Mapping[str, str] = {

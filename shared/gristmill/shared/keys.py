@@ -1,7 +1,8 @@
-"""Format every Redis key of one queue. Only this Python module formats keys.
+"""Format every Redis key, of a queue and of the directory. Only this Python module formats keys.
 
-The Lua scripts have the same table in `lua/includes/schema.lua`. All keys carry the hash tag `{queue}`, so they
-share one slot of a Redis Cluster and a script may touch any of them.
+The Lua scripts have the same table in `lua/includes/schema.lua`. All keys of a queue carry the hash tag `{queue}`, so
+they share one slot of a Redis Cluster and a script may touch any of them. The directory has a slot of its own, so no
+script may touch both.
 """
 
 import re
@@ -25,13 +26,13 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 ALL_QUEUES = "gm:{*}:*"
-"""Pattern for SCAN that matches every key of every queue."""
+"""Pattern for SCAN that matches every key of every queue, and those of the directory."""
 
 _PREFIX = re.compile(rb"gm:\{([A-Za-z0-9._-]{1,64})\}:")
 
 
 def queue_of(key: bytes) -> str | None:
-    """Return the name of the queue of a key, or None if no queue has it."""
+    """Return the name of the queue of a key, or None for a key of the directory or of other programs."""
     found = _PREFIX.match(key)
     return found[1].decode() if found else None
 
@@ -227,15 +228,6 @@ class Keys:
         """HASH with a TTL: counters of a batch."""
         return f"{self.prefix}batch:{batch}"
 
-    def tenant(self, tenant: str) -> str:
-        """STRING: a tenant's limits and webhook, JSON."""
-        return f"{self.prefix}tenant:{tenant}"
-
-    @property
-    def tenants(self) -> str:
-        """SET of the names of tenants."""
-        return f"{self.prefix}tenants"
-
     @property
     def tenant_load(self) -> str:
         """HASH: "tenant|requests" and "tenant|bytes" of what is not terminal."""
@@ -250,18 +242,9 @@ class Keys:
         """Any type, with a TTL: the value that the key of this name had."""
         return f"{self.prefix}wrong_type:{name}"
 
-    def rate(self, tenant: str) -> str:
-        """LIST with a TTL: when a tenant's last calls of the gateway came, in ms of Redis' clock."""
-        return f"{self.prefix}rate:{tenant}"
-
     def live(self, tenant: str) -> str:
         """ZSET with a TTL: ids of a tenant's live requests -> ms until which one counts that is not in the queue yet."""
         return f"{self.prefix}live:{tenant}"
-
-    @property
-    def api_keys(self) -> str:
-        """HASH: digest of an API key -> tenant."""
-        return f"{self.prefix}api_keys"
 
     def file(self, file_id: str) -> str:
         """STRING: the record of a stored file, JSON."""
@@ -316,3 +299,30 @@ class Keys:
     def steward_doorbell(self) -> str:
         """LIST of a few tokens that wake stewards."""
         return f"{self.prefix}steward_doorbell"
+
+
+class DirectoryKeys:
+    """The keys of the directory: what all queues of one Redis share. No queue can be named `@`."""
+
+    prefix = "gm:{@}:"
+    """Beginning of every key."""
+
+    pattern = f"{prefix}*"
+    """Pattern for SCAN that matches every key of the directory."""
+
+    format = f"{prefix}format"
+    """STRING: set once the tenants that earlier versions kept with their queues were moved here."""
+
+    tenants = f"{prefix}tenants"
+    """SET of the names of tenants."""
+
+    api_keys = f"{prefix}api_keys"
+    """HASH: digest of an API key -> tenant."""
+
+    def tenant(self, tenant: str) -> str:
+        """STRING: a tenant's limits and webhook, JSON."""
+        return f"{self.prefix}tenant:{tenant}"
+
+    def rate(self, tenant: str) -> str:
+        """LIST with a TTL: when a tenant's last calls of the gateways came, in ms of Redis' clock."""
+        return f"{self.prefix}rate:{tenant}"

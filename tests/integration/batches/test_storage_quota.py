@@ -53,7 +53,7 @@ async def test_the_count_is_that_of_the_files_at_every_commit_and_zero_at_the_en
 
 
 async def test_an_upload_that_died_gives_its_bytes_back(batches: Batches, queue: Queue) -> None:
-    await Tenants(queue).create(Tenant(name=TENANT, max_storage_bytes=1024))
+    await Tenants(queue.redis).create(Tenant(name=TENANT, max_storage_bytes=1024))
     died = Upload(batches.files, TENANT)
     await died.__aenter__()
     await died.reserve(0)
@@ -75,7 +75,7 @@ async def test_a_batch_whose_results_fill_the_quota_fails_with_a_row_for_every_l
 ) -> None:
     lines = [chat(f"c{n}") for n in range(300)]
     batch = await create(batches, lines)
-    tenants = Tenants(queue)
+    tenants = Tenants(queue.redis)
     await tenants.create(Tenant(name=TENANT, max_storage_bytes=len(jsonl(lines)) + 1024))
     monkeypatch.setattr("gristmill.producer.batches.lifecycle.execution.LOOK_S", 0.0)
     monkeypatch.setattr(Execution, "_is_commit_due", lambda execution: bool(execution._tracker.rows.num_bytes))  # fmt: skip

@@ -81,7 +81,7 @@ async def test_a_revoked_key_ends_within_seconds(
 ) -> None:
     monkeypatch.setattr(authentication, "CACHE_TTL_S", 0.0)
     assert (await api.get("/v1/files")).status_code == 200
-    tenants = Tenants(gateway.gateway.queue)
+    tenants = Tenants(gateway.gateway.queue.redis)
     new = await tenants.add_key("acme")
     assert await tenants.revoke_keys("acme") == 2
     for old in (key, new):
@@ -208,7 +208,7 @@ async def test_the_process_answers_logs_and_drains(
             [sys.executable, "-c", COMMAND], stdout=output, stderr=subprocess.STDOUT, env=environment,
             preexec_fn=die_with_parent,  # noqa: PLW1509  # one C call, no locks
         )  # fmt: skip
-    key = await Tenants(queue).create(Tenant(name="acme"))
+    key = await Tenants(queue.redis).create(Tenant(name="acme"))
     headers = {"Authorization": f"Bearer {key}", "X-Request-Id": "trace-9"}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as api:
         while not await _answers(api):
@@ -249,7 +249,7 @@ async def test_a_user_with_least_rights_serves_every_route(
 ) -> None:
     url = with_least_user(redis_url)
     async with running_gateway(gateway_settings(url, queue, tmp_path)) as gateway:
-        tenants = Tenants(gateway.gateway.queue)
+        tenants = Tenants(gateway.gateway.queue.redis)
         key = await gateway.add_tenant("acme")
         assert [each.name for each in await tenants.list()] == ["acme"]
         async with gateway.caller(key) as api:

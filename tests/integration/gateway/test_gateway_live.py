@@ -318,7 +318,7 @@ async def test_refused_requests_take_no_place(gateway: RunningGateway) -> None:
 
 async def test_places_of_a_killed_gateway_come_back(gateway: RunningGateway, queue: Queue) -> None:
     key = await gateway.add_tenant("small", max_live=1)
-    tenant = await Tenants(queue).require("small")
+    tenant = await Tenants(queue.redis).require("small")
     await gateway.gateway.live_limit.add(tenant, "small.submitted")
     await queue.submit([Request(id="small.submitted", tenant="small", body=b'{"prompt":"x"}')])
     async with gateway.caller(key) as api:
@@ -342,7 +342,10 @@ async def test_a_flood_of_one_tenant_does_not_stop_another(
         gateway.caller(await gateway.add_tenant("calm")) as calm,
     ):
         calls = [asyncio.create_task(many.post(PATH, json=body)) for _ in range(60)]
-        while await gateway.gateway.live_limit.number(await Tenants(queue).require("flood")) < 20:
+        while (
+            await gateway.gateway.live_limit.number(await Tenants(queue.redis).require("flood"))
+            < 20
+        ):
             await asyncio.sleep(0.01)
         assert (await calm.post(PATH, json=body)).status_code == 200
         assert not all(call.done() for call in calls)

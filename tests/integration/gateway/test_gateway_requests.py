@@ -11,6 +11,7 @@ from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from workers import STUB, worker_process
 
 from gristmill.shared.audit import audit
+from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.queue import Queue
 
 PLAIN = {"prompt": "one two", "max_tokens": 3}
@@ -183,7 +184,7 @@ async def test_a_tenant_asks_for_its_highest_lane_at_most(
     assert (error["code"], error["param"]) == ("priority_not_allowed", "priority")
     assert error["message"].endswith(
         "priority 'high' is above 'normal', the highest of tenant acme; leave it out, or ask the operator:"
-        " gristmill tenant change acme --max-priority high --queue QUEUE"
+        " gristmill tenant change acme --max-priority high"
     )
     assert "Retry-After" not in refused.headers
     for highest, body in (("high", high), ("low", PLAIN)):
@@ -225,7 +226,7 @@ async def test_calls_a_minute_are_bounded_for_all_gateways_together(
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert 50 <= int(answers[-1].headers["Retry-After"]) <= 60
     assert (await other.get("/v1/models")).status_code == 200
-    assert 0 < await queue.redis.ttl(queue.keys.rate("slow")) <= 60
+    assert 0 < await queue.redis.ttl(DirectoryKeys().rate("slow")) <= 60
 
 
 async def test_calls_a_minute_are_counted_by_the_clock_of_redis(
@@ -241,7 +242,7 @@ async def test_calls_a_minute_are_counted_by_the_clock_of_redis(
             assert answer.status_code == (429 if ahead_s == -300 else 200)
         assert 50 <= int(answer.headers["Retry-After"]) <= 60
         # A new primary whose clock is behind finds calls of the future.
-        await queue.redis.lset(queue.keys.rate("slow"), 1, str(int((real() + 900) * 1000)))
+        await queue.redis.lset(DirectoryKeys().rate("slow"), 1, str(int((real() + 900) * 1000)))
         assert (await api.get("/v1/models")).status_code == 200
 
 

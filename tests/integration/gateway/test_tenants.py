@@ -12,12 +12,13 @@ from gristmill.local.redis_server import running_server
 from gristmill.producer.commands.tenant import tenant as command
 from gristmill.producer.tenants import Tenant, Tenants, new_webhook_secret, tenant_from
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
+from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.queue import Queue
 
 
 @pytest.fixture
 def tenants(queue: Queue) -> Tenants:
-    return Tenants(queue)
+    return Tenants(queue.redis)
 
 
 async def test_a_key_leads_to_its_tenant_and_is_stored_nowhere(
@@ -30,7 +31,7 @@ async def test_a_key_leads_to_its_tenant_and_is_stored_nowhere(
     assert await tenants.by_key(key) == acme
     assert await tenants.by_key(key + "x") is None
     assert await tenants.by_key("") is None
-    stored: Any = await queue.redis.hgetall(queue.keys.api_keys)
+    stored: Any = await queue.redis.hgetall(DirectoryKeys.api_keys)
     assert key.encode() not in b"".join([*stored, *stored.values()])
     with pytest.raises(InvalidRequest, match="exists already"):
         await tenants.create(acme)
@@ -50,9 +51,13 @@ async def test_keys_are_added_and_revoked(tenants: Tenants) -> None:
 
 async def test_a_tenant_that_comes_again_has_no_old_weight(tenants: Tenants, queue: Queue) -> None:
     await tenants.create(Tenant(name="a"))
-    await queue.tenants.set_weights({"a": 3, "b": 2})
+    other, broken = (Queue(queue.redis, f"{queue.keys.queue}-{n}") for n in range(2))
+    for each in (queue, other):
+        await each.tenants.set_weights({"a": 3, "b": 2})
+    await broken.redis.set(broken.keys.tenant_weights, "of another program")
     await tenants.delete("a")
-    assert await queue.tenants.weights() == {"b": 2}
+    for each in (queue, other):
+        assert await each.tenants.weights() == {"b": 2}
 
 
 async def test_a_tenant_is_listed_changed_and_deleted(tenants: Tenants) -> None:

@@ -10,18 +10,19 @@ from uuid import uuid4
 
 import orjson
 import pytest
-from batches import open_batches
+from batches import open_batches, upload
 from command_line import COMMAND, CommandLine, interrupt
 from purges import fill, found_in_keys, found_in_objects, marker_of
 from queues import a_request, end_lease, open_worker, some_requests
 
-from gristmill.producer.tenants import Tenants
+from gristmill.producer.tenants import Tenant, Tenants
+from gristmill.shared.queue import Queue
 
 
 @pytest.fixture
-def shell(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+def shell(any_empty_redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     monkeypatch.setenv("GRISTMILL_STORAGE_URL", str(tmp_path / "storage"))
-    return CommandLine(redis_url, f"test-{uuid4().hex[:12]}", tmp_path)
+    return CommandLine(any_empty_redis_url, f"test-{uuid4().hex[:12]}", tmp_path)
 
 
 def typed(shell: CommandLine, answer: str, *arguments: str) -> tuple[int, str]:
@@ -72,7 +73,43 @@ async def test_tenant_purge_says_what_it_removed(shell: CommandLine) -> None:
         assert found_in_objects(shell.folder, marker_of("acme")) == []
     again = shell.run("tenant", "purge", "acme", "--yes", "--json")
     assert (again.code, again.out) == (1, "")
-    assert f"queue {shell.queue} knows no tenant 'acme'" in again.err
+    assert "there is no tenant 'acme'" in again.err
+
+
+async def test_tenant_purge_looks_in_every_queue(shell: CommandLine) -> None:
+    async with shell.open_queue() as queue:
+        other = Queue(queue.redis, f"{shell.queue}-2")
+        for each in (queue, other):
+            await each.submit([a_request("mine", tenant="acme"), a_request("theirs", tenant="b")])
+            await each.tenants.set_weights({"acme": 2})
+        await fill(open_batches(queue, shell.folder / "storage"), "acme")
+        done = await shell.finish("tenant", "purge", "acme", "--yes", "--json")
+        assert (done.code, done.rows[0]["left"]) == (0, {}), done.err
+        assert done.rows[0]["removed"]["batches"] == 2
+        for each in (queue, other):
+            states = [state for state, _ in await each.status(["mine", "theirs"])]
+            assert states == ["unknown", "queued"]
+            assert await each.tenants.weights() == {}
+        assert await found_in_keys(other, "acme") == []
+
+
+async def test_tenant_purge_looks_in_one_queue_if_another_has_another_storage(
+    shell: CommandLine,
+) -> None:
+    async with shell.open_queue() as queue:
+        other, elsewhere = Queue(queue.redis, f"{shell.queue}-2"), shell.folder / "elsewhere"
+        await fill(open_batches(queue, shell.folder / "storage"), "acme")
+        await upload(open_batches(other, elsewhere), b"{}", "acme")
+        purge = ("tenant", "purge", "acme", "--yes", "--json")
+        refused = shell.run(*purge)
+        assert refused.code == 2
+        assert f"of queue {other.keys.queue} names the object" in refused.err
+        assert await Tenants(queue.redis).get("acme")
+        first = await shell.finish(*purge, "--queue", shell.queue)
+        assert (first.code, first.rows[0]["left"]) == (0, {}), first.err
+        second = shell.run(*purge, GRISTMILL_STORAGE_URL=str(elsewhere))
+        assert (second.code, second.rows[0]["removed"]["files"]) == (0, 1), second.err
+        assert shell.run(*purge).code == 1
 
 
 async def test_misspelt_name_deletes_nothing_and_is_told(shell: CommandLine) -> None:
@@ -80,7 +117,7 @@ async def test_misspelt_name_deletes_nothing_and_is_told(shell: CommandLine) -> 
         await queue.submit([a_request("mine", tenant="acme")])
         missed = shell.run("tenant", "purge", "acmee", "--yes")
         assert missed.code == 1
-        assert f"queue {shell.queue} knows no tenant 'acmee'; did you mean 'acme'?" in missed.err
+        assert "there is no tenant 'acmee'; did you mean 'acme'?" in missed.err
         missed = shell.run("queue", "purge", "--yes", "--queue", f"{shell.queue}x")
         assert missed.code == 1
         assert f"has no queue '{shell.queue}x'; did you mean '{shell.queue}'?" in missed.err
@@ -98,7 +135,7 @@ async def test_wrong_storage_is_refused(shell: CommandLine, command: tuple[str, 
         assert refused.code == 2
         assert "elsewhere is absent on this machine; set GRISTMILL_STORAGE_URL" in refused.err
         assert "is left" not in refused.err
-        assert await Tenants(queue).get("acme")
+        assert await Tenants(queue.redis).get("acme")
 
 
 async def test_killed_command_is_finished_by_the_next(shell: CommandLine) -> None:
@@ -135,6 +172,14 @@ async def test_queue_purge_is_refused_while_a_worker_lives(shell: CommandLine) -
         done = shell.run("queue", "purge", "--yes", "--force", "--json")
         assert (done.code, done.rows[0]["left"]) == (0, {})
         assert (await queue.stats()).workers == {}
+
+
+async def test_queue_purge_leaves_the_tenants(shell: CommandLine) -> None:
+    async with shell.open_queue() as queue:
+        key = await Tenants(queue.redis).create(Tenant(name="acme"))
+        await queue.submit([a_request("mine", tenant="acme")])
+        assert (await shell.finish("queue", "purge", "--yes")).code == 0
+        assert await Tenants(queue.redis).by_key(key) == Tenant(name="acme")
 
 
 def test_name_that_no_tenant_can_have_is_wrong_input(shell: CommandLine) -> None:

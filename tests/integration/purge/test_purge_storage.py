@@ -11,7 +11,8 @@ from purges import fill, found_in_keys, found_in_objects, marker_of
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.purge import PurgeReport, purge_queue, purge_tenant
+from gristmill.producer.purge import PurgeReport, purge_queue
+from gristmill.producer.tenant_purge import purge_tenant
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.queue import Queue
@@ -20,11 +21,11 @@ MARKER = marker_of("acme")
 
 
 async def of_tenant(store: BatchStore, **options: Any) -> PurgeReport:
-    return await purge_tenant(store, "acme", settle_s=0, **options)
+    return await purge_tenant(Tenants(store.queue.redis), [store], "acme", settle_s=0, **options)
 
 
 async def of_queue(store: BatchStore, **options: Any) -> PurgeReport:
-    return await purge_queue(store, settle_s=0, **options)
+    return await purge_queue(store, **options)
 
 
 pytestmark = pytest.mark.parametrize("any_redis_url", ["valkey"], indirect=True)
@@ -37,7 +38,7 @@ async def _state(queue: Queue, folder: Path) -> object:
     batches = await queue.redis.hexists(
         (next(key for key in keys if b":batch_record:" in key)).decode(), "cancelling_at"
     )
-    tenant = await Tenants(queue).traces("acme")
+    tenant = await Tenants(queue.redis).traces("acme")
     return keys, batches, tenant, found_in_objects(folder, MARKER)
 
 
@@ -90,7 +91,7 @@ async def test_lost_file_can_be_given_up(
 async def test_queue_without_files_needs_no_storage(
     queue: Queue, tmp_path: Path, purge: PurgeCall
 ) -> None:
-    await Tenants(queue).revoke_keys("acme")
+    await Tenants(queue.redis).revoke_keys("acme")
     await queue.tenants.set_weights({"acme": 2})
     report = await purge(open_batches(queue, tmp_path / "absent").store)
     assert (report.num_objects, report.left) == (None, {})

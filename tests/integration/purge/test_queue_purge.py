@@ -8,7 +8,6 @@ from batches import open_batches
 from purges import fill, found_in_objects, marker_of
 from queues import end_lease, open_worker
 
-from gristmill.producer import purge
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.purge import purge_queue
@@ -24,7 +23,7 @@ async def test_every_key_and_object_of_a_queue_goes(
     await fill(batches, "acme", "acme-2")
     await fill(open_batches(other, tmp_path / "storage"), "others")
     before, objects = await _keys(other), found_in_objects(tmp_path, marker_of("others"))
-    report = await purge_queue(batches.store, settle_s=0)
+    report = await purge_queue(batches.store)
     assert not report.left
     assert await _keys(queue) == set()
     assert found_in_objects(tmp_path, "marker-of-acme") == []
@@ -34,8 +33,8 @@ async def test_every_key_and_object_of_a_queue_goes(
     )
     assert report.removed["files"] == report.removed["batches"] == 4
     assert report.num_objects == len(objects)
-    assert not (await purge_queue(batches.store, settle_s=0)).removed
-    await purge_queue(open_batches(other, tmp_path / "storage").store, settle_s=0)
+    assert not (await purge_queue(batches.store)).removed
+    await purge_queue(open_batches(other, tmp_path / "storage").store)
 
 
 async def test_queue_with_leases_is_refused_and_the_message_says_what_to_stop(
@@ -62,27 +61,6 @@ async def test_queue_with_leases_is_refused_and_the_message_says_what_to_stop(
     await check_unheld(batches.store)
 
 
-async def test_running_gateways_refuse_calls_before_anything_is_removed(
-    batches: Batches, queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await fill(batches, "acme")
-    seen: list[tuple[float, bool, int]] = []
-
-    async def settle(seconds: float) -> None:
-        keys = queue.keys
-        seen.append(
-            (
-                seconds,
-                bool(await queue.redis.exists(keys.tenant("acme"))),
-                await queue.redis.exists(keys.api_keys),
-            )
-        )
-
-    monkeypatch.setattr("gristmill.producer.purge.asyncio.sleep", settle)
-    await purge_queue(batches.store)
-    assert seen == [(purge.SETTLE_S, True, 0)]
-
-
 class Killed(BaseException):
     """Stands for `kill -9` between two steps."""
 
@@ -101,8 +79,8 @@ async def test_queue_purge_killed_half_way_is_finished_by_the_next(
             raise Killed
 
     with pytest.raises(Killed):
-        await purge_queue(batches.store, tell=die_at, settle_s=0)
-    assert not (await purge_queue(batches.store, settle_s=0)).left
+        await purge_queue(batches.store, tell=die_at)
+    assert not (await purge_queue(batches.store)).left
     assert await _keys(queue) == set()
     assert found_in_objects(tmp_path, "marker-of-acme") == []
 

@@ -17,7 +17,8 @@ from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_state import WORK_OF
 from gristmill.producer.batches.file_purge import FilePurge
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
-from gristmill.producer.purge import PurgeReport, purge_tenant
+from gristmill.producer.purge import PurgeReport
+from gristmill.producer.tenant_purge import purge_tenant
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.audit import audit
 from gristmill.shared.errors import InvalidRequest, LeaseLost, NotFound
@@ -29,7 +30,8 @@ MARKER = marker_of("acme")
 
 
 async def purged(batches: Batches, tenant: str = "acme", **options: Any) -> PurgeReport:
-    return await purge_tenant(batches.store, tenant, settle_s=0, **options)
+    tenants = Tenants(batches.store.queue.redis)
+    return await purge_tenant(tenants, [batches.store], tenant, settle_s=0, **options)
 
 
 async def test_everything_of_a_tenant_goes_and_nothing_of_another(
@@ -69,7 +71,7 @@ async def test_everything_of_a_tenant_goes_and_nothing_of_another(
     assert found_in_objects(tmp_path, other) == objects_before
     assert await queue.tenants.load("acme-2") == load_before
     assert await queue.tenants.weights() == {"acme-2": 2}
-    assert [tenant.name for tenant in await Tenants(queue).list()] == ["acme-2"]
+    assert [tenant.name for tenant in await Tenants(queue.redis).list()] == ["acme-2"]
     assert [finding for finding in await audit(queue) if not finding.is_harmless] == []
 
 

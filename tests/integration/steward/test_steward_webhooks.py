@@ -18,6 +18,7 @@ from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.steward.deliveries import RETRY_INTERVALS_S
 from gristmill.producer.steward.webhooks import Event, NotDelivered, NotWanted, Webhooks
 from gristmill.producer.tenants import Tenant, Tenants
+from gristmill.shared.keys import DirectoryKeys
 
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 RECORD = BatchRecord(
@@ -150,7 +151,7 @@ async def _end(place: Place, receiver: Receiver) -> str:
     """Create a batch that fails its validation, for a tenant with a webhook; return its id."""
     tenant = orjson.dumps({"name": "t", "webhook_url": receiver.url, "webhook_secret": SECRET})
     queue = place.batches.store.queue
-    await queue.redis.set(queue.keys.tenant("t"), tenant)
+    await queue.redis.set(DirectoryKeys().tenant("t"), tenant)
     file = await place.upload(b"no json\n", "t")
     spec = BatchSpec(input_file_id=file, endpoint="/v1/completions")
     record = await place.batches.create("t", spec)
@@ -245,7 +246,7 @@ async def test_receivers_that_hang_hold_up_neither_batches_nor_webhooks_of_other
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
         tenant = Tenant(name="slow", webhook_url=url, webhook_secret=SECRET)
-        await Tenants(place.batches.store.queue).create(tenant)
+        await Tenants(place.batches.store.queue.redis).create(tenant)
         file = await place.upload(b"no json\n", "slow")
         spec = BatchSpec(input_file_id=file, endpoint="/v1/completions")
         slow = [await place.batches.create("slow", spec) for _ in range(10)]

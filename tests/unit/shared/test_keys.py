@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.shared.errors import SettingsError
-from gristmill.shared.keys import LANES, ORDERED_KINDS, PENDING, Keys
+from gristmill.shared.keys import LANES, ORDERED_KINDS, PENDING, DirectoryKeys, Keys, queue_of
 from gristmill.shared.request import PRIORITIES
 from gristmill.shared.scripts import VERBS, script_source
 
@@ -31,6 +31,17 @@ def test_allowed_queue_names_share_one_hash_tag(name: str) -> None:
 def test_other_queue_names_are_refused_by_name(name: str) -> None:
     with pytest.raises(SettingsError, match="GRISTMILL_QUEUE"):
         Keys(name)
+
+
+def test_directory_has_one_hash_tag_that_no_queue_can_have() -> None:
+    keys = DirectoryKeys()
+    made = [keys.format, keys.tenants, keys.api_keys, keys.tenant("t"), keys.rate("t")]
+    assert len(set(made)) == len(made)
+    assert all(key.startswith(keys.prefix) for key in made)
+    assert keys.prefix == Keys("q").prefix.replace("{q}", "{@}")
+    assert [queue_of(key.encode()) for key in made] == [None] * len(made)
+    with pytest.raises(SettingsError):
+        Keys("@")
 
 
 def test_no_two_keys_collide() -> None:

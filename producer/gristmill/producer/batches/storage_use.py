@@ -23,7 +23,7 @@ class StorageUse:
     def __init__(self, queue: QueueAccess) -> None:
         self._redis: Any = queue.redis
         self._keys = queue.keys
-        self._tenants = Tenants(queue)
+        self._tenants = Tenants(queue.redis)
         self._keep = lua_script(queue.redis, "keep")
         self._free = lua_script(queue.redis, "free")
 
@@ -66,5 +66,5 @@ def _reached(tenant: str, used: int, quota: int, num_bytes: int) -> str:
     more = f" and this file has {num_bytes:,}" if num_bytes else ""
     return (
         f"the files and results of tenant {tenant} have {used:,} of {quota:,} bytes (max_storage_bytes){more};"
-        f" delete files, or ask the operator: gristmill tenant change {tenant} --max-storage-bytes NUMBER --queue QUEUE"
+        f" delete files, or ask the operator: gristmill tenant change {tenant} --max-storage-bytes NUMBER"
     )

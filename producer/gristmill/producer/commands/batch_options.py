@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.shared.cli import queue_options
+from gristmill.shared.cli import queue_option, redis_options
 
 if TYPE_CHECKING:
     from gristmill.shared.settings import QueueSettings
@@ -54,8 +54,13 @@ tenant_option = click.option(
 
 def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--storage-url`, `--redis-url` and `--queue` to a command; it gets a `BatchSettings`."""
+    return queue_option(storage_options(command))
 
-    @queue_options
+
+def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--storage-url` and `--redis-url` to a command; it gets a `BatchSettings`."""
+
+    @redis_options
     @click.option(
         "--storage-url",
         metavar="URL",

@@ -1,7 +1,8 @@
 """Do the work of the `gristmill batch` commands; each call opens a connection and closes it."""
 
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,8 +58,19 @@ def on_store(
     def on_open_queue(queue: Queue) -> Coroutine[Any, Any, T]:
         return work(BatchStore(queue, storage, settings))
 
-    try:
+    with storage_errors(storage):
         return on_queue(settings, on_open_queue, any_format=any_format)
+
+
+@contextmanager
+def storage_errors(storage: Storage) -> Iterator[None]:
+    """Turn errors of a storage into Gristmill's.
+
+    Raises:
+        GristmillError: The storage cannot be used.
+    """
+    try:
+        yield
     except Exception as error:
         if isinstance(error, OSError) or type(error).__module__.startswith("botocore"):
             raise GristmillError(unusable(storage.url, error)) from None

@@ -39,7 +39,7 @@ async def _doubt_of_queue(queue: Queue, _: str) -> str:
     """Return a hint if nobody has used the queue, whose name may be misspelt."""
     keys = queue.keys
     if await queue.redis.exists(
-        keys.workers, keys.stats, keys.inbox, keys.tenants, keys.files_expiring, keys.tenant_weights
+        keys.workers, keys.stats, keys.inbox, keys.files_expiring, keys.tenant_weights
     ):
         return ""
     return f", although nobody has used it yet: {await unknown_queue(queue)}"

@@ -2,18 +2,26 @@
 
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.settings import BatchSettings
-from gristmill.producer.commands.batch_session import on_store
+from gristmill.producer.batches.storage import Storage
+from gristmill.producer.commands.batch_session import storage_errors
 from gristmill.producer.commands.display import LINE_INTERVAL_S
-from gristmill.producer.commands.session import print_json
-from gristmill.producer.purge import PurgeReport
+from gristmill.producer.commands.session import on_tenants, print_json
+from gristmill.producer.purge import PurgeReport, Tell
+from gristmill.producer.tenants import Tenants
 from gristmill.shared.cli import say
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.format_check import check_format
+from gristmill.shared.key_scan import queue_names
+from gristmill.shared.queue import Queue
+
+T = TypeVar("T")
 
 
 def confirm(warning: str, name: str, *, yes: bool) -> None:
@@ -43,30 +51,49 @@ def in_counts(found: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {kind}" for kind, number in found.items() if number)
 
 
-def run_purge(
+def on_tenant_stores(
     settings: BatchSettings,
-    subject: str,
-    purge: Callable[..., Coroutine[Any, Any, PurgeReport]],
-    *,
-    as_json: bool,
-    any_format: bool = False,
-) -> int:
+    queue: str | None,
+    work: Callable[[Tenants, Sequence[BatchStore]], Coroutine[Any, Any, T]],
+) -> T:
+    """Run a coroutine on the tenants, and on the batches and files of queues.
+
+    Args:
+        settings: Redis and storage.
+        queue: Name of a queue; None for all queues that have a key.
+        work: Makes the coroutine.
+
+    Raises:
+        GristmillError: The storage cannot be used.
+        WrongFormat: Another version wrote a queue.
+    """
+    storage = Storage(settings.storage_url)
+
+    async def on_open_redis(tenants: Tenants) -> T:
+        stores = []
+        for name in [queue] if queue else sorted(await queue_names(tenants.redis)):
+            of_queue = Queue(tenants.redis, name, settings.limits)
+            await check_format(tenants.redis, of_queue.keys)
+            stores.append(BatchStore(of_queue, storage, settings))
+        return await work(tenants, stores)
+
+    with storage_errors(storage):
+        return on_tenants(settings, on_open_redis)
+
+
+def run_purge(subject: str, purge: Callable[[Tell], PurgeReport], *, as_json: bool) -> int:
     """Run a purge with progress, and print its report.
 
     Args:
-        settings: Redis, queue and storage.
         subject: What is purged, for messages.
-        purge: Called with a `BatchStore` and `tell`.
+        purge: Purges it; called with a callback for the progress.
         as_json: True for one line of JSON on stdout.
-        any_format: True if the queue may be of another version.
 
     Returns:
         0, or 1 if something is left.
     """
     say(f"deleting the data of {subject}; if this is interrupted, run it again")
-    report = on_store(
-        settings, lambda store: purge(store, tell=_Progress().tell), any_format=any_format
-    )
+    report = purge(_Progress().tell)
     if as_json:
         print_json(report.fields())
     else:

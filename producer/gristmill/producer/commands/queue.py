@@ -11,6 +11,7 @@ from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
+    from gristmill.producer.purge import PurgeReport, Tell
     from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
 
@@ -161,8 +162,8 @@ def purge(
 ) -> int:
     """Delete every key of a queue, and the stored files of its batches.
 
-    Also deletes its tenants and their API keys. Refuses while workers or stewards hold leases. Then scans all keys and
-    stored files for what is left, and exits with 1 if anything is. May be repeated after an interruption.
+    Tenants stay. Refuses while workers or stewards hold leases. Then scans all keys and stored files for what is left,
+    and exits with 1 if anything is. May be repeated after an interruption.
 
     Needs the storage that has the queue's files. Deletes nothing if it lacks one. Exits with 1 if there is no such
     queue.
@@ -181,9 +182,13 @@ def purge(
         on_store(settings, check_unheld, any_format=True)
     subject = f"queue {settings.queue}"
     warning = (
-        f"This deletes everything in {subject} for good: {in_counts(found)}. Its API keys are revoked, so gateways refuse calls: stop those"
-        " that still run, or they write again."
+        f"This deletes everything in {subject} for good: {in_counts(found)}. Stop its gateways first, or they write"
+        " again."
     )
     confirm(warning, settings.queue, yes=yes)
-    purge_it = partial(purge_queue, may_lack_objects=may_lack_objects)
-    return run_purge(settings, subject, purge_it, as_json=as_json, any_format=True)
+
+    def purge_it(tell: "Tell") -> "PurgeReport":
+        purge = partial(purge_queue, tell=tell, may_lack_objects=may_lack_objects)
+        return on_store(settings, purge, any_format=True)
+
+    return run_purge(subject, purge_it, as_json=as_json)

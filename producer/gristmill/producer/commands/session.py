@@ -10,6 +10,8 @@ import click
 import orjson
 
 from gristmill.producer.client import Client
+from gristmill.producer.tenant_move import move_all_tenants
+from gristmill.producer.tenants import Tenants
 from gristmill.shared.cli import say
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest
@@ -18,6 +20,7 @@ from gristmill.shared.one_line import json_line
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_stats import num_live
 from gristmill.shared.redis_retry import RETRIES_BEFORE_NOTICE, announce_redis_waits
+from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.settings import QueueSettings
 from gristmill.shared.tasks import end
 
@@ -27,15 +30,10 @@ NOTICE_INTERVAL_S = 5.0
 
 
 @asynccontextmanager
-async def open_queue(settings: QueueSettings, *, any_format: bool = False) -> AsyncIterator[Queue]:
+async def open_redis(settings: QueueSettings) -> AsyncIterator[AnyRedis]:
     """Connect and check that Redis answers. From then on, print a notice while it does not answer.
 
-    Args:
-        settings: Which Redis and which queue.
-        any_format: True accepts a queue that another version wrote, to delete it.
-
     Raises:
-        WrongFormat: Another version wrote the queue.
         redis.exceptions.RedisError: Redis does not answer the first call; `queue_options` turns
             this into exit code 3. Later calls of `Client` wait instead until Redis is back.
     """
@@ -46,12 +44,27 @@ async def open_queue(settings: QueueSettings, *, any_format: bool = False) -> As
     redis = connect(url, settings.socket_timeout_s)
     try:
         await redis.ping()
+        yield redis
+    finally:
+        await redis.aclose()
+
+
+@asynccontextmanager
+async def open_queue(settings: QueueSettings, *, any_format: bool = False) -> AsyncIterator[Queue]:
+    """Open the queue of the settings; see `open_redis`.
+
+    Args:
+        settings: Which Redis and which queue.
+        any_format: True accepts a queue that another version wrote, to delete it.
+
+    Raises:
+        WrongFormat: Another version wrote the queue.
+    """
+    async with open_redis(settings) as redis:
         queue = Queue(redis, settings.queue, settings.limits)
         if not any_format:
             await check_format(redis, queue.keys)
         yield queue
-    finally:
-        await redis.aclose()
 
 
 def on_queue(
@@ -67,6 +80,21 @@ def on_queue(
             return await work(queue)
 
     return run(on_open_queue())
+
+
+def on_tenants(settings: QueueSettings, work: Callable[[Tenants], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on the tenants of a Redis, once those of an earlier version were moved; see `run`.
+
+    Raises:
+        WrongFormat: A tenant of an earlier version cannot move.
+    """
+
+    async def on_open_redis() -> T:
+        async with open_redis(settings) as redis:
+            await move_all_tenants(redis)
+            return await work(Tenants(redis))
+
+    return run(on_open_redis())
 
 
 def on_client(

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gristmill.producer.commands.batch_options import (
-    batch_options,
     json_option,
     lost_objects_option,
+    storage_options,
 )
-from gristmill.shared.cli import queue_options, say
+from gristmill.shared.cli import queue_options, redis_options, say
 from gristmill.shared.request import PRIORITIES
 
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
+    from gristmill.producer.purge import PurgeReport, Tell
     from gristmill.producer.tenants import Tenant
     from gristmill.shared.settings import QueueSettings
 
@@ -81,14 +82,14 @@ def tenant() -> None:
 @tenant.command()
 @name_argument
 @limit_options
-@queue_options
+@redis_options
 def create(name: str, settings: "QueueSettings", **fields: Any) -> None:
     """Add a tenant; prints its API key and webhook secret, which no command shows again."""
-    from gristmill.producer.commands.session import on_queue, print_json
-    from gristmill.producer.tenants import Tenants, new_webhook_secret, tenant_from
+    from gristmill.producer.commands.session import on_tenants, print_json
+    from gristmill.producer.tenants import new_webhook_secret, tenant_from
 
     made = tenant_from(name=name, webhook_secret=new_webhook_secret(), **fields)
-    key = on_queue(settings, lambda queue: Tenants(queue).create(made))
+    key = on_tenants(settings, lambda tenants: tenants.create(made))
     print_json({"name": name, "api_key": key, "webhook_secret": made.webhook_secret})
     say("keep both: the key is not stored, and the secret is not shown again")
 
@@ -96,87 +97,80 @@ def create(name: str, settings: "QueueSettings", **fields: Any) -> None:
 @tenant.command()
 @name_argument
 @limit_options
-@queue_options
+@redis_options
 def change(name: str, settings: "QueueSettings", **fields: Any) -> None:
     """Change the limits or the webhook of a tenant; options that are left out stay as they are."""
-    from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.commands.session import on_tenants
     from gristmill.producer.tenants import Tenants, tenant_from
-    from gristmill.shared.queue import Queue
 
-    async def changed(queue: Queue) -> None:
-        tenants = Tenants(queue)
+    async def changed(tenants: Tenants) -> None:
         known = (await tenants.require(name)).model_dump()
         given = {field: value for field, value in fields.items() if value is not None}
         await tenants.change(tenant_from(**known | given))
 
-    on_queue(settings, changed)
+    on_tenants(settings, changed)
 
 
 @tenant.command()
 @name_argument
 @click.option("--revoke", is_flag=True, help="Revoke the existing keys of the tenant first.")
-@queue_options
+@redis_options
 def key(name: str, revoke: bool, settings: "QueueSettings") -> None:
     """Add an API key to a tenant and print the key."""
-    from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.producer.commands.session import on_tenants, print_json
     from gristmill.producer.tenants import Tenants
-    from gristmill.shared.queue import Queue
 
-    async def made(queue: Queue) -> str:
-        tenants = Tenants(queue)
+    async def made(tenants: Tenants) -> str:
         await tenants.require(name)
         if revoke:
             await tenants.revoke_keys(name)
         return await tenants.add_key(name)
 
-    print_json({"name": name, "api_key": on_queue(settings, made)})
+    print_json({"name": name, "api_key": on_tenants(settings, made)})
 
 
 @tenant.command()
 @name_argument
 @queue_options
 def show(name: str, settings: "QueueSettings") -> None:
-    """Print a tenant as JSON, without its secret, and the bytes that the storage keeps for it."""
+    """Print a tenant as JSON, without its secret, and the bytes that the queue's storage keeps for it."""
     from gristmill.producer.batches.storage_use import StorageUse
-    from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.producer.commands.session import on_tenants, print_json
     from gristmill.producer.tenants import Tenants
     from gristmill.shared.queue import Queue
 
-    async def found(queue: Queue) -> dict[str, Any]:
-        shown = _shown(await Tenants(queue).require(name))
+    async def found(tenants: Tenants) -> dict[str, Any]:
+        shown = _shown(await tenants.require(name))
+        queue = Queue(tenants.redis, settings.queue)
         return shown | {"storage_bytes": await StorageUse(queue).num_bytes(name)}
 
-    print_json(on_queue(settings, found))
+    print_json(on_tenants(settings, found))
 
 
 @tenant.command("list")
-@queue_options
+@redis_options
 def list_all(settings: "QueueSettings") -> None:
     """Print all tenants, one JSON object a line."""
-    from gristmill.producer.commands.session import on_queue, print_json
-    from gristmill.producer.tenants import Tenants
+    from gristmill.producer.commands.session import on_tenants, print_json
 
-    known = on_queue(settings, lambda queue: Tenants(queue).list())
+    known = on_tenants(settings, lambda tenants: tenants.list())
     for each in known:
         print_json(_shown(each))
     if not known:
-        say(
-            f"queue {settings.queue} has no tenants; make one: gristmill tenant create NAME --queue {settings.queue}"
-        )
+        say("there are no tenants; make one: gristmill tenant create NAME")
 
 
 @tenant.command()
 @name_argument
-@queue_options
+@redis_options
 def delete(name: str, settings: "QueueSettings") -> None:
-    """Delete a tenant, its keys and its weight; its requests and batches run on."""
-    from gristmill.producer.commands.session import on_queue
-    from gristmill.producer.tenants import Tenants
+    """Delete a tenant, its keys and its weights; its requests and batches run on."""
+    from gristmill.producer.commands.session import on_tenants
 
-    on_queue(settings, lambda queue: Tenants(queue).delete(name))
+    on_tenants(settings, lambda tenants: tenants.delete(name))
     say(
         f"tenant {name} is gone; its files and batches stay until they expire; to delete them:"
-        f" gristmill tenant purge {name} --queue {settings.queue}"
+        f" gristmill tenant purge {name}"
     )
 
 
@@ -185,33 +179,54 @@ def delete(name: str, settings: "QueueSettings") -> None:
 @yes_option
 @lost_objects_option
 @json_option
-@batch_options
+@click.option(
+    "--queue",
+    "only_queue",
+    metavar="NAME",
+    help="The one queue to look in, if other queues have other storages.  [default: all queues]",
+)
+@storage_options
 def purge(
-    *, name: str, yes: bool, may_lack_objects: bool, as_json: bool, settings: "BatchSettings"
+    *,
+    name: str,
+    yes: bool,
+    may_lack_objects: bool,
+    as_json: bool,
+    only_queue: str | None,
+    settings: "BatchSettings",
 ) -> int:
-    """Delete all data of a tenant, and the tenant.
+    """Delete all data of a tenant in all queues, and the tenant.
 
     Deletes requests, results, dead letters, inbox elements, files, batches and API keys. Requests in flight are
     cancelled. Then scans all keys and stored files for what is left, and exits with 1 if anything is.
 
-    Needs the storage that has the tenant's files. Deletes nothing if it lacks one. Exits with 1 if the queue knows no
-    such tenant. May be repeated after an interruption. Takes 6 s or more if the queue knows the tenant.
+    Needs the storage that has the tenant's files. Deletes nothing if it lacks one. Exits with 1 if nobody knows such a
+    tenant. May be repeated after an interruption. Takes 6 s or more if the tenant is known.
     """
-    from gristmill.producer.commands.batch_session import on_store
-    from gristmill.producer.commands.purge_session import confirm, in_counts, run_purge
-    from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.commands.purge_session import (
+        confirm,
+        in_counts,
+        on_tenant_stores,
+        run_purge,
+    )
     from gristmill.producer.known_names import unknown_tenant
-    from gristmill.producer.purge import count_of_tenant, purge_tenant
+    from gristmill.producer.tenant_purge import count_of_tenant, purge_tenant
     from gristmill.shared.names import check_tenant
 
     check_tenant(name)
-    subject = f"tenant {name} in queue {settings.queue}"
-    if not (found := on_store(settings, lambda store: count_of_tenant(store, name))):
-        say(on_queue(settings, lambda queue: unknown_tenant(queue, name)))
+    subject = f"tenant {name}" + (f" in queue {only_queue}" if only_queue else "")
+    on_stores = partial(on_tenant_stores, settings, only_queue)
+    if not (found := on_stores(partial(count_of_tenant, tenant=name))):
+        say(on_stores(partial(unknown_tenant, name=name)))
         return 1
     confirm(f"This deletes all data of {subject} for good: {in_counts(found)}.", name, yes=yes)
-    purge_it = partial(purge_tenant, tenant=name, may_lack_objects=may_lack_objects)
-    return run_purge(settings, subject, purge_it, as_json=as_json)
+
+    def purge_it(tell: "Tell") -> "PurgeReport":
+        return on_stores(
+            partial(purge_tenant, tenant=name, tell=tell, may_lack_objects=may_lack_objects)
+        )
+
+    return run_purge(subject, purge_it, as_json=as_json)
 
 
 def _shown(each: "Tenant") -> dict[str, Any]:

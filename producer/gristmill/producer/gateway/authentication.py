@@ -24,7 +24,7 @@ class Authenticator:
     """Finds the tenants of API keys and caches them for some seconds.
 
     Args:
-        tenants: The tenants of the queue.
+        tenants: All tenants.
         is_open: True to accept calls without a key while no tenant exists.
     """
 
@@ -54,5 +54,5 @@ class Authenticator:
         if self._is_open and not await retry_redis(self._tenants.exist):
             return ANONYMOUS
         what = "this API key is not known" if key else "an API key is needed"
-        message = f"{what}: send Authorization: Bearer KEY; the operator makes one: gristmill tenant create NAME --queue QUEUE"
+        message = f"{what}: send Authorization: Bearer KEY; the operator makes one: gristmill tenant create NAME"
         raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})

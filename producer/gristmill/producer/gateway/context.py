@@ -25,6 +25,7 @@ from gristmill.producer.gateway.live_limit import LiveLimit
 from gristmill.producer.gateway.request_body import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
+from gristmill.producer.tenant_move import move_tenants
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.format_check import check_format
@@ -48,7 +49,7 @@ class Gateway:
         body_pools: The memory for the bodies that are being read.
         parsing: Lets one large body at a time be parsed; its objects take more memory than its bytes.
         stopping: Set when the process is stopping; calls then stop waiting for a result.
-        right_format: Set when the queue was seen in the format that this version reads.
+        right_format: Set when the queue was seen in the format that this version reads, its tenants included.
     """
 
     settings: GatewaySettings
@@ -65,13 +66,14 @@ class Gateway:
     right_format: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def check_format(self) -> None:
-        """Check the format of the queue, until it was right once.
+        """Check the format of the queue and move the tenants of an earlier version, until both went well once.
 
         Raises:
-            WrongFormat: Another version wrote the queue.
+            WrongFormat: Another version wrote the queue, or a tenant of it cannot move.
         """
         if not self.right_format.is_set():
             await retry_redis(check_format, self.queue.redis, self.queue.keys)
+            await retry_redis(move_tenants, self.queue.redis, self.queue.keys.queue)
             self.right_format.set()
 
 
@@ -91,7 +93,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             queue=queue,
             client=client,
             batches=Batches(BatchStore(queue, Storage(settings.storage_url), settings)),
-            authenticator=Authenticator(Tenants(queue), is_open=settings.is_open),
+            authenticator=Authenticator(Tenants(redis), is_open=settings.is_open),
             tenant_limits=TenantLimiter(queue),
             live_limit=LiveLimit(queue),
             media=media,
@@ -130,7 +132,7 @@ async def calling_tenant(
     await gateway.check_format()
     tenant = await gateway.authenticator.tenant_of(credentials.credentials if credentials else "")
     if tenant is ANONYMOUS and _is_from_another_site(request):
-        message = "a web page of another site needs an API key (gristmill tenant create NAME --queue QUEUE)"
+        message = "a web page of another site needs an API key (gristmill tenant create NAME)"
         raise ApiError(403, message, code="cross_site")
     request.state.call.tenant = tenant.name
     await gateway.tenant_limits.count_call(tenant)

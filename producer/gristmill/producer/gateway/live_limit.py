@@ -80,7 +80,7 @@ class LiveLimit:
             raise LimitReached(
                 f"tenant {tenant.name} has {number:,} of {tenant.max_live:,} live requests (max_live) in the queue;"
                 " call again when some have ended, send files as POST /v1/batches, or ask the operator:"
-                f" gristmill tenant change {tenant.name} --max-live NUMBER --queue QUEUE"
+                f" gristmill tenant change {tenant.name} --max-live NUMBER"
             )
 
     async def drop(self, tenant: Tenant, request_id: str) -> None:

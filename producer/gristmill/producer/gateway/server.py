@@ -29,6 +29,7 @@ from gristmill.producer.gateway import (
 from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gateway
 from gristmill.producer.gateway.middleware import CallMiddleware
 from gristmill.producer.gateway.settings import GatewaySettings
+from gristmill.producer.tenant_move import move_tenants
 from gristmill.shared.errors import SettingsError, WrongFormat
 from gristmill.shared.format_check import check_format
 from gristmill.shared.log import configure_logging
@@ -90,6 +91,7 @@ async def readyz(gateway: CurrentGateway) -> Response:
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             await check_format(gateway.queue.redis, gateway.queue.keys)
+            await move_tenants(gateway.queue.redis, gateway.queue.keys.queue)
     except WrongFormat as error:
         return PlainTextResponse(f"{error}\n", 503)
     except (RedisError, OSError) as error:

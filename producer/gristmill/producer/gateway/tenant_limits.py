@@ -1,6 +1,6 @@
 """The limits of one tenant: calls per minute, requests in the queue and their bytes.
 
-Redis counts the calls per minute by its own clock, so all gateways of a queue share one count. The gateway checks
+Redis counts the calls per minute by its own clock, so all gateways share one count. The gateway checks
 requests and bytes before a submit, not within it. So calls at the same moment may together exceed
 the limit.
 """
@@ -14,6 +14,7 @@ from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import LimitReached
+from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.queue import Queue
 
 refused_calls = Counter("gristmill_gatewayrefused_calls", "Calls over a tenant's limit", ["limit"])
@@ -42,7 +43,7 @@ return 0
 
 
 class TenantLimiter:
-    """Enforces the limits of the tenants of one queue.
+    """Enforces the limits of the tenants.
 
     Args:
         queue: The queue whose requests are counted.
@@ -50,6 +51,7 @@ class TenantLimiter:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
+        self._keys = DirectoryKeys()
         self._count_call: Any = queue.redis.register_script(_COUNT_CALL)
 
     async def count_call(self, tenant: Tenant) -> None:
@@ -58,7 +60,7 @@ class TenantLimiter:
         Raises:
             ApiError: 429 over the tenant's calls per minute; Retry-After has the seconds to wait.
         """
-        keys = [self._queue.keys.rate(tenant.name)]
+        keys = [self._keys.rate(tenant.name)]
         args = [tenant.requests_per_minute, WINDOW_MS]
         wait_ms = await retry_redis(self._count_call, keys=keys, args=args)
         if not wait_ms:

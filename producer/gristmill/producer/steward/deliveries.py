@@ -38,7 +38,7 @@ class Deliveries:
 
     async def _is_done(self, store: BatchStore, record: BatchRecord) -> bool:
         """Deliver the event; return False if it is to be tried again, after a delay that this sets."""
-        tenant = await Tenants(store.queue).get(record.tenant)
+        tenant = await Tenants(store.queue.redis).get(record.tenant)
         if tenant is None or not tenant.webhook_url or not tenant.webhook_secret:
             return True
         event = Event.of(record)

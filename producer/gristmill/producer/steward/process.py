@@ -27,6 +27,7 @@ from gristmill.producer.steward.rq_queue import JobQueue, rq_queue_of
 from gristmill.producer.steward.rq_worker import StewardWorker
 from gristmill.producer.steward.settings import StewardSettings
 from gristmill.producer.steward.time_slice import STOP_GRACE_S, Stopped
+from gristmill.producer.tenant_move import move_tenants
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
 from gristmill.shared.probes import ProbeServer
@@ -135,6 +136,7 @@ class Steward:
         async with BatchStore.from_settings(self._settings) as store:
             await warn_of_eviction(store.queue.redis, self._settings.redis_url.get_secret_value())
             await store.queue.stats()  # it needs rights that PING does not, and checks the format
+            await move_tenants(store.queue.redis, self._settings.queue)
 
     def _work(self) -> None:
         """Run RQ's worker until a signal stops it or Redis does not answer."""

@@ -13,8 +13,6 @@ if wrong_format then
   return wrong_format
 end
 -- The keys that all tenants of the gateway share: its scripts and the stewards' check no types.
-key_of("api_keys", "HLEN")
-key_of("tenants", "SCARD")
 key_of("files_expiring", "ZCARD")
 key_of("steward_doorbell", "LLEN")
 for _, work in ipairs({ "steps", "files", "webhooks" }) do

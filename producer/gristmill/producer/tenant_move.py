@@ -1,0 +1,98 @@
+"""Move the tenants that versions before 0.2 kept with a queue into the directory.
+
+Gateway and steward move those of their queue before they use the directory, the commands those of all queues. A move
+may run twice, at the same time too, and it may be killed at any point and run again: what it deletes, it has copied
+before.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gristmill.shared.chunking import chunks
+from gristmill.shared.errors import WrongFormat
+from gristmill.shared.key_scan import queue_names
+from gristmill.shared.keys import DirectoryKeys, Keys
+from gristmill.shared.redis_types import AnyRedis
+
+FORMAT = "1"
+"""Value of `DirectoryKeys.format`."""
+
+KEYS_A_CALL = 500
+"""API keys or names that one call writes."""
+
+
+async def move_all_tenants(redis: AnyRedis) -> None:
+    """Move the tenants of all queues, once for a Redis: it looks at all keys.
+
+    Raises:
+        WrongFormat: See `move_tenants`.
+    """
+    connected: Any = redis
+    if await connected.exists(DirectoryKeys.format):
+        return
+    for queue in sorted(await queue_names(redis)):
+        await move_tenants(redis, queue)
+    await connected.set(DirectoryKeys.format, FORMAT)
+
+
+async def move_tenants(redis: AnyRedis, queue: str) -> None:
+    """Move the tenants of one queue with their API keys. Their requests, files and batches stay in the queue.
+
+    Args:
+        redis: The Redis of the queue.
+        queue: Name of the queue.
+
+    Raises:
+        WrongFormat: The directory has another tenant of the same name; the queue still has all of its own.
+    """
+    await _TenantMove(redis, queue).run()
+
+
+class _TenantMove:
+    """The move of the tenants of one queue."""
+
+    def __init__(self, redis: AnyRedis, queue: str) -> None:
+        self._redis: Any = redis
+        self._queue = queue
+        keys = Keys(queue)
+        self._of_kind = keys.of_kind
+        self._names, self._api_keys = keys.of_kind("tenants", ""), keys.of_kind("api_keys", "")
+        self._directory = DirectoryKeys()
+
+    async def run(self) -> None:
+        if not await self._redis.exists(self._names, self._api_keys):
+            return
+        api_keys: Mapping[bytes, bytes] = await self._redis.hgetall(self._api_keys)
+        names = {*await self._redis.smembers(self._names), *api_keys.values()}
+        records = await self._records(sorted(name.decode() for name in names))
+        for name, record in records.items():
+            await self._redis.set(self._directory.tenant(name), record, nx=True)
+        await self._check(records)
+        for some in chunks(list(records), KEYS_A_CALL):
+            await self._redis.sadd(self._directory.tenants, *some)
+        for pairs in chunks(list(api_keys.items()), KEYS_A_CALL):
+            await self._redis.hset(self._directory.api_keys, mapping=dict(pairs))
+        for name in records:
+            await self._redis.unlink(self._of_kind("tenant", name))
+        await self._redis.unlink(self._names, self._api_keys)
+
+    async def _records(self, names: list[str]) -> dict[str, bytes]:
+        """Return the records of the tenants that the queue still has."""
+        found = {name: await self._redis.get(self._of_kind("tenant", name)) for name in names}
+        return {name: record for name, record in found.items() if record is not None}
+
+    async def _check(self, records: Mapping[str, bytes]) -> None:
+        """Check that the directory has no other tenant of these names.
+
+        Somebody may change a tenant that another process has just moved; then the queue has its record no more.
+        """
+        theirs = {name: await self._redis.get(self._directory.tenant(name)) for name in records}
+        suspects = [name for name, known in theirs.items() if known not in (None, records[name])]
+        if others := sorted(await self._records(suspects)):
+            key = self._of_kind("tenant", others[0])
+            raise WrongFormat(
+                f"tenants belong to all queues now, and queue {self._queue} has {len(others)} of an earlier version whose"
+                f" names other tenants have already: {', '.join(others[:5])}. If {others[0]} is the same user, keep the"
+                f" limits and the webhook of the other, and the API keys of both: redis-cli DEL '{key}'. If it is"
+                " another user, delete it with the earlier version, and create it again under another name"
+            )
