@@ -1,6 +1,9 @@
 """Calls that create something and come twice: one file, one batch, one request; and what may not be repeated."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +14,7 @@ import pytest
 from batches import chat, jsonl, stewarded
 from gateways import RunningGateway, problem
 from redis.exceptions import ConnectionError as RedisConnectionError
+from workers import local_worker, settings_for
 
 from gristmill.producer.batches.batch_records import BatchRecords
 from gristmill.producer.batches.batch_spec import BatchSpec
@@ -18,6 +22,9 @@ from gristmill.producer.gateway import failover_retry
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.queue import Queue
+from gristmill.shared.request import ENDPOINTS
+from gristmill.worker.engine import EngineInfo, Response, StubEngine
+from gristmill.worker.engine.stub import ENDPOINTS as STUB_ENDPOINTS
 
 CHAT = "/v1/chat/completions"
 LINES = jsonl([chat("a"), chat("bad", stream=True)])
@@ -189,3 +196,95 @@ async def test_a_client_that_has_left_creates_no_batch(
         while tasks:
             await asyncio.sleep(0.01)
     assert (await api.get("/v1/batches")).json()["data"] == []
+
+
+CREATING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "/v1/requests": ({"prompt": "a"}, {"prompt": "b"}),
+    "/v1/chat/completions": (
+        {"model": "stub", "messages": [{"role": "user", "content": "a"}]},
+        {"model": "stub", "messages": [{"role": "user", "content": "b"}]},
+    ),
+    "/v1/completions": ({"model": "stub", "prompt": "a"}, {"model": "stub", "prompt": "b"}),
+    "/v1/embeddings": ({"model": "stub", "input": "a"}, {"model": "stub", "input": "b"}),
+    "/v1/responses": ({"model": "stub", "input": "a"}, {"model": "stub", "input": "b"}),
+    "/v1/rerank": (
+        {"model": "stub", "query": "a", "documents": ["x"]},
+        {"model": "stub", "query": "b", "documents": ["x"]},
+    ),
+    "/v1/score": (
+        {"model": "stub", "text_1": "a", "text_2": "x"},
+        {"model": "stub", "text_1": "b", "text_2": "x"},
+    ),
+}
+"""Route that queues a request -> a body, and another one."""
+
+CREATING_OTHERWISE = {"/v1/files", "/v1/batches", "/v1/batches/{batch_id}/retry"}
+"""Routes that create something else; each has its own step in the test below."""
+
+CREATING_NOTHING = {"/v1/batches/{batch_id}/cancel"}
+"""Routes whose repeat changes nothing."""
+
+
+class AnswersAll(StubEngine):
+    """A stub that serves every endpoint; those that it does not know get an empty answer."""
+
+    async def start(self) -> EngineInfo:
+        return replace(await super().start(), endpoints=ENDPOINTS)
+
+    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        if endpoint in STUB_ENDPOINTS:
+            return await super().post(endpoint, body, priority=priority)
+        return Response(200, b"{}")
+
+
+@pytest.fixture
+async def worker_for_all(redis_url: str, queue: Queue) -> AsyncIterator[None]:
+    async with local_worker(settings_for(redis_url, queue), AnswersAll()):
+        yield
+
+
+@pytest.mark.parametrize("key", ["call", "call of day 7", "k" * 128])
+@pytest.mark.usefixtures("worker_for_all")
+async def test_every_creating_route_takes_a_key(
+    gateway: RunningGateway, api: httpx.AsyncClient, key: str
+) -> None:
+    """Same key and body: the same thing. Same key and another body: a 409. A route that is not listed fails."""
+    paths = (await api.get("/openapi.json")).json()["paths"]
+    posts = {path for path, methods in paths.items() if "post" in methods}
+    creating = set(CREATING) | CREATING_OTHERWISE
+    assert posts == creating | CREATING_NOTHING
+    for path in sorted(creating):
+        names = {each["name"] for each in paths[path]["post"].get("parameters", ())}
+        assert "idempotency-key" in {name.lower() for name in names}, path
+    keys = ({"Idempotency-Key": key[:-2] + f"{number:02}"} for number in count())
+    for path, (body, other) in CREATING.items():
+        headers = next(keys) | {"Prefer": "wait=9"}
+        answers = [await api.post(path, json=each, headers=headers) for each in (body, body, other)]
+        check_one_made(path, answers)
+    headers = next(keys)
+    files = [await uploaded(api, data, **headers) for data in (LINES, LINES, b"{}")]
+    check_one_made("/v1/files", files)
+    new = {"input_file_id": files[0].json()["id"], "endpoint": CHAT, "mode": "lenient"}
+    headers, bodies = next(keys), (new, new, new | {"order": "input"})
+    made = [await api.post("/v1/batches", json=body, headers=headers) for body in bodies]
+    check_one_made("/v1/batches", made)
+    batch_id, headers = made[0].json()["id"], next(keys)
+    async with stewarded(gateway.gateway.batches):
+        while (await api.get(f"/v1/batches/{batch_id}")).json()["status"] != "completed":
+            await asyncio.sleep(0.05)
+    retry = f"/v1/batches/{batch_id}/retry?all="
+    retried = [await api.post(retry + is_all, headers=headers) for is_all in ("true", "true", "false")]  # fmt: skip
+    check_one_made(retry, retried)
+
+
+def check_one_made(path: str, answers: list[httpx.Response]) -> None:
+    """Check the answers to a call, its repeat, and a call with another body."""
+    first, again, changed = answers
+    assert first.status_code in {200, 202}, (path, first.text)
+    assert made_id(again) == made_id(first), path
+    assert (changed.status_code, problem(changed)["code"]) == (409, "id_conflict"), path
+
+
+def made_id(answer: httpx.Response) -> str:
+    """Return the id of what a call made; a live request has it in a header."""
+    return answer.headers.get("x-gristmill-request-id") or str(answer.json()["id"])

@@ -153,8 +153,8 @@ async def test_what_cannot_be_queued_is_refused(api: httpx.AsyncClient) -> None:
         assert problem(answer)["type"] == "invalid_request_error"
     for raw in (b"", b"{", b"\xff", b'{"prompt": NaN}'):
         assert (await api.post("/v1/requests", content=raw)).status_code == 400
-    strange = await api.post("/v1/requests", json=PLAIN, headers={"Idempotency-Key": "a b"})
-    assert strange.status_code == 400
+    strange = await api.post("/v1/requests", json=PLAIN, headers={"Idempotency-Key": "a" * 129})
+    assert (strange.status_code, problem(strange)["param"]) == (400, "idempotency-key")
     assert (await api.get("/v1/requests/acme.nothing")).status_code == 404
     assert (await api.get("/v1/requests/acme.x", params={"wait": "soon"})).status_code == 400
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Annotated
 
 import structlog
@@ -11,6 +12,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from gristmill.producer.gateway.http_errors import NO_RETRY, ApiError, api_error
 from gristmill.shared.errors import NotReplicated
+from gristmill.shared.names import NAME, is_match
 
 log = structlog.get_logger()
 
@@ -19,6 +21,22 @@ IdempotencyKey = Annotated[
     Header(min_length=1, max_length=128, description="repeats with the same key create nothing"),
 ]
 """The header of a call, as an argument of a route."""
+
+
+DIGEST_BYTES = 16
+"""Bytes of the digest of a key that no id may hold; two keys of a tenant then never meet."""
+
+
+def name_of_key(tenant: str, key: str | None) -> str | None:
+    """Return the name of a request within its tenant: its key, or a digest of a key that no id may hold.
+
+    Args:
+        tenant: Name of the tenant, with which the id of the request begins.
+        key: The Idempotency-Key; None for a call without one, which has no such name.
+    """
+    if key is None or is_match(NAME, f"{tenant}.{key}"):
+        return key
+    return f"key-{blake2b(key.encode(), digest_size=DIGEST_BYTES).hexdigest()}"
 
 
 UNSURE = (RedisConnectionError, RedisTimeoutError, ConnectionError, NotReplicated)

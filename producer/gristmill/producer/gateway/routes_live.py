@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from ulid import ULID
 
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway
-from gristmill.producer.gateway.creation import IdempotencyKey
+from gristmill.producer.gateway.creation import IdempotencyKey, name_of_key
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import NO_RETRY, RETRY_AFTER_S, ApiError, ErrorAnswer
 from gristmill.producer.gateway.queuing import incoming, submit
@@ -57,8 +57,9 @@ async def live(
 
     A call whose client goes away cancels its request, unless the call has an Idempotency-Key.
     """
-    queued = await _queue(request, gateway, tenant, idempotency_key)
-    return _answer(await _result(request, gateway, queued.id, idempotency_key))
+    key = name_of_key(tenant.name, idempotency_key)
+    queued = await _queue(request, gateway, tenant, key)
+    return _answer(await _result(request, gateway, queued.id, key))
 
 
 for path in LIVE:

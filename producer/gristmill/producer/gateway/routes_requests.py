@@ -17,7 +17,7 @@ from ulid import ULID
 
 from gristmill.producer.gateway import queuing
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway
-from gristmill.producer.gateway.creation import IdempotencyKey
+from gristmill.producer.gateway.creation import IdempotencyKey, name_of_key
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.queuing import incoming
 from gristmill.producer.gateway.request_body import BODY_SCHEMA, queued_request
@@ -89,7 +89,8 @@ async def submit(
     prefer: Annotated[str | None, Header(description="wait=SECONDS")] = None,
 ) -> RequestObject:
     """Queue a request. Repeated calls with the same Idempotency-Key queue it once."""
-    queued = await _queue(request, gateway, tenant, idempotency_key)
+    key = name_of_key(tenant.name, idempotency_key)
+    queued = await _queue(request, gateway, tenant, key)
     response.headers["Location"] = f"/v1/requests/{queued.id}"
     wait_s = _preferred_wait_s(prefer)
     if wait_s is None and idempotency_key is None:
