@@ -123,6 +123,7 @@ async def contents(queue: Queue) -> dict[str, Any]:
         "list": lambda key: queue.redis.lrange(key, 0, -1),
         "hash": queue.redis.hgetall,
         "zset": lambda key: queue.redis.zrange(key, 0, -1, withscores=True),
+        "stream": queue.redis.xrange,
     }
     found = {}
     async for key in queue.redis.scan_iter(match=queue.keys.pattern, count=1000):

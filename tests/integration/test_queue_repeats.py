@@ -22,6 +22,7 @@ from servers import ask_all
 
 from gristmill.shared.audit import audit
 from gristmill.shared.connection import connect
+from gristmill.shared.event_streams import Append
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.redis_retry import retrying
@@ -37,6 +38,10 @@ CASES: dict[str, tuple[Case, Any]] = {
     "ack": (lambda q, held: lambda: succeed(q, "w", held), [0] * 4),
     "ack of a failure": (lambda q, held: lambda: fail(q, "w", held), [0] * 4),
     "late ack": (lambda q, held: lambda: succeed(q, "other", held), [0] * 4),
+    "append_events": (
+        lambda q, held: lambda: q.events.append("w", [Append(held[0], 1, b"x", "")], 60_000, 9),
+        [1],
+    ),
     "nack": (lambda q, held: lambda: q.nack("w", held[0], 0, ERROR), "stale"),
     "nack with delay": (lambda q, held: lambda: q.nack("w", held[0], 9_000, ERROR), "stale"),
     "release": (lambda q, held: lambda: q.release("w", held), 0),

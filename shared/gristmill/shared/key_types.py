@@ -12,6 +12,7 @@ _KINDS_OF_TYPE = {
     "set": "parked parked_claimable wrong_types batches_open",
     "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers producers delayed deadlines dead_letters"
     " files files_expiring batches batches_due steward_time live",
+    "stream": "events",
     "hash": "scheduling pauses virtual_time tenant_weights tenant_output_shares prefix_groups admitting attempts owner"
     " worker in_flight dead_letter_info batch times stats pace tenant_load batch_record storage",
 }

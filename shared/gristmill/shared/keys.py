@@ -212,6 +212,10 @@ class Keys:
         """LIST with a TTL: ids of this client that finished."""
         return f"{self.prefix}finished:{client}"
 
+    def events(self, request_id: str) -> str:
+        """STREAM with a TTL: the events of a request that streams."""
+        return f"{self.prefix}events:{request_id}"
+
     def worker(self, worker: str) -> str:
         """HASH with a TTL: facts about what a worker serves."""
         return f"{self.prefix}worker:{worker}"

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from gristmill.shared.chunking import chunks
 from gristmill.shared.dead_letters import DeadLetters
 from gristmill.shared.errors import LeaseLost
+from gristmill.shared.event_streams import EventStreams
 from gristmill.shared.keys import Keys
 from gristmill.shared.operations import (
     ANY_WORK,
@@ -58,6 +59,7 @@ class Queue:
         tenants: Weights of the tenants, and the load of each.
         pauses: Pauses of the queue and of its batches.
         producers: Leases of the producers that are still submitting.
+        events: Streams of the events of requests.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Queue:
         self.tenants = TenantShares(redis, self.keys)
         self.pauses = Pauses(redis, self.keys, self.scripts)
         self.producers = ProducerLeases(self.scripts, self.limits.lease_ms)
+        self.events = EventStreams(redis, self.keys, self.scripts)
 
     # -- what producers call ------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         *_CORE, "format", "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "finish_anywhere",
         "dead_letters",
     ),
+    "append_events": ("schema", "types", "records", "deliveries"),
     "register": ("schema", "types", "format", "lanes", "leases"),
     "beat": ("schema", "types", "leases"),
     "deregister": ("schema", "types", "leases"),
@@ -74,9 +75,11 @@ PROTOCOL = f"{FORMAT}.1"
 USED_AND_MAX_MEMORY = slice(7, 9)
 """Place of the server's memory in the reply of `stats`."""
 
-FLAGS = {"submit": "#!lua", "requeue": "#!lua", "read_together": "#!lua flags=no-writes"}
-"""First line of a script, by verb. A Redis at its `maxmemory` refuses the verbs that add
-requests."""
+FLAGS = {
+    "submit": "#!lua", "requeue": "#!lua", "append_events": "#!lua", "read_together": "#!lua flags=no-writes",
+}  # fmt: skip
+"""First line of a script, by verb. A Redis at its `maxmemory` refuses the verbs that add requests
+or events."""
 
 OTHER_FLAGS = "#!lua flags=allow-oom"
 """First line of the other verbs: they end requests, which frees memory, or move existing ones."""

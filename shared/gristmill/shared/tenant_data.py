@@ -155,6 +155,8 @@ class TenantData:
         return owner == self._tenant
 
     async def _drop_results(self, ids: Sequence[str]) -> int:
+        """Remove results, and before them the events of the same requests, which are found by their results."""
+        await self._redis.unlink(*map(self._keys.events, ids))
         num_dropped: int = await self._redis.unlink(*map(self._keys.result, ids))
         return num_dropped
 

@@ -331,7 +331,7 @@ HANDLED = {
     "dead_letter_info", "pending", "pending_sjf", "pending_deadline", "pending_prefix", "parked", "flows", "debt",
     "tenant_weights", "tenant_output_shares", "prefix_groups", "tenant_load", "batch_record", "batch_parts",
     "batch_lease", "batches", "batches_open", "batches_due", "steward_time", "file", "files", "files_expiring",
-    "storage", "idempotency", "live",
+    "storage", "idempotency", "live", "events",
 }  # fmt: skip
 WITHOUT_CONTENT = {  # ids, names and counts only
     "scheduling", "pauses", "virtual_time", "workers", "worker", "last_claim", "abort", "batch", "batches_done",

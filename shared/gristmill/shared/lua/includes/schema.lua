@@ -36,6 +36,7 @@
 --   delayed                  ZSET    id -> ms at which it may be claimed
 --   deadlines                ZSET    id -> ms at which it expires, if it has a deadline
 --   result:<id>              STRING  the terminal record, JSON, with a TTL
+--   events:<id>              STREAM  delivery-number -> num_bytes (of all events so far), events, end; with a TTL
 --   dead_letters             ZSET    id -> ms at which it became a dead letter
 --   dead_letter_info         HASH    id -> evidence line, then the record
 --   batch:<id>               HASH    counters of a batch
