@@ -111,8 +111,8 @@ class WatchedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
-        response = await self._engine.post(endpoint, body, priority=priority)
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
+        response = await self._engine.post(endpoint, body, **options)
         self.ttft_s.append(response.ttft_s or 0.0)
         return response
 

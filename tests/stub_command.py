@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gristmill.shared.errors import EngineDied
 from gristmill.worker import __main__ as process
@@ -34,8 +35,8 @@ class OneEngine(StubEngine):
             raise EngineDied("the stub engine was told not to start")
         return await super().start()
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
-        answer = await super().post(endpoint, body, priority=priority)
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
+        answer = await super().post(endpoint, body, **options)
         if self.num_answered >= self.max_answers:
             await asyncio.Event().wait()
         self.num_answered += 1

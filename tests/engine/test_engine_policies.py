@@ -183,7 +183,7 @@ async def test_error_that_the_application_lets_out_is_still_an_answer() -> None:
         raise AttributeError("list has no attribute get")
 
     app = Starlette(routes=[Route(CHAT, fall, methods=["POST"])])
-    response = await Application(app).post(CHAT, b"[]", 0)
+    response = await Application(app).post(CHAT, b"[]", 0, None)
     assert response.status == 500
     assert json.loads(response.body)["error"]["message"].endswith(": Internal Server Error")
 

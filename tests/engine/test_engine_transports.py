@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from engine_bodies import NAMED, SCHEMA, TOOL, body_of, settled
 from models import MAX_MODEL_LEN
 
 from gristmill.producer.batches.lifecycle.body_check import body_check_of
@@ -14,19 +15,6 @@ from gristmill.worker.engine import EngineInfo, InProcessEngine, RemoteEngine
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-CHANCE = {"id", "created", "created_at", "request_id"}
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "ok": {"type": "boolean"}},
-    "required": ["city", "ok"],
-    "additionalProperties": False,
-}
-TOOL = {
-    "type": "function",
-    "function": {"name": "look_up", "parameters": SCHEMA, "strict": True},
-}
-NAMED = {"type": "function", "function": {"name": "look_up"}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
 
 ANSWERED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,20 +56,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "not served": ("/v1/embeddings", {"input": "x"}),
     "responses type": ("/v1/responses", {"input": 5}),
 }
-
-
-def body_of(fields: dict[str, Any]) -> bytes:
-    common = {"model": "tiny", "max_tokens": 6, "seed": 7, "temperature": 0}
-    return json.dumps(common | {"messages": [{"role": "user", "content": "hi"}]} | fields).encode()
-
-
-def settled(value: Any) -> Any:
-    """Return the value without the fields that differ from call to call."""
-    if isinstance(value, dict):
-        return {key: settled(each) for key, each in value.items() if key not in CHANCE}
-    if isinstance(value, list):
-        return [settled(each) for each in value]
-    return value
 
 
 @pytest.mark.parametrize("case", [*ANSWERED, *REFUSED])

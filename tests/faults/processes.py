@@ -29,7 +29,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.redis_retry import announce_redis_waits
 from gristmill.shared.request import COMPLETIONS, Request
 from gristmill.worker.__main__ import serve
-from gristmill.worker.engine import Engine, InProcessEngine, Response, StubEngine
+from gristmill.worker.engine import Engine, InProcessEngine, OnEvent, Response, StubEngine
 from gristmill.worker.engine.remote import RemoteEngine
 from gristmill.worker.settings import WorkerSettings
 
@@ -55,7 +55,9 @@ class FaultyEngine(StubEngine):
         super().__init__(token_delay_s=TOKEN_S)
         self._has_failed: set[bytes] = set()
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(
+        self, endpoint: str, body: bytes, *, priority: int = 0, on_event: OnEvent | None = None
+    ) -> Response:
         kind = str(orjson.loads(body)["prompt"]).partition(" ")[0]
         if kind == IS_WRONG:
             return Response(400, b'{"error":{"message":"wrong"}}')
@@ -65,7 +67,7 @@ class FaultyEngine(StubEngine):
             ctypes.PyDLL(None).usleep(int(HOLD_S * 1e6))  # PyDLL keeps the lock
         if kind in (KILLS_WORKER, KILLS_ENGINE):
             await self._die_of(kind)
-        response = await super().post(endpoint, body, priority=priority)
+        response = await super().post(endpoint, body, priority=priority, on_event=on_event)
         if kind == FAILS_ONCE and body not in self._has_failed:
             self._has_failed.add(body)
             return Response(500, b'{"error":{"message":"once"}}')

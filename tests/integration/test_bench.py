@@ -173,7 +173,7 @@ def test_load_that_the_engine_refuses_ends_the_bench(measured: Bench, tmp_path: 
 
 
 class Dies(StubEngine):
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         raise EngineDied("it broke")
 
 
@@ -185,11 +185,11 @@ def test_death_of_the_engine_ends_the_bench_with_its_reason(measured: Bench) -> 
 class DiesLater(StubEngine):
     num_left = 20
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         self.num_left -= 1
         if self.num_left < 0:
             raise EngineDied("it broke later")
-        return await super().post(endpoint, body, priority=priority)
+        return await super().post(endpoint, body, **options)
 
 
 def test_a_bench_that_ends_early_leaves_no_plots_of_an_earlier_one(

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from queues import fresh_queue
@@ -45,11 +46,11 @@ class Serving(StubEngine):
     async def start(self) -> EngineInfo:
         return replace(await super().start(), models=(self._model,))
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         if json.loads(body).get("model", self._model) != self._model:
             self.num_refused += 1
             return error_response(404, "The model does not exist.", "NotFoundError")
-        return await super().post(endpoint, body, priority=priority)
+        return await super().post(endpoint, body, **options)
 
 
 def asking_for(model: str, number: int = 1) -> list[Request]:

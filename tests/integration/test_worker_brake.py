@@ -167,7 +167,7 @@ async def test_refusals_of_the_worker_do_not_close_it(
 
 async def test_worker_errors_brake_it(queue: Queue, start: Callable[..., Any]) -> None:
     class Raising(StubEngine):
-        async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
             raise OSError(28, "No space left on device")
 
     await submit(queue, prompts(200))

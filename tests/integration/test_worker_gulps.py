@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -31,11 +32,11 @@ class CountingEngine(StubEngine):
         super().__init__(token_delay_s=0.002, max_num_seqs=NUM_SEQS, kv_cache_tokens=10**9)
         self.num_held = self.most_held = 0
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         self.num_held += 1
         self.most_held = max(self.most_held, self.num_held)
         try:
-            return await super().post(endpoint, body, priority=priority)
+            return await super().post(endpoint, body, **options)
         finally:
             self.num_held -= 1
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
 import orjson
 import pytest
@@ -92,14 +93,14 @@ class FlakyEngine(StubEngine):
         super().__init__()
         self._fails = iter(fails)
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         match next(self._fails, None):
             case Response() as response:
                 return response
             case Exception() as error:
                 raise error
             case None:
-                return await super().post(endpoint, body, priority=priority)
+                return await super().post(endpoint, body, **options)
 
 
 class Refusing(StubEngine):
@@ -109,10 +110,10 @@ class Refusing(StubEngine):
         super().__init__()
         self._failure = failure
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         if b'"bad"' in body:
             raise self._failure
-        return await super().post(endpoint, body, priority=priority)
+        return await super().post(endpoint, body, **options)
 
 
 async def test_each_result_belongs_to_its_request(
@@ -218,9 +219,9 @@ async def test_sequential_policy_runs_one_at_a_time(
     seen: list[int] = []
 
     class Watched(StubEngine):
-        async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+        async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
             seen.append(self.stats().running)
-            return await super().post(endpoint, body, priority=priority)
+            return await super().post(endpoint, body, **options)
 
     engine = Watched(token_delay_s=0.001)
     async with local_worker(settings, engine):
@@ -644,10 +645,10 @@ async def test_inbox_takes_plain_json_and_keeps_garbage(
 class MortalEngine(StubEngine):
     """Dies of a prompt that begins with "poison"."""
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         if b"poison" in body:
             self.die()
-        return await super().post(endpoint, body, priority=priority)
+        return await super().post(endpoint, body, **options)
 
 
 async def test_poison_is_dead_lettered_with_evidence_and_the_worker_lives(

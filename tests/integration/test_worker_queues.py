@@ -57,9 +57,9 @@ class Ledger(StubEngine):
         super().__init__(token_delay_s=0.001)
         self.words: list[str] = []
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         self.words.append(body.decode().split('"prompt":"')[1].split('"')[0])
-        return await super().post(endpoint, body, priority=priority)
+        return await super().post(endpoint, body, **options)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ class MortalEngine(StubEngine):
         self.num_starts += 1
         return await super().start()
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         if b"poison" in body:
             await asyncio.sleep(0.1)
             self.die()
-        return await super().post(endpoint, body, priority=priority)
+        return await super().post(endpoint, body, **options)
 
 
 async def test_poison_in_one_queue_costs_no_innocent_of_the_other(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.worker.engine import Engine, EngineInfo, EngineStats, Response
+from gristmill.worker.engine import Engine, EngineInfo, EngineStats, OnEvent, Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,15 @@ class RecordingEngine:
         """See `Engine.start`."""
         return await self._engine.start()
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(
+        self, endpoint: str, body: bytes, *, priority: int = 0, on_event: OnEvent | None = None
+    ) -> Response:
         """Answer one request and record it; see `Engine.post`."""
         places = self._places[body]
         place = places[0]
         places.rotate(-1)  # not popped: a request that the worker gave back arrives again
         arrived_at = time.monotonic()
-        response = await self._engine.post(endpoint, body, priority=priority)
+        response = await self._engine.post(endpoint, body, priority=priority, on_event=on_event)
         self.num_ended += self.posted[place] is None
         self.posted[place] = PostedRequest(arrived_at, time.monotonic(), response)
         return response

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from marks import gated_async
 
@@ -24,12 +25,12 @@ client: Client
 class MarkingEngine(StubEngine):
     """Answers at once, but a prompt `slow N` only when the gate opens; leaves marks."""
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         if b"slow" not in body:
-            return await super().post(endpoint, body, priority=priority)
+            return await super().post(endpoint, body, **options)
         number = int(body.split(b"slow ")[1].split(b'"')[0])
         await gated_async(number)
-        return await super().post(endpoint, body, priority=priority)
+        return await super().post(endpoint, body, **options)
 
 
 def request(prompt: str) -> Request:

@@ -1,6 +1,7 @@
 """A closed loop on the stub: as many in flight as were asked for, and what goes wrong is told."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -25,12 +26,12 @@ class Watched(StubEngine):
     def expect_group(self, number: int) -> None:
         self.groups = [*getattr(self, "groups", []), number]
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         self.bodies = [*getattr(self, "bodies", []), body]
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            return await super().post(endpoint, body, priority=priority)
+            return await super().post(endpoint, body, **options)
         finally:
             self.now -= 1
 

@@ -8,7 +8,14 @@ One interface, `Engine`, has three implementations:
 """
 
 from gristmill.worker.engine.factory import engine_from
-from gristmill.worker.engine.interface import Engine, EngineInfo, EngineStats, Response, RunLimits
+from gristmill.worker.engine.interface import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    OnEvent,
+    Response,
+    RunLimits,
+)
 from gristmill.worker.engine.remote import RemoteEngine
 from gristmill.worker.engine.stub import StubEngine
 from gristmill.worker.engine.vllm.in_process import InProcessEngine
@@ -18,6 +25,7 @@ __all__ = [
     "EngineInfo",
     "EngineStats",
     "InProcessEngine",
+    "OnEvent",
     "RemoteEngine",
     "Response",
     "RunLimits",

@@ -7,9 +7,12 @@ process calls `close` at its end. A `Response` holds the request's own outcome, 
 `EngineDied`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+OnEvent = Callable[[bytes], None]
+"""Takes one server-sent event: the bytes of its lines, with the blank line at its end."""
 
 Transport = Literal["in_process", "remote", "stub"]
 
@@ -158,7 +161,9 @@ class Engine(Protocol):
             EngineDied: The engine did not come up; the message carries the reason.
         """
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(
+        self, endpoint: str, body: bytes, *, priority: int = 0, on_event: OnEvent | None = None
+    ) -> Response:
         """Answer one request. Cancelling the awaiting task aborts it in the engine.
 
         Args:
@@ -166,9 +171,13 @@ class Engine(Protocol):
             body: The JSON body that a client would post to this path.
             priority: vLLM's priority: a lower number runs sooner, and the earlier arrival wins a
                 tie. It replaces the body's own value, so that no request chooses its place.
+            on_event: Called with each event of the answer as it comes, for a body with `stream: true`.
+                A body for which it is missing may not ask for a stream. `streamed_answer.py` says
+                which events are left out.
 
         Returns:
-            The request's outcome, which may be an error that the request caused.
+            The request's outcome, which may be an error that the request caused. Events or not, it
+            is the whole answer.
 
         Raises:
             EngineUnavailable: The engine is overloaded or unreachable; the caller may try again.

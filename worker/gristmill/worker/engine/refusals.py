@@ -2,7 +2,7 @@
 
 All transports refuse the same requests before the engine sees them:
 
-- a request for a stream, because the worker writes a result once and as a whole;
+- a request for a stream whose events nobody takes, because it then gets one whole result;
 - a request to an endpoint that the engine does not serve, because vLLM's 404 names no endpoints;
 - a request for more sequences than the engine runs at a time, because it would hold up all others;
 - a request with a field or a constraint whose cost would fall on all others (`field_limits.py`,
@@ -55,7 +55,12 @@ def error_response(
 
 
 def refusal(
-    endpoint: str, body: bytes, endpoints: Sequence[str], max_num_seqs: int
+    endpoint: str,
+    body: bytes,
+    endpoints: Sequence[str],
+    max_num_seqs: int,
+    *,
+    may_stream: bool = False,
 ) -> Response | None:
     """Return the error body for a request that this engine cannot or must not answer; otherwise None.
 
@@ -64,11 +69,12 @@ def refusal(
         body: The JSON body. The engine's own error handler answers an unreadable one.
         endpoints: The paths that the engine serves.
         max_num_seqs: Sequences that the engine runs at the same time.
+        may_stream: True if somebody takes the events of a stream.
     """
     if endpoint not in endpoints:
         return _not_served(endpoint, endpoints)
     fields = fields_of(body)
-    if _asks_for_stream(fields):
+    if not may_stream and _asks_for_stream(fields):
         return stream_refusal()
     return _too_many_sequences(endpoint, fields, max_num_seqs) or _too_large_field(fields)
 

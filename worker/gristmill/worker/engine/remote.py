@@ -25,7 +25,13 @@ from gristmill.shared.errors import (
     EngineUnavailable,
 )
 from gristmill.worker.engine.bodies import ABORTED, response_of, with_priority
-from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
+from gristmill.worker.engine.interface import (
+    EngineInfo,
+    EngineStats,
+    OnEvent,
+    Response,
+    RunLimits,
+)
 from gristmill.worker.engine.refusals import (
     error_response,
     refusal,
@@ -35,6 +41,7 @@ from gristmill.worker.engine.refusals import (
 )
 from gristmill.worker.engine.remote_replies import UNAVAILABLE, at_most, unavailable
 from gristmill.worker.engine.remote_server import PROBE_S, RemoteServer
+from gristmill.worker.engine.streamed_answer import StreamedAnswer
 
 TOGETHER_S = 1.0
 """Seconds within which broken connections count as having one cause."""
@@ -98,16 +105,23 @@ class RemoteEngine:
             body_schemas=facts.body_schemas,
         )
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(
+        self, endpoint: str, body: bytes, *, priority: int = 0, on_event: OnEvent | None = None
+    ) -> Response:
         """Post the body; cancelling closes the connection, and the server then aborts."""
-        refused = refusal(endpoint, body, self._endpoints, self._max_num_seqs)
+        may_stream = on_event is not None
+        refused = refusal(
+            endpoint, body, self._endpoints, self._max_num_seqs, may_stream=may_stream
+        )
         if refused is not None:
             return refused
+        streamed = StreamedAnswer(endpoint, body, on_event) if on_event else None
         limit_s = self._limits.max_request_s
         try:
             async with asyncio.timeout(limit_s) as scope:
-                own = with_priority(body, priority if self._is_vllm else None)
-                response = await self._posted(endpoint, own)
+                own = streamed.body if streamed else body
+                own = with_priority(own, priority if self._is_vllm else None)
+                response = await self._posted(endpoint, own, streamed)
         except TimeoutError as error:
             if scope.expired():
                 return replace(too_long(limit_s), cut="max_request_s")
@@ -139,7 +153,9 @@ class RemoteEngine:
         """Close the connections; leave the server running, because its operator stops it."""
         await self._server.close()
 
-    async def _posted(self, endpoint: str, body: bytes) -> Response:
+    async def _posted(
+        self, endpoint: str, body: bytes, streamed: StreamedAnswer | None
+    ) -> Response:
         async with self._server.post(endpoint, body) as reply:
             if HTTPStatus.MULTIPLE_CHOICES <= reply.status < HTTPStatus.BAD_REQUEST:
                 return error_response(
@@ -149,7 +165,7 @@ class RemoteEngine:
                     "RedirectError",
                 )
             if reply.content_type == "text/event-stream":
-                return stream_refusal()
+                return await self._streamed(reply, streamed) if streamed else stream_refusal()
             max_bytes = self._limits.max_result_bytes
             answer = await at_most(reply, max_bytes + 1)
             if reply.status in UNAVAILABLE:
@@ -158,6 +174,17 @@ class RemoteEngine:
                 reply.close()
                 return too_large(f"more than {max_bytes:,}", max_bytes)
             return response_of(reply.status, answer)
+
+    async def _streamed(
+        self, reply: aiohttp.ClientResponse, streamed: StreamedAnswer
+    ) -> Response:
+        max_bytes = self._limits.max_result_bytes
+        async for data in reply.content.iter_any():
+            streamed.feed(data)
+            if streamed.num_bytes > max_bytes:
+                reply.close()
+                return too_large(f"more than {max_bytes:,}", max_bytes)
+        return streamed.response()
 
     async def _interrupted(self, error: Exception) -> EngineError:
         """Return the error for a connection that broke while a request ran.

@@ -6,14 +6,17 @@ knows each answer beforehand and can tell which request it belongs to.
 
 import asyncio
 import json
+from collections.abc import Callable
 from itertools import cycle, islice
 from typing import Any
 
 from gristmill.shared.errors import EngineDied
 from gristmill.worker.engine.bodies import described
-from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response
+from gristmill.worker.engine.interface import EngineInfo, EngineStats, OnEvent, Response
 from gristmill.worker.engine.refusals import error_response, refusal
+from gristmill.worker.engine.streamed_answer import StreamedAnswer
 from gristmill.worker.engine.stub_batch import Sequence, StubBatch
+from gristmill.worker.engine.stub_chunks import StubChunks
 
 MODEL = "stub"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
@@ -58,10 +61,13 @@ class StubEngine:
             kv_cache_tokens=self._kv_cache_tokens,
         )
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(
+        self, endpoint: str, body: bytes, *, priority: int = 0, on_event: OnEvent | None = None
+    ) -> Response:
         """Echo the prompt; see `Engine.post`."""
         await self.check(0)
-        refused = refusal(endpoint, body, ENDPOINTS, self._max_num_seqs)
+        may_stream = on_event is not None
+        refused = refusal(endpoint, body, ENDPOINTS, self._max_num_seqs, may_stream=may_stream)
         if refused is not None:
             return refused
         if self.fault is not None:
@@ -73,9 +79,17 @@ class StubEngine:
         if max_tokens < 1:
             message = f"max_tokens must be at least 1, got {max_tokens}."
             return error_response(400, message, "BadRequestError", "max_tokens")
+        answer = self._answer(endpoint, words, max_tokens)
+        streamed = StreamedAnswer(endpoint, body, on_event) if on_event else None
+        chunks = StubChunks(answer, max_tokens, streamed.feed) if streamed else None
         if self._token_delay_s:
-            await self._steps.run(Sequence(len(words), max_tokens, priority))
-        return self._answer(endpoint, words, max_tokens)
+            on_token = chunks.send_until if chunks else None
+            await self._steps.run(Sequence(len(words), max_tokens, priority), on_token)
+        self._count(len(words), max_tokens)
+        if chunks and streamed:
+            chunks.send_until(max_tokens)
+            return streamed.response()
+        return described(200, json.dumps(answer).encode(), answer)
 
     async def check(self, timeout_s: float) -> None:
         """Raise EngineDied after `die`."""
@@ -118,15 +132,16 @@ class StubEngine:
         )
         self._prompt_tokens = self._output_tokens = self._num_answers = 0
 
-    def _answer(self, endpoint: str, words: list[str], max_tokens: int) -> Response:
+    def _answer(self, endpoint: str, words: list[str], max_tokens: int) -> dict[str, Any]:
         text = " ".join(islice(cycle(words or ["empty"]), max_tokens))
         usage = {"prompt_tokens": len(words), "completion_tokens": max_tokens}
         usage["total_tokens"] = len(words) + max_tokens
+        return _completion(endpoint, text) | {"model": MODEL, "created": 0, "usage": usage}
+
+    def _count(self, prompt_tokens: int, output_tokens: int) -> None:
         self._num_answers += 1
-        self._prompt_tokens += len(words)
-        self._output_tokens += max_tokens
-        fields = _completion(endpoint, text) | {"model": MODEL, "created": 0, "usage": usage}
-        return described(200, json.dumps(fields).encode(), fields)
+        self._prompt_tokens += prompt_tokens
+        self._output_tokens += output_tokens
 
 
 class _Steps:
@@ -139,10 +154,15 @@ class _Steps:
         self.batch = batch
         self._step_s = step_s
         self._ends: dict[Sequence, asyncio.Future[None]] = {}
+        self._on_token: dict[Sequence, Callable[[int], None]] = {}
         self._next: asyncio.TimerHandle | None = None
 
-    async def run(self, sequence: Sequence) -> None:
+    async def run(self, sequence: Sequence, on_token: Callable[[int], None] | None = None) -> None:
         """Wait for the last token of a sequence.
+
+        Args:
+            sequence: The sequence.
+            on_token: Called after each of its tokens with their number so far.
 
         Raises:
             EngineDied: The engine died before the last token.
@@ -152,11 +172,14 @@ class _Steps:
             self._plan(loop.time())
         end = self._ends[sequence] = loop.create_future()
         self.batch.add(sequence)
+        if on_token:
+            self._on_token[sequence] = on_token
         try:
             await end
         finally:
             self.batch.remove(sequence)
             del self._ends[sequence]
+            self._on_token.pop(sequence, None)
             if not self._ends and self._next:
                 self._next.cancel()
 
@@ -176,7 +199,10 @@ class _Steps:
 
         The next step is due one step after this one was due, so a late call does not delay it.
         """
-        for sequence in self.batch.step():
+        ended = self.batch.step()
+        for sequence, on_token in self._on_token.items():
+            on_token(sequence.num_output_tokens)
+        for sequence in ended:
             if not self._ends[sequence].done():  # it may have been aborted in this turn of the loop
                 self._ends[sequence].set_result(None)
         self._plan(now_s)

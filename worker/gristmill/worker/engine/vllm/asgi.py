@@ -20,6 +20,7 @@ import structlog
 from gristmill.worker.engine.bodies import response_of, with_priority
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response, stream_refusal
+from gristmill.worker.engine.streamed_answer import StreamedAnswer
 
 log = structlog.get_logger(__name__)
 
@@ -42,15 +43,18 @@ class Application:
             self._headers.append((b"authorization", f"Bearer {api_keys[0]}".encode()))
         app.state.server = SimpleNamespace(should_exit=False)
 
-    async def post(self, endpoint: str, body: bytes, priority: int) -> Response:
+    async def post(
+        self, endpoint: str, body: bytes, priority: int, streamed: StreamedAnswer | None
+    ) -> Response:
         """Answer a request; cancelling the caller aborts the request in the engine.
 
         Args:
             endpoint: A path of the application.
             body: The request's body, of any bytes.
             priority: vLLM's priority; it replaces the body's own value.
+            streamed: Takes the events of the answer; None for a request that may not stream.
         """
-        exchange = _Exchange(with_priority(body, priority))
+        exchange = _Exchange(with_priority(body, priority), streamed)
         call = asyncio.create_task(
             self._app(self._scope(endpoint), exchange.receive, exchange.send)
         )
@@ -84,10 +88,11 @@ class Application:
 class _Exchange:
     """One request and its response, as ASGI messages."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, streamed: StreamedAnswer | None) -> None:
         self.disconnected = asyncio.Event()
         self._request: bytes | None = body
         self._status: int | None = None
+        self._streamed = streamed
         self._is_stream = False
         self._body = bytearray()
 
@@ -105,11 +110,17 @@ class _Exchange:
                 dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
             )
         elif message["type"] == "http.response.body":
-            self._body.extend(message.get("body", b""))
+            data = message.get("body", b"")
+            if self._is_stream and self._streamed:
+                self._streamed.feed(data)
+            else:
+                self._body.extend(data)
 
     def response(self) -> Response:
         if self._status is None:
             message = "the application ended without an answer; the worker's log says why"
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             return error_response(status, message, "InternalServerError")
-        return stream_refusal() if self._is_stream else response_of(self._status, bytes(self._body))
+        if self._is_stream:
+            return self._streamed.response() if self._streamed else stream_refusal()
+        return response_of(self._status, bytes(self._body))

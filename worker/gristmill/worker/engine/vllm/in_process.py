@@ -22,8 +22,15 @@ from gristmill.shared.one_line import one_line
 from gristmill.shared.tasks import end
 from gristmill.worker.engine.bodies import ABORTED
 from gristmill.worker.engine.endpoints import served
-from gristmill.worker.engine.interface import EngineInfo, EngineStats, Response, RunLimits
+from gristmill.worker.engine.interface import (
+    EngineInfo,
+    EngineStats,
+    OnEvent,
+    Response,
+    RunLimits,
+)
 from gristmill.worker.engine.refusals import constraint_failed, refusal, too_long
+from gristmill.worker.engine.streamed_answer import StreamedAnswer
 from gristmill.worker.engine.vllm import building, compat
 from gristmill.worker.engine.vllm.asgi import Application
 from gristmill.worker.engine.vllm.building import Core
@@ -100,12 +107,16 @@ class InProcessEngine:
         )
         return info
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(
+        self, endpoint: str, body: bytes, *, priority: int = 0, on_event: OnEvent | None = None
+    ) -> Response:
         """Answer one request; see `Engine.post`."""
         running = self._alive()
-        refused = refusal(endpoint, body, running.info.endpoints, running.info.max_num_seqs)
+        info, may_stream = running.info, on_event is not None
+        refused = refusal(endpoint, body, info.endpoints, info.max_num_seqs, may_stream=may_stream)
         if refused is not None:
             return refused
+        streamed = StreamedAnswer(endpoint, body, on_event) if on_event else None
         limit_s = self._limits.max_request_s
         try:
             with traced() as trace:
@@ -113,7 +124,7 @@ class InProcessEngine:
                     self._large_prompts.turn(body, trace),
                     asyncio.timeout(limit_s + CUT_S) as scope,
                 ):
-                    response = await running.post(endpoint, body, priority)
+                    response = await running.post(endpoint, body, priority, streamed)
         except EngineDied as error:
             raise running.core.death(str(error)) from error
         except TimeoutError:
@@ -282,11 +293,14 @@ class _Running:
         self.progress = TokenProgress()
         self._serving, self._application = serving, application
 
-    async def post(self, endpoint: str, body: bytes, priority: int) -> Response:
+    async def post(
+        self, endpoint: str, body: bytes, priority: int, streamed: StreamedAnswer | None
+    ) -> Response:
         """Answer with the serving objects if they take the request, else with the application."""
-        response = await self._serving.post(endpoint, body, priority)
+        body = streamed.body if streamed else body
+        response = await self._serving.post(endpoint, body, priority, streamed)
         if response is None:
-            response = await self._application.post(endpoint, body, priority)
+            response = await self._application.post(endpoint, body, priority, streamed)
         return response
 
 

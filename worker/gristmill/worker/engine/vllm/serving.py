@@ -9,14 +9,16 @@ the engine. vLLM's request classes convert or refuse such a value.
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from gristmill.shared.errors import EngineDied
 from gristmill.worker.engine.bodies import described, response_of
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import stream_refusal
+from gristmill.worker.engine.streamed_answer import StreamedAnswer
 from gristmill.worker.engine.vllm import compat
 
 T = TypeVar("T")
@@ -43,13 +45,16 @@ class ServingObjects:
         self._json_response, self._engine_dead = JSONResponse, EngineDeadError
         self._error_type, self._error_of = compat.error_type(), compat.error_factory()
 
-    async def post(self, endpoint: str, body: bytes, priority: int) -> Response | None:
+    async def post(
+        self, endpoint: str, body: bytes, priority: int, streamed: StreamedAnswer | None
+    ) -> Response | None:
         """Answer a request if a serving object takes it.
 
         Args:
             endpoint: The path, which may be any path.
             body: The request's body, of any bytes.
             priority: vLLM's priority; it replaces the body's own value.
+            streamed: Takes the events of the answer; None for a request that may not stream.
 
         Returns:
             The response, or None if the request has to go through the application.
@@ -62,10 +67,13 @@ class ServingObjects:
         request = self._parsed(endpoint, body)
         if request is None:
             return None
-        if getattr(request, "stream", False):
+        if streamed is None and getattr(request, "stream", False):
             return stream_refusal()
         request.priority = priority
-        return self._rendered(await self._answered(endpoint, request))
+        answer = await self._answered(endpoint, request)
+        if streamed is not None and isinstance(answer, AsyncGenerator):
+            return await _streamed(answer, streamed)
+        return self._rendered(answer)
 
     def _parsed(self, endpoint: str, body: bytes) -> Any:
         """Return the parsed request, or None if vLLM refuses the body.
@@ -99,6 +107,14 @@ class ServingObjects:
         except ValueError as error:  # NaN among the logprobs; the application answers the same
             return self._rendered(self._error_of(error))
         return described(status, body, fields)
+
+
+async def _streamed(events: AsyncGenerator[str, None], streamed: StreamedAnswer) -> Response:
+    """Take all events of an answer; cancelling the task aborts the request in the engine."""
+    async with contextlib.aclosing(events):
+        async for event in events:
+            streamed.feed(event.encode())
+    return streamed.response()
 
 
 async def _cancellable(call: Awaitable[T]) -> T:

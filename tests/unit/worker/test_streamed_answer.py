@@ -1,0 +1,117 @@
+"""Test that the chunks of a stream become the whole answer, and which events reach the caller."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gristmill.worker.engine.streamed_answer import StreamedAnswer, asks_for_stream
+
+CHAT = "/v1/chat/completions"
+BODY = b'{"stream":true}'
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def choice(reason: str | None = None, index: int = 0, **delta: Any) -> bytes:
+    part = {"index": index, "delta": delta, "finish_reason": reason}
+    return event(id="c", object="chat.completion.chunk", choices=[part])
+
+
+USAGE = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2})
+DONE = b"data: [DONE]\n\n"
+
+
+def fed(
+    *data: bytes, body: bytes = BODY, endpoint: str = CHAT
+) -> tuple[StreamedAnswer, list[bytes]]:
+    events: list[bytes] = []
+    answer = StreamedAnswer(endpoint, body, events.append)
+    for each in data:
+        answer.feed(each)
+    return answer, events
+
+
+def test_parts_are_joined_by_choice_and_by_tool_call() -> None:
+    call = {"index": 0, "id": "t", "type": "function", "function": {"name": "f", "arguments": "{"}}
+    answer, events = fed(
+        choice(role="assistant", content=""),
+        choice(content="a", reasoning="why"),
+        choice(index=1, content="b"),
+        choice(content="c", reasoning=" not"),
+        choice(tool_calls=[call]),
+        choice(tool_calls=[{"index": 0, "function": {"arguments": "}"}}]),
+        choice("tool_calls"),
+        choice("stop", index=1),
+        USAGE,
+        DONE,
+    )
+    response = answer.response()
+    body = json.loads(response.body)
+    first, second = body["choices"]
+    called = {"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert first["message"] == {
+        "role": "assistant", "content": "ac", "reasoning": "why not", "tool_calls": [called],
+    }  # fmt: skip
+    assert (second["message"]["content"], second["finish_reason"]) == ("b", "stop")
+    assert body["object"] == "chat.completion"
+    assert (response.prompt_tokens, response.output_tokens) == (3, 2)
+    assert response.finish_reason == "tool_calls"
+    assert len(events) == 8  # the usage was not asked for
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_events_are_whole_however_the_bytes_come(size: int, newline: bytes) -> None:
+    data = b": comment\n\n" + choice(content="a") + choice("stop", content="b") + USAGE + DONE
+    data = data.replace(b"\n", newline)
+    pieces = [data[i : i + size] for i in range(0, len(data), size)]
+    answer, events = fed(*pieces)
+    assert events == [choice(content="a"), choice("stop", content="b")]
+    assert json.loads(answer.response().body)["choices"][0]["message"]["content"] == "ab"
+
+
+@pytest.mark.parametrize("code", [400, 500, None])
+def test_error_is_the_answer_and_no_event(code: int | None) -> None:
+    error = {"message": "no", "type": "T", "param": None, "code": code}
+    answer, events = fed(choice(content="a"), event(error=error), DONE)
+    response = answer.response()
+    assert (response.status, json.loads(response.body)) == (code or 500, {"error": error})
+    assert events == [choice(content="a")]
+
+
+def test_answer_that_the_engine_aborted_does_not_end_for_the_caller() -> None:
+    answer, events = fed(choice(content="a"), choice("abort"), USAGE, DONE)
+    assert events == [choice(content="a")]
+    assert answer.response().finish_reason == "abort"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", choice(content="a"), choice(content="a") + DONE, b"data: {x\n\n"]
+)
+def test_stream_that_ends_before_its_answer_is_an_error_of_the_server(data: bytes) -> None:
+    answer, _ = fed(data)
+    assert answer.response().status == 500
+
+
+def test_whole_answer_of_the_responses_api_is_in_its_last_event() -> None:
+    whole = {"model": "m", "output": [], "usage": {"input_tokens": 1, "output_tokens": 2}}
+    last = b"event: response.completed\n" + event(type="response.completed", response=whole)
+    answer, events = fed(last, endpoint="/v1/responses")
+    assert events == [last]
+    assert json.loads(answer.response().body) == whole
+    assert answer.response().output_tokens == 2
+
+
+def test_body_asks_for_the_usage_and_for_nothing_else_that_the_caller_did_not() -> None:
+    body = asks_for_stream(b'{"n":1}', {"continuous_usage_stats": True}, CHAT)
+    answer, _ = fed(body=body)
+    assert json.loads(answer.body) == {
+        "n": 1, "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    assert json.loads(asks_for_stream(b"{}", {"include_usage": True}, "/v1/responses")) == {
+        "stream": True
+    }
+    assert asks_for_stream(b"[]", {}, CHAT) == b"[]"

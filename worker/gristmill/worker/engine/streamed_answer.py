@@ -1,0 +1,138 @@
+"""Take the events of one answer: pass them on, and keep the whole answer. Every transport calls this module.
+
+An event is passed on as `vllm serve` sends it, with four exceptions:
+
+- `data: [DONE]`, because the reader of the events adds it;
+- an error, because the request then fails or is tried again;
+- the end of an answer that the engine aborted, for the same reason;
+- the usage, if the caller did not ask for it. The worker always asks, because it counts tokens.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from gristmill.shared.answers import list_in, mapping
+from gristmill.shared.lenient_body import fields_of
+from gristmill.worker.engine.bodies import ABORTED, described
+from gristmill.worker.engine.chunked_answer import ChunkedAnswer
+from gristmill.worker.engine.interface import OnEvent, Response
+from gristmill.worker.engine.refusals import error_response
+
+RESPONSES = "/v1/responses"
+
+MAX_STATUS = 599
+"""Largest HTTP status of an error."""
+
+_ENDS = ("response.completed", "response.incomplete", "response.failed")
+"""Types of the last event of the Responses API, which carries the whole answer."""
+
+
+def asks_for_stream(body: bytes, options: Mapping[str, bool], endpoint: str) -> bytes:
+    """Return the body with `stream: true` and `stream_options`; unchanged if it is no JSON object."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(fields, dict):
+        return body
+    fields["stream"] = True
+    if options and endpoint != RESPONSES:
+        fields["stream_options"] = dict(options)
+    return json.dumps(fields).encode()
+
+
+class StreamedAnswer:
+    """One answer that comes as events.
+
+    Args:
+        endpoint: The path of the request.
+        body: The request's body, with `stream: true`.
+        on_event: Takes the events.
+
+    Attributes:
+        body: The body to send to the engine; it asks for the usage.
+    """
+
+    def __init__(self, endpoint: str, body: bytes, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._is_of_responses = endpoint == RESPONSES
+        options = mapping(fields_of(body).get("stream_options"))
+        self._shows_usage = bool(options.get("include_usage"))
+        self.body = body
+        if not self._shows_usage:
+            self.body = asks_for_stream(body, {"include_usage": True}, endpoint)
+        self._unread = b""
+        self._chunks = ChunkedAnswer()
+        self._whole: Mapping[str, Any] | None = None
+        self._error: Mapping[str, Any] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many bytes the answer has so far."""
+        return self._chunks.num_bytes + len(self._unread)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes as they come; an event may come in several parts."""
+        *blocks, self._unread = (self._unread + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        for block in blocks:
+            self._take(block)
+
+    def response(self) -> Response:
+        """Return the whole answer, or the error that ended it."""
+        if self._error is not None:
+            return _error_of(self._error)
+        if self._whole is None and self._chunks.is_complete:
+            self._whole = self._chunks.fields()
+        if self._whole is None:
+            message = "the stream of the answer ended before the answer did"
+            return error_response(
+                HTTPStatus.INTERNAL_SERVER_ERROR, message, "IncompleteStreamError"
+            )
+        return described(200, orjson.dumps(self._whole), self._whole)
+
+    def _take(self, block: bytes) -> None:
+        data = b"\n".join(_data_lines(block))
+        if not data or data == b"[DONE]":
+            return
+        try:
+            fields = mapping(orjson.loads(data))
+        except ValueError as error:
+            fields = {"error": {"message": f"an event of the stream is not JSON: {error}"}}
+        if self._is_error(fields):
+            self._error = self._error or fields
+        elif self._is_of_responses:
+            if fields.get("type") in _ENDS:
+                self._whole = mapping(fields.get("response"))
+            self._on_event(block + b"\n\n")
+        else:
+            self._chunks.add(fields)
+            if self._is_for_caller(fields):
+                self._on_event(block + b"\n\n")
+
+    def _is_error(self, fields: Mapping[str, Any]) -> bool:
+        return bool(fields.get("error")) or fields.get("type") == "error"
+
+    def _is_for_caller(self, chunk: Mapping[str, Any]) -> bool:
+        choices = list_in(chunk.get("choices"))
+        if not choices:
+            return self._shows_usage
+        return all(mapping(choice).get("finish_reason") != ABORTED for choice in choices)
+
+
+def _data_lines(block: bytes) -> Iterator[bytes]:
+    for line in block.split(b"\n"):
+        if line.startswith(b"data:"):
+            yield line[5:].strip()
+
+
+def _error_of(fields: Mapping[str, Any]) -> Response:
+    """Return the answer for an error that came as an event; its code is the HTTP status of the same error."""
+    error = fields.get("error") or fields
+    code = mapping(error).get("code")
+    is_status = isinstance(code, int) and HTTPStatus.BAD_REQUEST <= code <= MAX_STATUS
+    status: Any = code if is_status else HTTPStatus.INTERNAL_SERVER_ERROR
+    return Response(int(status), orjson.dumps({"error": error}))
