@@ -8,6 +8,7 @@ from gristmill.shared.operations import Claim, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
 from gristmill.worker.engine_load import EngineLoad
+from gristmill.worker.event_buffers import EventBuffers
 from gristmill.worker.in_flight import InFlight
 
 RECORD = Record.parse(b"1|0|0|default|normal|d||0|0|3||/v1/completions|||\n\n{}")
@@ -26,7 +27,8 @@ RECORD = Record.parse(b"1|0|0|default|normal|d||0|0|3||/v1/completions|||\n\n{}"
 )
 def test_room_for_suspects(crashes: list[int], width: int, expected: SuspectRoom) -> None:
     queue = Queue(connect("redis://127.0.0.1:1"))
-    in_flight = InFlight(queue, EngineLoad(), FleetCache(queue).answers)
+    events = EventBuffers(max_stream_bytes=1024)
+    in_flight = InFlight(queue, EngineLoad(), FleetCache(queue).answers, events)
     claimed = [Claimed(f"r{i}", 1, 1, number, RECORD) for i, number in enumerate(crashes)]
     in_flight.add(Claim(0, None, [], claimed), "w")
     assert in_flight.suspect_room(width) == expected

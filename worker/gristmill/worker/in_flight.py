@@ -13,15 +13,17 @@ from typing import Any, Literal, NamedTuple
 import structlog
 
 from gristmill.shared.chunking import chunks
+from gristmill.shared.event_streams import STREAMED, stream_options
 from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement, SuspectRoom
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
 from gristmill.shared.redis_retry import retrying
 from gristmill.shared.results import response_outcome
 from gristmill.worker import metrics
-from gristmill.worker.engine.interface import Response
+from gristmill.worker.engine.interface import OnEvent, Response
 from gristmill.worker.engine.refusals import refused_by_redis
 from gristmill.worker.engine_load import EngineLoad
+from gristmill.worker.event_buffers import EventBuffer, EventBuffers
 
 log = structlog.get_logger()
 
@@ -38,9 +40,12 @@ class ClaimedRequest:
         claimed_at: Moment of the claim, in monotonic seconds.
         queue_wait_s: Seconds from submit to claim, by Redis's clock.
         task: The task that runs it; None until it has started.
+        stream_options: The `stream_options` of its caller; None if it does not stream.
     """
 
-    __slots__ = ("_in_flight", "claimed", "claimed_at", "queue_wait_s", "task", "worker")
+    __slots__ = (
+        "_events", "_in_flight", "claimed", "claimed_at", "queue_wait_s", "stream_options", "task", "worker",
+    )  # fmt: skip
 
     def __init__(
         self, claimed: Claimed, worker: str, queue_wait_s: float, in_flight: "InFlight"
@@ -51,6 +56,10 @@ class ClaimedRequest:
         self.queue_wait_s = queue_wait_s
         self.task: asyncio.Task[None] | None = None
         self._in_flight = in_flight
+        self.stream_options = stream_options(claimed.record.facts)
+        self._events: EventBuffer | None = None
+        if self.stream_options is not None and claimed.record.endpoint in STREAMED:
+            self._events = in_flight.events.open(claimed, worker)
 
     @property
     def id(self) -> str:
@@ -76,6 +85,24 @@ class ClaimedRequest:
         """Note the task that runs the request; the request counts as running until it ends."""
         self.task = task
         self._in_flight.count_started(task)
+
+    @property
+    def on_event(self) -> OnEvent | None:
+        """Takes the events of the answer; None if the request does not stream."""
+        return self._events.add if self._events else None
+
+    async def finish_events(self, status: Literal["succeeded", "failed"]) -> None:
+        """Append the last events of the answer and how it ends; call it before `ack`.
+
+        A failure before the first event leaves no stream: the result says all.
+        """
+        if self._events and (self._events.has_events or status == "succeeded"):
+            await self._events.finish(status)
+
+    def close_events(self) -> None:
+        """Append no more events."""
+        if self._events:
+            self._events.close()
 
     def ack(
         self, status: Literal["succeeded", "failed"], response: Response, made_by: bytes
@@ -169,17 +196,22 @@ class InFlight:
         queue: The queue; nacks and releases go to it.
         load: Counter of the running requests of all queues.
         is_served: Asks what the live workers of the queue serve.
+        events: Gets the events of the streamed answers.
 
     Attributes:
         queue: The queue.
         is_served: As given.
+        events: As given.
         num_running: Requests of this queue in the engine.
         finished: Ended requests for the `AckWriter`.
     """
 
-    def __init__(self, queue: Queue, load: EngineLoad, is_served: IsServed) -> None:
+    def __init__(
+        self, queue: Queue, load: EngineLoad, is_served: IsServed, events: EventBuffers
+    ) -> None:
         self.queue = queue
         self.is_served = is_served
+        self.events = events
         self._load = load
         self._requests: dict[str, ClaimedRequest] = {}
         self.num_running = 0

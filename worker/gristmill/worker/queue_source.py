@@ -28,6 +28,8 @@ from gristmill.worker.admission.room import Room
 from gristmill.worker.batcher import ClaimResult
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.death_report import DeathReport
+from gristmill.worker.event_buffers import EventBuffers
+from gristmill.worker.event_writer import EventWriter
 from gristmill.worker.heartbeat import Heartbeat, HeartbeatEvents
 from gristmill.worker.in_flight import InFlight, cancel
 from gristmill.worker.inbox import admit_element
@@ -57,8 +59,8 @@ class QueueSource:
     Attributes:
         weight: Weight of the queue.
         demand: Requests left in the queue after the last claim, and its number of workers.
-        failed: Future that fails if the `AckWriter` stops by an error, because then nothing writes
-            results any more. It never has a result.
+        failed: Future that fails if a writer stops by an error, because then nothing writes results or
+            events any more. It never has a result.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class QueueSource:
         self._queue = open_queue()
         self._name = self._queue.keys.queue
         fleet = FleetCache(self._queue, FLEET_FRESH_S)
-        self._in_flight = InFlight(self._queue, context.load, fleet.answers)
+        events = EventBuffers(context.settings.max_stream_bytes)
+        self._in_flight = InFlight(self._queue, context.load, fleet.answers, events)
         self._death_report = DeathReport(self._queue, self._in_flight)
         self._acks = AckWriter(
             self._queue,
@@ -81,7 +84,11 @@ class QueueSource:
             may_grow=lambda: self._in_flight.num_running > 1,
             liveness=context.liveness,
         )
-        events = HeartbeatEvents(
+        ttl_s = min(context.settings.stream_ttl_s, context.settings.result_ttl_s)
+        self._event_writer = EventWriter(
+            self._queue, events, ttl_s * 1000, context.settings.max_stream_bytes
+        )
+        heartbeat_events = HeartbeatEvents(
             aborted=self._abort,
             lost=lambda worker: asyncio.ensure_future(self._lease.replace(worker)),
             in_flight_counted=self._check_in_flight,
@@ -89,7 +96,7 @@ class QueueSource:
         )
         beat_s = context.settings.beat_interval_s
         others = OtherModels(context.served)
-        self._heartbeat = Heartbeat(open_queue, beat_s, context.liveness, events, others)
+        self._heartbeat = Heartbeat(open_queue, beat_s, context.liveness, heartbeat_events, others)
         self._losses = LeaseLosses(self._name, context.settings.lease_s, context.liveness)
         self._lease = Lease(
             self._queue,
@@ -100,6 +107,7 @@ class QueueSource:
             lost=self._abort_all,
         )
         self._writing: asyncio.Task[None] | None = None
+        self._writing_events: asyncio.Task[None] | None = None
         self._pause = ClaimPause(self._name)
         self._pause_log = PauseLog(self._name)
         self._is_in_doubt = False  # the queue may count requests for this worker that it lacks
@@ -115,9 +123,11 @@ class QueueSource:
         return sum(request.task is not None for request in self._in_flight.requests)
 
     async def start(self) -> None:
-        """Open the lease, and start to renew it and to write settlements."""
+        """Open the lease, and start to renew it and to write settlements and events."""
         self._writing = asyncio.create_task(self._acks.run())
         self._writing.add_done_callback(self._writing_ended)
+        self._writing_events = asyncio.create_task(self._event_writer.run())
+        self._writing_events.add_done_callback(self._writing_ended)
         await self._lease.open()
         self._heartbeat.start()
 
@@ -237,7 +247,7 @@ class QueueSource:
                 remedy="wait for the lease's end",
             )
         finally:
-            await end(self._writing)
+            await end(self._writing, self._writing_events)
             await self._lease.abandon()
             await self._heartbeat.stop()
             await self._queue.redis.aclose()
@@ -273,7 +283,7 @@ class QueueSource:
 
     def _writing_ended(self, writing: "asyncio.Task[None]") -> None:
         if not writing.cancelled() and not self.failed.done():
-            self.failed.set_exception(writing.exception() or RuntimeError("acks ended"))
+            self.failed.set_exception(writing.exception() or RuntimeError("a writer ended"))
 
     def _abort_all(self) -> int:
         """Abort all requests: the lease is lost, and other workers have the requests."""

@@ -16,6 +16,7 @@ from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import bounded
+from gristmill.worker.engine.streamed_answer import asks_for_stream
 from gristmill.worker.failed_tries import FailedTries
 from gristmill.worker.failures import Failure, failure_of_error
 from gristmill.worker.in_flight import ClaimedRequest
@@ -73,11 +74,10 @@ class Runner:
         if self._brake.holds_back(request):
             await request.release()
             return
-        record = request.record
-        priority, started_s = ENGINE_PRIORITY[record.priority], time.monotonic()
+        started_s = time.monotonic()
         self._limit.enter(request, started_s)
         try:
-            response = await self._engine.post(record.endpoint, record.body, priority=priority)
+            response = await self._post(request)
         except EngineDied as death:
             self._died(death)
         except EngineUnavailable as error:
@@ -92,7 +92,16 @@ class Runner:
         else:
             await self._answered(request, response, started_s)
         finally:
+            request.close_events()
             self._limit.leave(request)
+
+    async def _post(self, request: ClaimedRequest) -> Response:
+        record = request.record
+        body, priority, on_event = record.body, ENGINE_PRIORITY[record.priority], request.on_event
+        if on_event is None:
+            return await self._engine.post(record.endpoint, body, priority=priority)
+        body = asks_for_stream(body, request.stream_options or {}, record.endpoint)
+        return await self._engine.post(record.endpoint, body, priority=priority, on_event=on_event)
 
     async def _answered(
         self, request: ClaimedRequest, response: Response, started_s: float
@@ -133,6 +142,7 @@ class Runner:
             await self._nack(request, decision)
             return
         self._tries.forget(_key(request))
+        await request.finish_events(decision.status)
         request.ack(decision.status, response, self._provenance.made_by(request.record, response))
         report_request(
             request.claimed,

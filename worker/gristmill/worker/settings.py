@@ -216,6 +216,22 @@ class WorkerSettings(QueueSettings):
             description="largest answer of one request; a larger one becomes a failed result that says so",
         ),
     ] = 32 * 2**20
+    max_stream_bytes: Annotated[
+        int,
+        Field(
+            ge=1024,
+            le=256 * 2**20,
+            description="most bytes of the events of one streamed request. A stream that needs more ends with `stream_too_long`; its request runs on to its result",
+        ),
+    ] = 4 * 2**20
+    stream_ttl_s: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=24 * 3600,
+            description="time for which Redis keeps the events of a request after the last one, at most GRISTMILL_RESULT_TTL_S",
+        ),
+    ] = 600
     backoff_base_s: Annotated[
         float,
         Field(
