@@ -41,13 +41,13 @@ class LaneEngine(StubEngine):
         self.most = {"batch": 0, "live": 0}
         self.came: list[str] = []
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         lane = "live" if b'"live"' in body else "batch"
         self.came.append(lane)
         self.held[lane] += 1
         self.most[lane] = max(self.most[lane], self.held[lane])
         try:
-            return await super().post(endpoint, body, priority=priority)
+            return await super().post(endpoint, body, **options)
         finally:
             self.held[lane] -= 1
 

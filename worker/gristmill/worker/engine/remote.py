@@ -175,9 +175,7 @@ class RemoteEngine:
                 return too_large(f"more than {max_bytes:,}", max_bytes)
             return response_of(reply.status, answer)
 
-    async def _streamed(
-        self, reply: aiohttp.ClientResponse, streamed: StreamedAnswer
-    ) -> Response:
+    async def _streamed(self, reply: aiohttp.ClientResponse, streamed: StreamedAnswer) -> Response:
         max_bytes = self._limits.max_result_bytes
         async for data in reply.content.iter_any():
             streamed.feed(data)
