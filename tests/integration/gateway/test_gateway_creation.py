@@ -231,9 +231,9 @@ class AnswersAll(StubEngine):
     async def start(self) -> EngineInfo:
         return replace(await super().start(), endpoints=ENDPOINTS)
 
-    async def post(self, endpoint: str, body: bytes, *, priority: int = 0) -> Response:
+    async def post(self, endpoint: str, body: bytes, **options: Any) -> Response:
         if endpoint in STUB_ENDPOINTS:
-            return await super().post(endpoint, body, priority=priority)
+            return await super().post(endpoint, body, **options)
         return Response(200, b"{}")
 
 
