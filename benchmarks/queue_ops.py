@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gristmill.local.redis_server import running_server
 from gristmill.shared.connection import connect
-from gristmill.shared.operations import Limits, Settlement
+from gristmill.shared.operations import Limits, Settlement, Use
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.request import PRIORITIES, Request
@@ -70,7 +70,15 @@ async def claim_all(queue: Queue, number: int) -> tuple[float, list[Claimed]]:
 async def ack_all(queue: Queue, claimed: Sequence[Claimed]) -> float:
     """Ack all requests, and return the seconds."""
     settlements = [
-        Settlement(item.id, item.delivery, "succeeded", response_outcome(1, "worker", 200, ANSWER))
+        Settlement(
+            item.id,
+            item.delivery,
+            "succeeded",
+            response_outcome(1, "worker", 200, ANSWER),
+            prompt_tokens=250,
+            output_tokens=64,
+            usage=Use(item.record.tenant, "my-org/my-model", 16, 1000),
+        )
         for item in claimed
     ]
     started_s = time.perf_counter()

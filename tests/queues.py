@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from gristmill.shared.connection import connect
 from gristmill.shared.keys import DirectoryKeys
-from gristmill.shared.operations import ClaimTerms, Limits, Settlement, SuspectRoom
+from gristmill.shared.operations import ClaimTerms, Limits, Settlement, SuspectRoom, Use
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.redis_types import AnyRedis
@@ -81,7 +81,8 @@ def outcome(item: Claimed) -> bytes:
 
 
 def settlement(item: Claimed, status: Any = "succeeded") -> Settlement:
-    return Settlement(item.id, item.delivery, status, outcome(item), fence=item.fence)
+    usage = Use(item.record.tenant, "m")
+    return Settlement(item.id, item.delivery, status, outcome(item), usage=usage, fence=item.fence)
 
 
 async def succeed(queue: Queue, worker: str, items: Iterable[Claimed]) -> list[int]:

@@ -20,7 +20,7 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.request import COMPLETIONS, Request
 
 LASTING = {
-    "result", "finished", "stats", "format", "pace", "times", "virtual_time", "scheduling", "tenant_output_shares", "debt",
+    "result", "finished", "stats", "format", "pace", "usage", "times", "virtual_time", "scheduling", "tenant_output_shares", "debt",
 }  # fmt: skip
 """Kinds of keys that outlive the requests; results and replies have a TTL."""
 

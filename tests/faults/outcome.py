@@ -2,8 +2,10 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from itertools import cycle, islice
 from typing import Any
 
@@ -21,6 +23,7 @@ from queues import claim, kinds_of_keys, open_worker
 
 from gristmill.shared.audit import audit
 from gristmill.shared.results import Result
+from gristmill.shared.usage_ledger import Ledger, Usage
 
 CULPRITS = {KILLS_ENGINE, KILLS_WORKER}
 
@@ -30,6 +33,7 @@ LASTING = {
     "stats",
     "format",
     "pace",
+    "usage",
     "times",
     "virtual_time",
     "scheduling",
@@ -120,10 +124,26 @@ async def audited(
     assert [counters.get(name, 0) for name in ("queued", "in_flight", "bytes")] == [0, 0, 0]
     assert (stats.num_delayed, stats.num_inbox, stats.workers) == (0, 0, {})
     await cell.foreign.check()
+    await check_ledger(cell, results.values())
     await claim_nothing(cell)
     assert await kinds_of_keys(cell.queue) <= LASTING | await expiring(cell)
     assert await audit(cell.queue) == []
     return Outcome(len(prompts), num_lost, num_doubled, len(innocents))
+
+
+async def check_ledger(cell: Cell, results: Iterable[Result | None]) -> None:
+    """Check that the ledger has exactly the requests, the tokens and the device time of the results."""
+    answered: defaultdict[tuple[date, str, str], list[Usage]] = defaultdict(list)
+    for result in results:
+        if result is not None and result.status_code is not None:
+            day = datetime.fromtimestamp(result.finished_ms / 1000, UTC).date()
+            prompt_tokens, output_tokens = result.tokens
+            used = Usage(1, prompt_tokens, 0, output_tokens, result.device_ms)
+            answered[day, result.tenant, result.made_by.get("model", "")].append(used)
+    days = {day for day, _, _ in answered} or {await Ledger(cell.queue).today()}
+    rows = await Ledger(cell.queue).rows(min(days), max(days))
+    sums = {name: Usage.total(usages) for name, usages in answered.items()}
+    assert {(row.day, row.tenant, row.model): row.usage for row in rows} == sums
 
 
 async def claim_nothing(cell: Cell) -> None:

@@ -22,7 +22,7 @@ from gristmill.shared.operations import ClaimTerms, SuspectRoom
 from gristmill.shared.queue import MOVED_A_CALL, Queue
 
 LASTING = {
-    "stats", "format", "pace", "times", "virtual_time", "debt", "tenant_output_shares", "batch", "batches_done",
+    "stats", "format", "pace", "usage", "times", "virtual_time", "debt", "tenant_output_shares", "batch", "batches_done",
 }  # fmt: skip
 
 

@@ -866,7 +866,7 @@ class QueueMachine(RuleBasedStateMachine):
         kinds = {key.removeprefix(prefix).partition(":")[0] for key in keys}
         assert kinds <= {
             "result", "finished", "batch", "batches_done", "dead_letters", "dead_letter_info",
-            "stats", "format", "pace", "times", "virtual_time", "debt", "tenant_output_shares", "scheduling", "prefix_groups",
+            "stats", "format", "pace", "usage", "times", "virtual_time", "debt", "tenant_output_shares", "scheduling", "prefix_groups",
             "doorbell",
         }  # fmt: skip
 

@@ -14,7 +14,7 @@ _KINDS_OF_TYPE = {
     " files files_expiring batches batches_due steward_time live",
     "stream": "events",
     "hash": "scheduling pauses virtual_time tenant_weights tenant_output_shares prefix_groups admitting attempts owner"
-    " worker in_flight dead_letter_info batch times stats pace tenant_load batch_record storage",
+    " worker in_flight dead_letter_info batch times stats pace tenant_load batch_record storage usage",
 }
 
 TYPES: Mapping[str, str] = {

@@ -237,6 +237,10 @@ class Keys:
         """HASH: "tenant|requests" and "tenant|bytes" of what is not terminal."""
         return f"{self.prefix}tenant_load"
 
+    def usage(self, day: int) -> str:
+        """HASH with a TTL: what each tenant used of each model on a UTC day, counted from 1970-01-01."""
+        return f"{self.prefix}usage:{day}"
+
     @property
     def wrong_types(self) -> str:
         """SET of the names of keys that had a wrong type and were moved away."""

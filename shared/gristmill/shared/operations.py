@@ -222,6 +222,22 @@ class Beat:
     abort: Sequence[str]
 
 
+class Use(NamedTuple):
+    """What one request used, beside its tokens, and for whom.
+
+    Attributes:
+        tenant: Tenant of the request.
+        model: Served model that answered, or "" if unknown.
+        cached_tokens: Prompt tokens found in the prefix cache; 0 if unknown.
+        device_ms: The request's share of the time of the engine's devices, in milliseconds.
+    """
+
+    tenant: str
+    model: str = ""
+    cached_tokens: int = 0
+    device_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """The end of a request, as `ack` writes it.
@@ -233,6 +249,7 @@ class Settlement:
         outcome: Inner part of the terminal record's JSON; see `response_outcome`.
         prompt_tokens: Tokens that the engine counted; 0 if it counted none.
         output_tokens: Tokens that the engine counted; 0 if it counted none.
+        usage: What the ledger needs besides the tokens; without it, the request is not in the ledger.
         fence: Fence of the claim. Without it, nothing tells the request from a later one of the same id, and a
             success that comes late does not count.
     """
@@ -243,6 +260,7 @@ class Settlement:
     outcome: bytes
     prompt_tokens: int = 0
     output_tokens: int = 0
+    usage: Use | None = None
     fence: str = ""
 
     def ack_values(self) -> tuple[str | int | bytes, ...]:

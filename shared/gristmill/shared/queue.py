@@ -39,6 +39,7 @@ from gristmill.shared.replication import write_to_replicas
 from gristmill.shared.request import Request
 from gristmill.shared.results import Result
 from gristmill.shared.scripts import Scripts
+from gristmill.shared.summed_use import summed_use
 from gristmill.shared.tenant_shares import TenantShares
 
 MOVED_A_CALL = 100
@@ -235,6 +236,7 @@ class Queue:
                 changed.
         """
         values = [value for settlement in settlements for value in settlement.ack_values()]
+        values += summed_use(settlements)
         codes: list[int] = await self.scripts.run("ack", worker, self.limits.result_ttl_ms, *values)
         return codes
 

@@ -20,7 +20,13 @@ _HEAD = re.compile(rb'\{"id":"[^"]*","status":"[a-z]+","endpoint":"[^"]*","tenan
 
 
 def response_outcome(
-    attempt: int, worker: str, status_code: int, body: bytes, made_by: bytes = b"{}"
+    attempt: int,
+    worker: str,
+    status_code: int,
+    body: bytes,
+    made_by: bytes = b"{}",
+    *,
+    device_ms: int = 0,
 ) -> bytes:
     """Return the part of a terminal record that carries an engine's answer.
 
@@ -30,10 +36,11 @@ def response_outcome(
         status_code: HTTP status of the answer.
         body: JSON bytes of the answer, embedded unchanged.
         made_by: JSON object that says what made the answer; `Result` lists its names.
+        device_ms: The request's share of the time of the engine's devices, in milliseconds.
     """
     return (
-        b'"attempt":%d,"worker":"%s","made_by":%s,"response":{"status_code":%d,"body":%s},"error":null'
-        % (attempt, worker.encode(), made_by, status_code, body)
+        b'"attempt":%d,"worker":"%s","made_by":%s,"device_ms":%d,"response":{"status_code":%d,"body":%s},"error":null'
+        % (attempt, worker.encode(), made_by, device_ms, status_code, body)
     )
 
 
@@ -78,6 +85,8 @@ class Result:
         tenant: Tenant of the request; "" in a record of a version before 0.1.0.
         made_by: What made the answer: `model`, `weights`, `engine`, `worker` and `seed`. A name is missing
             if its value is not known. Empty if no engine answered. A later version may add names.
+        device_ms: The request's share of the time of the engine's devices, in milliseconds; 0 if no engine
+            answered.
     """
 
     id: str
@@ -93,6 +102,7 @@ class Result:
     worker: str
     tenant: str = ""
     made_by: Mapping[str, Any] = field(default_factory=dict)
+    device_ms: int = 0
 
     @classmethod
     def parse(cls, data: bytes) -> "Result":
@@ -113,6 +123,7 @@ class Result:
             worker=fields.get("worker", ""),
             tenant=fields.get("tenant", ""),
             made_by=mapping(fields.get("made_by")),
+            device_ms=fields.get("device_ms", 0),
         )
 
     @classmethod

@@ -31,7 +31,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         *_CORE, "records", "deliveries", "doorbell", *_WAITING, *_FINISHING, "dead_letters",
         "inflow", "parking", "claim_parking", "popping", "virtual_time", "taking", "misplaced",
     ),
-    "ack": (*_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING),
+    "ack": (*_CORE, "records", "deliveries", "tenants", "charges", "parking", *_FINISHING, "usage"),
     "nack": (
         *_CORE, "records", "deliveries", "doorbell", *_WAITING, "charges", *_FINISHING, "dead_letters",
     ),

@@ -272,7 +272,7 @@ def test_outcome_embeds_the_answer_as_it_is() -> None:
     outcome = response_outcome(2, "w", 200, body)
     assert body in outcome
     assert outcome.startswith(
-        b'"attempt":2,"worker":"w","made_by":{},"response":{"status_code":200'
+        b'"attempt":2,"worker":"w","made_by":{},"device_ms":0,"response":{"status_code":200'
     )
 
 

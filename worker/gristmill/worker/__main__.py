@@ -121,7 +121,8 @@ async def serve(settings: WorkerSettings, engine: Engine, parent: ParentLink | N
         info = await drain.unless_started(supervisor.start())
         if info is None:
             return EXIT_OK
-        death = await work(settings, supervisor, info, drain, liveness)
+        num_sharing = parent.num_sharing if parent else 1
+        death = await work(settings, supervisor, info, drain, liveness, num_sharing=num_sharing)
     except EngineDied as error:
         log.error("engine.not_started", error=str(error))  # noqa: TRY400  # its message carries the reason
         return EXIT_ENGINE

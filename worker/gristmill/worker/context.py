@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gristmill.shared.fleet import Served
 from gristmill.worker.admission.room import Admission
+from gristmill.worker.device_time import DeviceTime
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine
 from gristmill.worker.engine_limit import EngineLimit
@@ -29,6 +30,7 @@ class WorkerContext:
         drain: State of the drain: whether the worker must stop.
         liveness: Signs of life, which the probes read.
         provenance: What made the answers, for the results.
+        device_time: The time of the engine's devices, which its requests divide.
         served: Models and endpoints that the worker serves.
         facts: Facts about what the worker serves; other clients read them in `worker:<worker>`.
     """
@@ -42,5 +44,6 @@ class WorkerContext:
     drain: Drain
     liveness: Liveness
     provenance: Provenance
+    device_time: DeviceTime
     served: Served
     facts: Mapping[str, str | int]

@@ -7,6 +7,7 @@ ack, nack or release itself. This is the only list of them in the worker.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ import structlog
 
 from gristmill.shared.chunking import chunks
 from gristmill.shared.event_streams import STREAMED, stream_options
-from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement, SuspectRoom
+from gristmill.shared.operations import MAX_CLAIM, Claim, Settlement, SuspectRoom, Use
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed, Record
 from gristmill.shared.redis_retry import retrying
@@ -24,6 +25,7 @@ from gristmill.worker.engine.interface import OnEvent, Response
 from gristmill.worker.engine.refusals import refused_by_redis
 from gristmill.worker.engine_load import EngineLoad
 from gristmill.worker.event_buffers import EventBuffer, EventBuffers
+from gristmill.worker.provenance import Provenance
 
 log = structlog.get_logger()
 
@@ -105,7 +107,7 @@ class ClaimedRequest:
             self._events.close()
 
     def ack(
-        self, status: Literal["succeeded", "failed"], response: Response, made_by: bytes
+        self, status: Literal["succeeded", "failed"], response: Response, provenance: Provenance
     ) -> None:
         """End the request with the engine's answer.
 
@@ -114,28 +116,45 @@ class ClaimedRequest:
         Args:
             status: How the request ends.
             response: The engine's answer.
-            made_by: JSON object that says what made the answer; see `provenance.py`.
+            provenance: What makes the answers of this worker.
         """
-        settlement = self._settlement(status, response, made_by)
+        made_by = provenance.made_by(self.record, response)
+        use = Use(
+            self.record.tenant,
+            provenance.model_of(self.record, response),
+            response.cached_tokens,
+            response.device_ms,
+        )
+        claimed = self.claimed
+        settlement = Settlement(
+            claimed.id,
+            claimed.delivery,
+            status,
+            self._outcome(response, made_by, use.device_ms),
+            response.prompt_tokens,
+            response.output_tokens,
+            usage=use,
+            fence=claimed.fence,
+        )
         metrics.settling.inc()
         self._in_flight.finished.put_nowait(Finished(self, settlement, made_by))
 
     def refused_by_redis(self, finished: "Finished") -> "Finished":
         """Return the end of the request as failed, because Redis does not store its answer."""
-        response = refused_by_redis(len(finished.settlement.outcome))
-        settlement = self._settlement("failed", response, finished.made_by)
-        return finished._replace(settlement=settlement)
+        settlement = finished.settlement
+        response = refused_by_redis(len(settlement.outcome))
+        device_ms = settlement.usage.device_ms if settlement.usage else 0
+        outcome = self._outcome(response, finished.made_by, device_ms)
+        return finished._replace(settlement=replace(settlement, status="failed", outcome=outcome))
 
-    def _settlement(
-        self, status: Literal["succeeded", "failed"], response: Response, made_by: bytes
-    ) -> Settlement:
-        claimed = self.claimed
-        outcome = response_outcome(
-            claimed.attempt, self.worker, response.status, response.body, made_by
-        )
-        tokens = response.prompt_tokens, response.output_tokens
-        return Settlement(
-            claimed.id, claimed.delivery, status, outcome, *tokens, fence=claimed.fence
+    def _outcome(self, response: Response, made_by: bytes, device_ms: int) -> bytes:
+        return response_outcome(
+            self.claimed.attempt,
+            self.worker,
+            response.status,
+            response.body,
+            made_by,
+            device_ms=device_ms,
         )
 
     async def nack(self, error: Mapping[str, Any], delay_ms: int) -> str:

@@ -40,11 +40,15 @@ class Provenance:
             record: The request. Its seed counts if the engine did not refuse the request.
             response: The answer. If it names no model, the request's model counts, if it is served.
         """
-        model = response.model or self._asked_for(record)
+        model = self.model_of(record, response)
         seed = seed_of(record.body) if response.status < HTTPStatus.BAD_REQUEST else None
         named = b'"model":%s,' % orjson.dumps(model) if model else b""
         seeded = b"" if seed is None else b',"seed":%d' % seed
         return b"{%s%s%s}" % (named, self._same, seeded)
+
+    def model_of(self, record: Record, response: Response) -> str:
+        """Return the served model that answered; "" if it is not known. The arguments are those of `made_by`."""
+        return response.model or self._asked_for(record)
 
     def _asked_for(self, record: Record) -> str:
         """Return the served model that the request names; the base model if it names none."""

@@ -23,6 +23,7 @@ from gristmill.worker.admission.capacity import Capacity
 from gristmill.worker.admission.room import Admission
 from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.context import WorkerContext
+from gristmill.worker.device_time import DeviceTime
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.interface import Engine, EngineInfo
 from gristmill.worker.engine_limit import EngineLimit
@@ -45,6 +46,8 @@ async def work(
     info: EngineInfo,
     drain: Drain,
     liveness: Liveness,
+    *,
+    num_sharing: int = 1,
 ) -> EngineDied | None:
     """Claim and run on a started engine until drained; `serve` handles signals and probes.
 
@@ -54,6 +57,7 @@ async def work(
         info: Facts about the engine, as its start returned them.
         drain: State of the drain: whether the worker must stop.
         liveness: Record that this function writes and the probes read.
+        num_sharing: Engines that share this engine's devices, itself included.
 
     Returns:
         The engine's last death if the worker gave the engine up; None after a drain. The worker
@@ -86,6 +90,9 @@ async def work(
         drain=drain,
         liveness=liveness,
         provenance=provenance,
+        device_time=DeviceTime(
+            max(1, info.num_devices) / num_sharing, partial(_processed_tokens, engine)
+        ),
         served=Served(info.models, info.endpoints, info.max_model_len),
         facts=_worker_facts(info, capacity, _engine_args(engine)),
     )
@@ -136,6 +143,11 @@ def _report_engine(info: EngineInfo, capacity: Capacity) -> None:
     model = info.models[0] if info.models else ""
     metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
     metrics.max_in_flight.set(capacity.max_held)
+
+
+def _processed_tokens(engine: Engine) -> int:
+    stats = engine.stats()
+    return stats.prompt_tokens + stats.output_tokens
 
 
 def _engine_args(engine: Engine) -> str:

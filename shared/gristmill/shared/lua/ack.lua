@@ -3,14 +3,18 @@
 -- KEYS[1]  prefix
 -- ARGV     worker, result_ttl_ms, then for each request:
 --          id, fence, status (succeeded or failed), outcome (inside of a JSON object),
---          prompt_tokens, output_tokens (as the engine counted them; both 0 if it did not)
+--          prompt_tokens, output_tokens (as the engine counted them; both 0 if it did not);
+--          last, and both may be left out, two arguments for the ledger (includes/usage.lua):
+--          a line for each tenant and model, requests|prompt_tokens|cached_tokens|output_tokens|device_ms|tenant|model,
+--          summed up over the requests; a JSON array with three numbers for each request: number of its line (0 for
+--          none), cached_tokens, device_ms
 -- Returns  a code for each: 1 stored; 2 stored late; 0 changed nothing
 --          A late success comes from a worker that does not hold the request any more. It counts if the request
 --          has no result yet and the fence has its enqueued_ms and digest, and the present holder must abort.
 -- Keeps    2 (one terminal record), 3 (only a holder may fail a request)
 --
 -- It also learns the tenant's output share, the part of max_tokens that its requests really generate, and the pace
--- of the queue.
+-- of the queue. It adds each request that it ends to the ledger (includes/usage.lua).
 
 local PACE_WINDOW_MS = 60000 -- the pace forgets half of itself after so much working time
 local SHARE_STEP = 1 / 64 -- a tenant's output share follows half of a change after some 45 requests
@@ -41,7 +45,7 @@ local function write_output_shares()
   end
 end
 
-if #ARGV < 3 then
+if #ARGV < 8 then
   return codes
 end
 
@@ -61,9 +65,13 @@ end
 
 -- Read all requests before any is settled. If an id stands in ARGV twice, the second finds the first one's result.
 local ids, request_keys, settled = {}, {}, {}
-for i = 3, #ARGV, 6 do
+for i = 3, #ARGV - 5, 6 do
   ids[#ids + 1] = ARGV[i]
   request_keys[#ids] = prefix .. "request:" .. ARGV[i]
+end
+local uses = #ARGV == 6 * #ids + 4 and ARGV[#ARGV]
+if uses then
+  read_sums(ARGV[#ARGV - 1])
 end
 local deliveries = call("HMGET", in_flight_key, unpack(ids))
 local records = call("MGET", unpack(request_keys))
@@ -119,11 +127,23 @@ local function settle(n, id, fence, status, outcome, prompt_tokens, output_token
   return 1
 end
 
+-- Take a request that this call did not end from what the call has used.
+local function take_from_usage(n, prompt_tokens, output_tokens)
+  if type(uses) == "string" then
+    uses = cjson.decode(uses)
+  end
+  take_from_sum(uses[3 * n - 2], prompt_tokens, uses[3 * n - 1], output_tokens, uses[3 * n])
+end
+
 for n, id in ipairs(ids) do
   local i = 6 * n - 3
-  local code = settle(n, id, ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]))
+  local prompt_tokens, output_tokens = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
+  local code = settle(n, id, ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], prompt_tokens, output_tokens)
   if code == 0 then
     count("stale", 1)
+    if uses then
+      take_from_usage(n, prompt_tokens, output_tokens)
+    end
   end
   codes[n] = code
 end

@@ -104,6 +104,7 @@ class Response:
         is_refusal: True if the worker wrote this answer (`refusals.py`), so that it says nothing of
             the engine's health.
         model: Served name of the model that the body names; empty if it names none.
+        device_ms: The request's share of the devices' time, in milliseconds; engines leave it at 0.
     """
 
     status: int
@@ -116,6 +117,7 @@ class Response:
     cut: str | None = None
     is_refusal: bool = False
     model: str = ""
+    device_ms: int = 0
 
 
 @dataclass(frozen=True)

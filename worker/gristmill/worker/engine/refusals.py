@@ -118,10 +118,11 @@ def bounded(response: Response, max_bytes: int) -> Response:
         max_bytes: Largest body in bytes.
     """
     if len(response.body) > max_bytes:
-        return too_large(f"{len(response.body):,}", max_bytes)
+        return _instead_of(response, too_large(f"{len(response.body):,}", max_bytes))
     if _is_too_deep(response.body):
         message = "the answer has more levels of nesting than a result can hold (about 240)"
-        return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooDeepError")
+        refused = _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooDeepError")
+        return _instead_of(response, refused)
     return response
 
 
@@ -150,6 +151,18 @@ def refused_by_redis(num_bytes: int) -> Response:
         " raise its proto-max-bulk-len and client-query-buffer-limit"
     )
     return _refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "ResultTooLargeError")
+
+
+def _instead_of(response: Response, refused: Response) -> Response:
+    """Return an error body that keeps what the engine used for the answer."""
+    return replace(
+        refused,
+        prompt_tokens=response.prompt_tokens,
+        output_tokens=response.output_tokens,
+        cached_tokens=response.cached_tokens,
+        device_ms=response.device_ms,
+        model=response.model,
+    )
 
 
 def _is_too_deep(body: bytes) -> bool:

@@ -37,6 +37,7 @@ class ChildPlan:
         flags: vLLM's flags.
         environment: Environment variables beside the parent's own.
         cores: CPU cores to run on; empty for all.
+        num_sharing: Engines of its group, which share the devices' time.
     """
 
     engine: str
@@ -44,6 +45,7 @@ class ChildPlan:
     flags: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     cores: Sequence[int] = ()
+    num_sharing: int = 1
 
 
 def planned_children(settings: WorkerSettings, flags: Sequence[str]) -> list[ChildPlan]:
@@ -71,6 +73,7 @@ def planned_children(settings: WorkerSettings, flags: Sequence[str]) -> list[Chi
             share.flags,
             {**share.environment, **devices},
             share.cores,
+            num_engines,
         )
         for group, devices in enumerate(groups)
         for number, share in enumerate(shares)

@@ -126,6 +126,7 @@ def _arguments(plan: ChildPlan, report_fd: int, turn_fd: int) -> list[str]:
     """Return what `engine_child.main` parses."""
     words = ["--engine", plan.engine, "--parent", str(os.getpid())]
     words += ["--report-fd", str(report_fd), "--turn-fd", str(turn_fd)]
+    words += ["--num-sharing", str(plan.num_sharing)]
     if plan.cores:
         words += ["--cores", ",".join(map(str, plan.cores))]
     return [*words, "--", *plan.flags]

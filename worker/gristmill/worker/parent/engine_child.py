@@ -26,7 +26,7 @@ def main(
         make_engine: Makes the engine from the settings and vLLM's flags.
     """
     words, flags = _parsed(argv)
-    link = ParentLink(words.engine, words.parent, words.report_fd, words.turn_fd)
+    link = ParentLink(words.engine, words.parent, words.report_fd, words.turn_fd, words.num_sharing)
     link.follow_parent()
     if words.cores:
         os.sched_setaffinity(0, [int(core) for core in words.cores.split(",")])
@@ -44,7 +44,7 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     parser = argparse.ArgumentParser(prog="gristmill.worker.parent.engine_child")
     parser.add_argument("--engine", required=True)
     parser.add_argument("--cores", default="")
-    for name in ("--parent", "--report-fd", "--turn-fd"):
+    for name in ("--parent", "--report-fd", "--turn-fd", "--num-sharing"):
         parser.add_argument(name, type=int, required=True)
     return parser.parse_args(argv[:split]), argv[split + 1 :]
 

@@ -50,12 +50,14 @@ class ParentLink:
         parent_pid: Process id of the parent.
         report_fd: End of a pipe for reports.
         turn_fd: Open file that all workers of the same devices lock to start their engine.
+        num_sharing: Engines that share the devices of this worker's engine, itself included.
     """
 
     engine: str
     parent_pid: int
     report_fd: int
     turn_fd: int
+    num_sharing: int = 1
 
     def follow_parent(self) -> None:
         """Have the kernel kill this process when the parent dies. Call it first, on the main thread."""

@@ -39,7 +39,7 @@
 --   events:<id>              STREAM  delivery-number -> num_bytes (of all events so far), events, end; with a TTL
 --   dead_letters             ZSET    id -> ms at which it became a dead letter
 --   dead_letter_info         HASH    id -> evidence line, then the record
---   batch:<id>               HASH    counters of a batch
+--   batch:<id>               HASH    counters of a batch, and what its requests used
 --   batches_done             LIST    batches that completed, each once
 --   finished:<client>        LIST    ids that finished, newest 10,000
 --   doorbell                 LIST    at most 4 tokens that wake idle workers
@@ -49,6 +49,8 @@
 --                                    dead_letter_bytes (now; tokens as the headers estimate them); the other fields only grow
 --   pace                     HASH    tokens that acks ended in busy_ms, by the headers; since_ms: when that was last added
 --                                    up, or when the queue began to work
+--   usage:<day>              HASH    "tenant|model" -> "requests|prompt_tokens|cached_tokens|output_tokens|device_ms" of
+--                                    what acks ended on a UTC day, which is counted from 1970-01-01
 --   wrong_types              SET     names of keys that had a wrong type and were moved away
 --   wrong_type:<name>        ANY     such a key, with a TTL
 --   live:<tenant>            ZSET    ids of the tenant's live requests -> ms until which one counts that is not in the
