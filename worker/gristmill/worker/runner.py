@@ -14,7 +14,6 @@ from http import HTTPStatus
 import structlog
 
 from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
-from gristmill.shared.records import Record
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import bounded
@@ -77,18 +76,10 @@ class Runner:
         if self._brake.holds_back(request):
             await request.release()
             return
-<<<<<<< HEAD
         started_s = time.monotonic()
         self._limit.enter(request, started_s)
         try:
-            response = await self._post(request)
-=======
-        record = request.record
-        started_s = time.monotonic()
-        self._limit.enter(request, started_s)
-        try:
-            response = await self._post(record, started_s)
->>>>>>> 3390b7d (Keep a ledger of what each tenant used)
+            response = await self._timed_post(request, started_s)
         except EngineDied as death:
             self._died(death)
         except EngineUnavailable as error:
@@ -106,7 +97,18 @@ class Runner:
             request.close_events()
             self._limit.leave(request)
 
-<<<<<<< HEAD
+    async def _timed_post(self, request: ClaimedRequest, started_s: float) -> Response:
+        """Return the engine's answer, with the device time that it is charged."""
+        self._device_time.enter(started_s)
+        try:
+            response = await self._post(request)
+        except BaseException:
+            self._device_time.leave(started_s, time.monotonic())
+            raise
+        num_tokens = response.prompt_tokens + response.output_tokens
+        device_ms = self._device_time.charge(started_s, num_tokens, time.monotonic())
+        return replace(response, device_ms=device_ms)
+
     async def _post(self, request: ClaimedRequest) -> Response:
         record = request.record
         body, priority, on_event = record.body, ENGINE_PRIORITY[record.priority], request.on_event
@@ -114,20 +116,6 @@ class Runner:
             return await self._engine.post(record.endpoint, body, priority=priority)
         body = asks_for_stream(body, request.stream_options or {}, record.endpoint)
         return await self._engine.post(record.endpoint, body, priority=priority, on_event=on_event)
-=======
-    async def _post(self, record: Record, started_s: float) -> Response:
-        """Return the engine's answer, with the device time that it is charged."""
-        priority, time_in_engine = ENGINE_PRIORITY[record.priority], self._device_time
-        time_in_engine.enter(started_s)
-        try:
-            response = await self._engine.post(record.endpoint, record.body, priority=priority)
-        except BaseException:
-            time_in_engine.leave(started_s, time.monotonic())
-            raise
-        num_tokens = response.prompt_tokens + response.output_tokens
-        device_ms = time_in_engine.charge(started_s, num_tokens, time.monotonic())
-        return replace(response, device_ms=device_ms)
->>>>>>> 3390b7d (Keep a ledger of what each tenant used)
 
     async def _answered(
         self, request: ClaimedRequest, response: Response, started_s: float
@@ -168,12 +156,8 @@ class Runner:
             await self._nack(request, decision)
             return
         self._tries.forget(_key(request))
-<<<<<<< HEAD
         await request.finish_events(decision.status)
-        request.ack(decision.status, response, self._provenance.made_by(request.record, response))
-=======
         request.ack(decision.status, response, self._provenance)
->>>>>>> 3390b7d (Keep a ledger of what each tenant used)
         report_request(
             request.claimed,
             response,
