@@ -79,6 +79,7 @@ def _request(tenant: str, name: str, **fields: Any) -> Request:
 async def _fill_with_claimed(queue: Queue, tenant: str) -> None:
     await Tenants(queue.redis).create(Tenant(name=tenant))
     await queue.tenants.set_weights({tenant: 2})
+    await queue.redis.zadd(queue.keys.live(tenant), {f"{tenant}.live": 1})
     worker = await open_worker(queue, f"worker-{tenant}")
     await queue.submit([_request(tenant, "ended", max_tokens=9), _request(tenant, "ended-2")])
     await settle(queue, tenant, worker, 2)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from command_line import SettlingWorker
 from pydantic import SecretStr
-from queues import end_lease, fresh_queue, open_worker, some_requests
+from queues import claim, end_lease, fresh_queue, open_worker, settlement, some_requests
 from structlog.testing import capture_logs
 
 from gristmill.producer import Client, SyncClient, worker_watch
@@ -131,3 +131,18 @@ async def test_a_quiet_client_leaves_warnings_to_its_caller(queue: Queue) -> Non
     with capture_logs() as events:
         await WorkerWatch(queue, is_quiet=True).look()
     assert events == []
+
+
+async def test_a_result_that_was_announced_before_anybody_waited_comes_at_once(
+    settings: QueueSettings, queue: Queue
+) -> None:
+    """The reply list told the wait for another id; the next look at all ids comes only after 5 s."""
+    async with Client(settings) as client:
+        first, second = await client.submit({"prompt": "x"}), await client.submit({"prompt": "y"})
+        worker = await open_worker(queue)
+        await queue.ack(worker, [settlement(item) for item in await claim(queue, worker, 2)])
+        async with asyncio.timeout(4):
+            await client.wait(second)
+            while await queue.redis.llen(queue.keys.finished(client.name)):
+                await asyncio.sleep(0.01)
+            assert (await client.wait(first)).is_success
