@@ -30,6 +30,8 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 TELLING = ("messages", "prompt", "input")
 """Fields that tell the endpoint of a body without one."""
 
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Fields that limit the output tokens; the first that a body has decides. The last is of the Responses API."""
 
 DEFAULT_MAX_TOKENS = 256
 """Output tokens assumed for a body that sets no limit; only fairness and claims use the estimate."""
@@ -37,7 +39,7 @@ DEFAULT_MAX_TOKENS = 256
 
 def output_limit(body: Mapping[str, Any]) -> int:
     """Return the most tokens of all the outputs that a body asks for."""
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    limit = next((body[name] for name in LIMITS if body.get(name)), None)
     each = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_TOKENS
     n = body.get("n")
     return each * (n if type(n) is int and n > 0 else 1)

@@ -2,7 +2,13 @@ from typing import Any
 
 import pytest
 
-from gristmill.shared.body_fields import NEEDED, TELLING, check_body
+from gristmill.shared.body_fields import (
+    DEFAULT_MAX_TOKENS,
+    NEEDED,
+    TELLING,
+    check_body,
+    output_limit,
+)
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS, ENDPOINTS, PLAIN
 
@@ -48,3 +54,14 @@ def test_the_error_names_the_field_that_is_missing(
     with pytest.raises(InvalidRequest) as caught:
         check_body(body, endpoint)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        ({"max_output_tokens": 9}, 9), ({"max_completion_tokens": 5, "max_tokens": 7}, 5), ({"max_tokens": 7, "n": 2}, 14),
+        ({}, DEFAULT_MAX_TOKENS), ({"max_tokens": 0}, DEFAULT_MAX_TOKENS), ({"max_tokens": "x"}, DEFAULT_MAX_TOKENS),
+    ],
+)  # fmt: skip
+def test_the_output_limit_is_read_from_every_api(body: dict[str, Any], limit: int) -> None:
+    assert output_limit(body) == limit
