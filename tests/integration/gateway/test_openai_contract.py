@@ -1,4 +1,7 @@
-"""The gateway's answers against the types of OpenAI's client: files, batches, models and errors."""
+"""The gateway's answers against the types of OpenAI's client: files, batches, models and errors.
+
+`tests/engine/test_openai_contract_of_answers.py` does the same for the answers of the engine.
+"""
 
 import asyncio
 import re
