@@ -213,6 +213,11 @@ async def test_health_path_is_a_setting(server: Server, url: str) -> None:
     assert "/health" not in server.asked
 
 
+async def test_server_that_asks_for_fewer_calls_lives(server: Server, engine: RemoteEngine) -> None:
+    server.health = 429
+    await engine.check(5)
+
+
 async def test_empty_health_path_asks_for_the_models(server: Server, url: str) -> None:
     engine = RemoteEngine(url, health_path="")
     await engine.start()

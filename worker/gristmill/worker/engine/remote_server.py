@@ -193,7 +193,7 @@ class RemoteServer:
         return EngineDied(f"{self.url}{path} did not answer: {str(error) or type(error).__name__}")
 
     def _judge(self, status: int) -> None:
-        if not _is_ok(status):
+        if not _is_ok(status) and status != HTTPStatus.TOO_MANY_REQUESTS:  # too busy, not dead
             raise EngineDied(f"{self.url}{self._health_path} answered {status}")
 
 
