@@ -113,6 +113,15 @@ class QueueSettings(BaseSettings):
         ),
     ] = True
 
+    device_hour_price: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1e9,
+            description="price of one hour of one device, in any currency; 0 shows no costs. `gristmill usage`, `gristmill batch show` and `GET /v1/usage` show them",
+        ),
+    ] = 0.0
+
     allowed_media_domains: Annotated[
         frozenset[str],
         NoDecode,

@@ -26,6 +26,7 @@ ADDITIONS = {
     "batch.Batch.unknown_fields",
     "batch.Batch.warnings",
     "batch.Batch.retry_of",
+    "batch.Batch.device_ms",
     "batch_request_counts.BatchRequestCounts.cancelled",
     "batch_request_counts.BatchRequestCounts.expired",
     "model.Model.max_model_len",

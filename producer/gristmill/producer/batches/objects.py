@@ -119,7 +119,7 @@ class BatchUsage(_ApiObject):
 class BatchObject(_ApiObject):
     """A batch, as clients see it.
 
-    `mode`, `order`, `unknown_fields`, `warnings` and `retry_of` are Gristmill's; the other fields are OpenAI's.
+    `mode`, `order`, `unknown_fields`, `warnings`, `retry_of` and `device_ms` are Gristmill's; the other fields are OpenAI's.
 
     Attributes:
         mode: strict: a bad line fails the file; lenient: it gets an error row and the rest runs.
@@ -127,6 +127,7 @@ class BatchObject(_ApiObject):
         unknown_fields: report: a body's field that the engine ignores is a warning; refuse: its line is bad.
         warnings: The first lines with such fields; None for none.
         retry_of: Id of the batch whose failed lines this one repeats.
+        device_ms: Share of the time of the engines' devices of all lines so far, in milliseconds.
     """
 
     id: str
@@ -156,6 +157,7 @@ class BatchObject(_ApiObject):
     unknown_fields: UnknownFields = "report"
     warnings: BatchErrors | None = None
     retry_of: str | None = None
+    device_ms: int = 0
 
 
 class BatchRecord(BatchObject):

@@ -24,6 +24,7 @@ from gristmill.producer.commands.batch_files import write_rows
 from gristmill.producer.commands.batch_watch import BatchWatch, untaken
 from gristmill.producer.commands.pause_words import is_named_by_client, told_of_pause
 from gristmill.producer.commands.session import on_queue, print_json
+from gristmill.producer.usage_report import cost_of
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.one_line import one_line
@@ -223,7 +224,7 @@ class BatchSession:
             click.echo(record.id)
             say(f"batch created; watch it with: gristmill batch show {record.id} --wait {self._on}")
         else:
-            for line in _lines(record):
+            for line in _lines(record, self._settings.device_hour_price):
                 click.echo(line)
 
     @staticmethod
@@ -317,19 +318,25 @@ def _first_error(record: BatchRecord, on_queue: str) -> str:
     return f"  {one_line(record.errors.data[0].message, MAX_ERROR)}; see: gristmill batch show {record.id} {on_queue}"
 
 
-def _lines(record: BatchRecord) -> list[str]:
+def _lines(record: BatchRecord, device_hour_price: float) -> list[str]:
     lines = [
         f"batch    {record.id}",
         f"tenant   {record.tenant}",
         f"status   {record.status}",
         f"counts   {_counts(record)}",
         f"tokens   {record.usage.input_tokens:,} in, {record.usage.output_tokens:,} out",
+        f"device   {_device_time(record.device_ms, device_hour_price)}",
     ]
     lines += [f"error    {error.code}: {error.message}" for error in record.errors.data] if record.errors else []  # fmt: skip
     lines += [f"warning  {each.code}: {each.message}" for each in record.warnings.data] if record.warnings else []  # fmt: skip
     lines += [f"output   {record.output_file_id}"] if record.output_file_id else []
     lines += [f"errors   {record.error_file_id}"] if record.error_file_id else []
     return lines
+
+
+def _device_time(device_ms: int, device_hour_price: float) -> str:
+    cost = cost_of(device_ms, device_hour_price)
+    return f"{device_ms / 1000:,.1f} s" + (f", cost {cost:,.4f}" if device_hour_price else "")
 
 
 def _say_left_out(number: int) -> None:

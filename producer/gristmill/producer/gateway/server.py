@@ -25,6 +25,7 @@ from gristmill.producer.gateway import (
     routes_models,
     routes_requests,
     routes_tenant,
+    routes_usage,
 )
 from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gateway
 from gristmill.producer.gateway.middleware import CallMiddleware
@@ -69,6 +70,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         routes_requests,
         routes_models,
         routes_tenant,
+        routes_usage,
     ):
         app.include_router(module.router, responses=http_errors.RESPONSES)
     app.include_router(routes_models.unsupported_router)

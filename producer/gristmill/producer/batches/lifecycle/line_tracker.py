@@ -120,6 +120,7 @@ class LineTracker:
         self.written_ids.append(result.id)
         row = result_row(result)
         self._mean_row_bytes = (7 * self._mean_row_bytes + len(row)) // 8
+        self._usage["device_ms"] += result.device_ms
         if result.is_success:
             self.rows.add("output", row)
             self._counts["completed"] += 1
@@ -153,6 +154,7 @@ class LineTracker:
         changes: dict[str, Any] = {
             "request_counts": counts.model_copy(update=more),
             "usage": _more_usage(before.usage, self._usage),
+            "device_ms": before.device_ms + self._usage["device_ms"],
             "closing": self.closing,
             "errors": self.errors,
         }

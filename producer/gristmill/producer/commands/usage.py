@@ -1,0 +1,103 @@
+"""`gristmill usage`: what each tenant used, as a table or as CSV."""
+
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gristmill.shared.cli import queue_options
+
+if TYPE_CHECKING:
+    from datetime import date, datetime
+
+    from gristmill.producer.usage_report import By, UsageLine
+    from gristmill.shared.queue import Queue
+    from gristmill.shared.settings import QueueSettings
+    from gristmill.shared.usage_ledger import LedgerRow
+
+_DAY = click.DateTime(["%Y-%m-%d"])
+_NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "device_seconds")
+_COSTS = ("cost", "cost_per_million_tokens")
+
+
+@click.command("usage")
+@click.option(
+    "--from",
+    "first",
+    type=_DAY,
+    help="First UTC day, as 2026-11-01.  [default: the first of the month of --to]",
+)
+@click.option("--to", "last", type=_DAY, help="Last UTC day.  [default: today]")
+@click.option("--tenant", help="Only tenant to show.  [default: all]")
+@click.option(
+    "--by",
+    type=click.Choice(["day", "tenant", "model"]),
+    multiple=True,
+    default=("tenant", "model"),
+    show_default=True,
+    help="What a line stands for; may be repeated.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@queue_options
+def usage(
+    *,
+    first: "datetime | None",
+    last: "datetime | None",
+    tenant: str | None,
+    by: "Sequence[By]",
+    as_csv: bool,
+    settings: "QueueSettings",
+) -> None:
+    """Show requests, tokens and device time of each tenant and model.
+
+    GRISTMILL_DEVICE_HOUR_PRICE adds what they cost.
+    """
+    from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.usage_report import usage_lines
+    from gristmill.shared.usage_ledger import Ledger
+
+    async def read(queue: "Queue") -> "list[LedgerRow]":
+        ledger = Ledger(queue)
+        until = last.date() if last else await ledger.today()
+        return await ledger.rows(first.date() if first else until.replace(day=1), until, tenant)
+
+    _check_days(first and first.date(), last and last.date())
+    price = settings.device_hour_price
+    lines = usage_lines(on_queue(settings, read), by, price)
+    heads = [*by, *_NUMBERS, *(_COSTS if price else ())]
+    if as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(heads)
+        writer.writerows(_cells(lines, has_price=bool(price)))
+    else:
+        _print_table(heads, len(by), list(_cells(lines, has_price=bool(price))))
+
+
+def _check_days(first: "date | None", last: "date | None") -> None:
+    if first and last and first > last:
+        raise click.UsageError(f"--from {first} is after --to {last}; swap them")
+
+
+def _cells(lines: "Sequence[UsageLine]", *, has_price: bool) -> Iterator[list[Any]]:
+    for line in lines:
+        *counts, device_ms = line.usage
+        costs = (f"{line.cost:.4f}", _or_empty(line.cost_per_million_tokens)) if has_price else ()
+        yield [*line.names, *counts, f"{device_ms / 1000:.3f}", *costs]
+
+
+def _or_empty(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:.4f}"
+
+
+def _print_table(heads: Sequence[str], num_names: int, rows: Sequence[Sequence[Any]]) -> None:
+    """Print an aligned table; numbers have a comma after each third digit."""
+    texts = [heads, *([f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in rows)]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        cells = (
+            cell.ljust(width) if number < num_names else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo("  ".join(cells).rstrip())
