@@ -28,6 +28,7 @@ def admission(capacity: Capacity, num_batch: int = 0, num_live: int = 0) -> Admi
         (Capacity(110, 100, 1000), 110, 0),  # a tenth waits in the engine
         (Capacity(110, 100, 1000, high_share=0.1), 100, 10),  # nothing waits in a kept place
         (Capacity(110, 100, 1000, high_share=0.001), 100, 1),  # rounded up
+        (Capacity(110, 110, 1000, high_share=0.1), 110, 11),
         (Capacity(110, 100, 1000, high_share=0.5), 100, 50),
         (Capacity(64, 100, 1000, high_share=0.25), 64, 16),
         (Capacity(512, 256, high_share=0.25), 512, 128),  # a server that does not tell its size

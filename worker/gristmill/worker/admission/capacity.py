@@ -62,7 +62,10 @@ class Capacity:
     @property
     def num_kept(self) -> int:
         """Places that only requests of the lane `high` may take: at most half of all."""
-        return min(ceil(self.max_held * self.high_share), self.max_held // 2)
+        num_places = round(
+            self.max_held * self.high_share, 6
+        )  # 0.1 of 110 is a little more than 11
+        return min(ceil(num_places), self.max_held // 2)
 
     @property
     def has_gulps(self) -> bool:
