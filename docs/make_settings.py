@@ -70,6 +70,8 @@ SEE = {
     "rq_redis_url": "[the steward's Redis](steward.md#redis)",
     "webhook_allowed_hosts": "[webhooks](steward.md#webhooks)",
     "gateway_allow_anonymous": "[tenants and keys](gateway.md#tenants-and-keys)",
+    "gateway_queues": "[several queues](gateway.md#several-queues)",
+    "gateway_models": "[several queues](gateway.md#several-queues)",
 }
 """Setting -> where to read more."""
 
@@ -118,7 +120,7 @@ def _default(name: str, field: FieldInfo) -> str:
         value = value.get_secret_value()
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if isinstance(value, str | frozenset):
+    if isinstance(value, str | frozenset | tuple | dict):
         return f"`{_without_home(str(value))}`" if value else "empty"
     return _amount(name, value)
 

@@ -8,7 +8,7 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from redis.exceptions import ResponseError
 
 from gristmill.shared.errors import InvalidRequest, NotFound
-from gristmill.shared.key_scan import queue_names
+from gristmill.shared.key_scan import SCANNED_A_CALL, queue_names
 from gristmill.shared.keys import DirectoryKeys, Keys
 from gristmill.shared.redis_types import AnyRedis
 from gristmill.shared.request import Priority
@@ -205,6 +205,7 @@ class Tenants:
         found = [
             key for key in (keys.tenant(name), keys.rate(name)) if await self._redis.exists(key)
         ]
+        found += [key.decode() async for key in self._notes(name)]
         found += [keys.tenants] if await self._redis.sismember(keys.tenants, name) else []
         return found + ([keys.api_keys] if await self._key_digests(name) else [])
 
@@ -213,7 +214,15 @@ class Tenants:
         await self.revoke_keys(name)
         await self._redis.srem(self._keys.tenants, name)
         await self._redis.unlink(self._keys.rate(name))
+        async for key in self._notes(name):
+            await self._redis.unlink(key)
         await self._redis.unlink(self._keys.tenant(name))
+
+    def _notes(self, name: str) -> AsyncIterator[bytes]:
+        """Return the notes of the queues of its requests."""
+        pattern = self._keys.request_queue(f"{name}.*")
+        keys: AsyncIterator[bytes] = self._redis.scan_iter(match=pattern, count=SCANNED_A_CALL)
+        return keys
 
     async def _drop_weight(self, queue: str, name: str) -> None:
         try:

@@ -334,3 +334,7 @@ class DirectoryKeys:
     def rate(self, tenant: str) -> str:
         """LIST with a TTL: when a tenant's last calls of the gateways came, in ms of Redis' clock."""
         return f"{self.prefix}rate:{tenant}"
+
+    def request_queue(self, request_id: str) -> str:
+        """STRING with a TTL: queue of a request whose caller chose the id, if its gateway serves several queues."""
+        return f"{self.prefix}request_queue:{request_id}"

@@ -319,14 +319,14 @@ async def test_refused_requests_take_no_place(gateway: RunningGateway) -> None:
 async def test_places_of_a_killed_gateway_come_back(gateway: RunningGateway, queue: Queue) -> None:
     key = await gateway.add_tenant("small", max_live=1)
     tenant = await Tenants(queue.redis).require("small")
-    await gateway.gateway.live_limit.add(tenant, "small.submitted")
+    await gateway.gateway.models.queues[0].live_limit.add(tenant, "small.submitted")
     await queue.submit([Request(id="small.submitted", tenant="small", body=b'{"prompt":"x"}')])
     async with gateway.caller(key) as api:
         assert (await api.post(PATH, json=CHAT)).status_code == 429
         await queue.cancel(["small.submitted"])
-        assert await gateway.gateway.live_limit.number(tenant) == 0
+        assert await gateway.gateway.models.queues[0].live_limit.number(tenant) == 0
         await queue.redis.zadd(queue.keys.live("small"), {"small.never-submitted": 1})
-        assert await gateway.gateway.live_limit.number(tenant) == 0
+        assert await gateway.gateway.models.queues[0].live_limit.number(tenant) == 0
     assert await audit(queue) == []
 
 
@@ -343,7 +343,9 @@ async def test_a_flood_of_one_tenant_does_not_stop_another(
     ):
         calls = [asyncio.create_task(many.post(PATH, json=body)) for _ in range(60)]
         while (
-            await gateway.gateway.live_limit.number(await Tenants(queue.redis).require("flood"))
+            await gateway.gateway.models.queues[0].live_limit.number(
+                await Tenants(queue.redis).require("flood")
+            )
             < 20
         ):
             await asyncio.sleep(0.01)

@@ -76,7 +76,7 @@ async def test_calls_that_wait_end_when_the_gateway_stops(
 ) -> None:
     request_id = await submitted(api)
     waiting = asyncio.create_task(api.get(f"/v1/requests/{request_id}", params={"wait": 30}))
-    while not gateway.gateway.client._waiter._awaited:
+    while not gateway.gateway.models.queues[0].client._waiter._awaited:
         await asyncio.sleep(0.01)
     gateway.stop()
     answer = await asyncio.wait_for(waiting, 5)

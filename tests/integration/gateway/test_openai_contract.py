@@ -71,7 +71,7 @@ async def batches_of_all_kinds(
     api: httpx.AsyncClient, gateway: RunningGateway
 ) -> list[dict[str, Any]]:
     """Return batches as they are created and end: completed, failed, expired and cancelled."""
-    client, good, bad = gateway.gateway.client, chat("a"), chat("bad", stream=True)
+    client, good, bad = gateway.gateway.models.queues[0].client, chat("a"), chat("bad", stream=True)
     found = []
     async with stewarded(gateway.gateway.batches):
         found += [await new_batch(api, [bad, b"{"])]

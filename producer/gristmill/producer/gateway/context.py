@@ -6,7 +6,7 @@ them in.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -22,12 +22,14 @@ from gristmill.producer.gateway.body_pool import BodyPools, Caller
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.gateway.live_limit import LiveLimit
+from gristmill.producer.gateway.model_map import ModelMap, ServedQueue
 from gristmill.producer.gateway.request_body import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.producer.tenant_move import move_tenants
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
+from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.format_check import check_format
 from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.queue import Queue
@@ -39,26 +41,24 @@ class Gateway:
 
     Attributes:
         settings: The gateway's settings.
-        queue: The queue that takes the requests.
-        client: Submits requests and waits for their results.
-        batches: The files and batches of the queue.
+        queue: The first queue, which has files and batches.
+        models: The queues that take the requests, by model and by id.
+        batches: The files and batches of the first queue.
         authenticator: Finds the tenant of an API key.
         tenant_limits: The limits of each tenant.
-        live_limit: The limit of live requests of each tenant.
         media: Checks the media URLs of requests.
         body_pools: The memory for the bodies that are being read.
         parsing: Lets one large body at a time be parsed; its objects take more memory than its bytes.
         stopping: Set when the process is stopping; calls then stop waiting for a result.
-        right_format: Set when the queue was seen in the format that this version reads, its tenants included.
+        right_format: Set when the queues were seen in the format that this version reads, their tenants included.
     """
 
     settings: GatewaySettings
     queue: Queue
-    client: Client
+    models: ModelMap
     batches: Batches
     authenticator: Authenticator
     tenant_limits: TenantLimiter
-    live_limit: LiveLimit
     media: MediaGuard
     body_pools: BodyPools
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -66,15 +66,20 @@ class Gateway:
     right_format: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def check_format(self) -> None:
-        """Check the format of the queue and move the tenants of an earlier version, until both went well once.
+        """Check the format of the queues and move the tenants of an earlier version, until all went well once.
 
         Raises:
-            WrongFormat: Another version wrote the queue, or a tenant of it cannot move.
+            WrongFormat: Another version wrote a queue, or a tenant of it cannot move.
         """
         if not self.right_format.is_set():
-            await retry_redis(check_format, self.queue.redis, self.queue.keys)
-            await retry_redis(move_tenants, self.queue.redis, self.queue.keys.queue)
+            await retry_redis(self.check_format_now)
             self.right_format.set()
+
+    async def check_format_now(self) -> None:
+        """Do what `check_format` does, even if it went well before."""
+        for each in self.models.queues:
+            await check_format(each.queue.redis, each.queue.keys)
+            await move_tenants(each.queue.redis, each.name)
 
 
 @asynccontextmanager
@@ -84,22 +89,35 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     Raises:
         SettingsError: A URL cannot be used.
     """
-    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
-    queue = Queue(redis, settings.queue, settings.limits)
     media = MediaGuard(settings.allowed_media_domains)
-    async with Client(settings, queue=queue) as client:
+    async with AsyncExitStack() as clients:
+        served = [await _served(settings, name, clients) for name in settings.queues]
+        queue = served[0].queue
         yield Gateway(
             settings=settings,
             queue=queue,
-            client=client,
+            models=ModelMap(served, settings.gateway_models, check_models=settings.check_models),
             batches=Batches(BatchStore(queue, Storage(settings.storage_url), settings)),
-            authenticator=Authenticator(Tenants(redis), is_open=settings.is_open),
-            tenant_limits=TenantLimiter(queue),
-            live_limit=LiveLimit(queue),
+            authenticator=Authenticator(Tenants(queue.redis), is_open=settings.is_open),
+            tenant_limits=served[0].limits,
             media=media,
             body_pools=BodyPools(max_element_bytes(settings.max_request_bytes)),
         )
     media.close()
+
+
+async def _served(settings: GatewaySettings, name: str, clients: AsyncExitStack) -> ServedQueue:
+    """Return one queue with a connection and a client of its own, which the stack closes."""
+    redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
+    queue = Queue(redis, name, settings.limits)
+    unchecked = settings.model_copy(update={"check_models": False})
+    return ServedQueue(
+        queue=queue,
+        client=await clients.enter_async_context(Client(unchecked, queue=queue)),
+        limits=TenantLimiter(queue),
+        live_limit=LiveLimit(queue),
+        fleet=FleetCache(queue),
+    )
 
 
 async def current_gateway(request: Request) -> Gateway:

@@ -21,7 +21,9 @@ from gristmill.shared.request import Request as QueuedRequest
 
 MAY_EXIST = "the request may be queued under an id that you cannot know"
 
-_submitted_requests = Counter("gristmill_gateway_submitted_requests", "Requests that were queued")
+_submitted_requests = Counter(
+    "gristmill_gateway_submitted_requests", "Requests that were queued", ["queue"]
+)
 
 
 @asynccontextmanager
@@ -30,9 +32,11 @@ async def incoming(
     gateway: Gateway,
     tenant: Tenant,
     key: str | None,
+    *,
     parse: Callable[[bytes], QueuedRequest],
+    new_id: str,
 ) -> AsyncIterator[QueuedRequest]:
-    """Read a call's body and yield its request, to submit it within the block.
+    """Read a call's body and yield its request, whose id names its queue, to submit it within the block.
 
     The call holds its share of memory until the end of the block.
 
@@ -42,6 +46,7 @@ async def incoming(
         tenant: The calling tenant.
         key: The Idempotency-Key, if the call has one.
         parse: Returns the request of a body.
+        new_id: What the id ends with if the caller chose none.
 
     Raises:
         ApiError: See `read_body` and `MediaGuard.check`.
@@ -50,15 +55,22 @@ async def incoming(
     """
     max_bytes = max_element_bytes(gateway.settings.max_request_bytes)
     declared = declared_bytes(call)
-    await _check_load(gateway, tenant, key, declared)
+    is_checked = bool(declared) and gateway.models.is_single
+    if is_checked:
+        await _check_load(gateway, tenant, f"{tenant.name}.{key or new_id}", declared)
     with gateway.body_pools.share(caller_of(call, tenant)) as share:
         body = await read_body(call, share, max_bytes, "GRISTMILL_MAX_REQUEST_BYTES")
         request = await parsed(partial(parse, body), len(body), gateway.parsing)
-        call.state.call.facts["id"] = request.id
+        is_named = not request.id.endswith(new_id)
+        request = await gateway.models.addressed(request, is_named=is_named)
+        call.state.call.facts |= {
+            "id": request.id,
+            "queue": gateway.models.of_id(request.id).name,
+        }
         if names_media(request):
             await gateway.media.check(request)
-        if not declared:
-            await _check_load(gateway, tenant, key, len(body))
+        if not is_checked:
+            await _check_load(gateway, tenant, request.id, len(body))
         yield request
 
 
@@ -74,26 +86,29 @@ async def submit(gateway: Gateway, request: QueuedRequest, *, is_repeatable: boo
         ApiError: 503: Redis failed, and a repeat might queue the request twice.
         IdConflict, NotServed, InvalidRequest, QueueFull: See `Client.submit`.
     """
+    served = gateway.models.of_id(request.id)
     with creating(MAY_EXIST, is_repeatable=is_repeatable):
         try:
             async with asyncio.timeout(REDIS_RETRY_S):
-                await gateway.client.submit(request, wait_if_full=False)
+                await gateway.models.check(request)
+                await served.client.submit(request, wait_if_full=False)
         except QueueFull as full:  # a full Redis is the operator's, a 503
             raise full.__cause__ if isinstance(full.__cause__, RedisFull) else full from None
         except TimeoutError:
             raise ConnectionError(f"no answer to a submit within {REDIS_RETRY_S:g} s") from None
-    _submitted_requests.inc()
+    _submitted_requests.labels(served.name).inc()
 
 
-async def _check_load(gateway: Gateway, tenant: Tenant, key: str | None, num_bytes: int) -> None:
-    """Check that a request stays within the tenant's limits; one that its key repeats adds nothing.
+async def _check_load(gateway: Gateway, tenant: Tenant, request_id: str, num_bytes: int) -> None:
+    """Check that a request stays within the tenant's limits; one that the queue has already adds nothing.
 
     Raises:
         LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
     """
+    served = gateway.models.of_id(request_id)
     try:
-        await gateway.tenant_limits.check_load(tenant, num_bytes)
+        await served.limits.check_load(tenant, num_bytes)
     except LimitReached:
-        ((state, _),) = await retry_redis(gateway.queue.status, [f"{tenant.name}.{key}"])
-        if key is None or state == "unknown":
+        ((state, _),) = await retry_redis(served.queue.status, [request_id])
+        if state == "unknown":
             raise

@@ -82,20 +82,22 @@ async def _queue(call: Request, gateway: Gateway, tenant: Tenant, key: str | Non
     Raises:
         LimitReached: The tenant has `max_live` live requests, or would exceed another limit.
     """
+    new_id = str(ULID())
     parse = partial(
         live_request,
         endpoint=call.scope["route"].path,
         tenant=tenant,
-        name=str(ULID()) if key is None else key,
+        name=key or new_id,
         call_id=call.state.call.request_id,
         max_request_bytes=gateway.settings.max_request_bytes,
     )
-    async with incoming(call, gateway, tenant, key, parse) as queued:
-        await gateway.live_limit.add(tenant, queued.id)
+    async with incoming(call, gateway, tenant, key, parse=parse, new_id=new_id) as queued:
+        live_limit = gateway.models.of_id(queued.id).live_limit
+        await live_limit.add(tenant, queued.id)
         try:
             await submit(gateway, queued, is_repeatable=key is not None)
         except GristmillError:
-            await gateway.live_limit.drop(tenant, queued.id)
+            await live_limit.drop(tenant, queued.id)
             raise
     return queued
 
@@ -151,7 +153,7 @@ async def _result(call: Request, gateway: Gateway, request_id: str, key: str | N
         ApiError: 504 after the time limit; 503 if the gateway stops first. The request goes on.
         ClientDisconnect: The client has gone, and its request is cancelled unless the call has a key.
     """
-    waiting = asyncio.create_task(gateway.client.wait(request_id))
+    waiting = asyncio.create_task(gateway.models.of_id(request_id).client.wait(request_id))
     leaving = asyncio.create_task(_client_left(call))
     stopping = asyncio.create_task(_stopped(gateway))
     tasks, timeout_s = (waiting, leaving, stopping), gateway.settings.gateway_live_timeout_s
@@ -161,7 +163,8 @@ async def _result(call: Request, gateway: Gateway, request_id: str, key: str | N
             return waiting.result()
         if leaving.done():
             if key is None:
-                await retry_redis(gateway.queue.cancel, [request_id])
+                queue = gateway.models.of_id(request_id).queue
+                await retry_redis(queue.cancel, [request_id])
             raise ClientDisconnect
         raise _unanswered(request_id, key, timeout_s, is_stopping=stopping.done())
     finally:

@@ -6,12 +6,9 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
-from gristmill.producer.gateway.failover_retry import retry_redis
+from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Gateway
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.shared.errors import NotFound
-from gristmill.shared.fleet_cache import read_fleet
-from gristmill.shared.queue import Queue
 from gristmill.shared.request import ENDPOINTS
 
 router = APIRouter(tags=["models"])
@@ -41,14 +38,14 @@ class ModelList(BaseModel):
 
 @router.get("/v1/models", response_model=ModelList)
 async def models(gateway: CurrentGateway, tenant: CallingTenant) -> ModelList:
-    """List the models of all workers whose lease is live."""
-    return ModelList(data=await retry_redis(_served, gateway.queue))
+    """List the models of all workers whose lease is live, and the declared ones."""
+    return ModelList(data=await _served(gateway))
 
 
 @router.get("/v1/models/{model_id:path}", response_model=Model)
 async def model(model_id: str, gateway: CurrentGateway, tenant: CallingTenant) -> Model:
     """Return one model."""
-    for each in await retry_redis(_served, gateway.queue):
+    for each in await _served(gateway):
         if each.id == model_id:
             return each
     raise NotFound(
@@ -56,12 +53,12 @@ async def model(model_id: str, gateway: CurrentGateway, tenant: CallingTenant) -
     )
 
 
-async def _served(queue: Queue) -> list[Model]:
-    fleet = await read_fleet(queue)
+async def _served(gateway: Gateway) -> list[Model]:
+    models = await gateway.models.models()
     now_s = int(time.time())  # as vLLM reports it; no worker knows when its model was made
     return [
         Model(id=name, created=now_s, max_model_len=length or None)
-        for name, length in sorted(fleet.max_model_len.items())
+        for name, length in sorted(models.items())
     ]
 
 

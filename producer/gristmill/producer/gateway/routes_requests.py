@@ -1,7 +1,7 @@
 """Routes of `/v1/requests`: submit one request, return its status and result, cancel it.
 
 A request's id is `<tenant>.<rest>`. The rest is the caller's Idempotency-Key, the id in the body,
-or a new ULID. A caller that asks for the id of another tenant gets a 404, without a look at the
+or a new ULID, and `@<queue>` if the queue is not the gateway's first. A caller that asks for the id of another tenant gets a 404, without a look at the
 queue.
 """
 
@@ -119,7 +119,7 @@ async def get(
 async def cancel(request_id: str, gateway: CurrentGateway, tenant: CallingTenant) -> RequestObject:
     """Cancel a request that waits or runs. A request that has ended stays as it is."""
     _check_owner(tenant, request_id)
-    await retry_redis(gateway.queue.cancel, [request_id])
+    await retry_redis(gateway.models.of_id(request_id).queue.cancel, [request_id])
     return await _find(gateway, request_id, 0)
 
 
@@ -134,8 +134,8 @@ async def _queue(call: Request, gateway: Gateway, tenant: Tenant, key: str | Non
         new_id=new_id,
         max_request_bytes=gateway.settings.max_request_bytes,
     )
-    async with incoming(call, gateway, tenant, key, parse) as queued:
-        is_repeatable = key is not None or not queued.id.endswith(new_id)
+    async with incoming(call, gateway, tenant, key, parse=parse, new_id=new_id) as queued:
+        is_repeatable = key is not None or new_id not in queued.id
         await queuing.submit(gateway, queued, is_repeatable=is_repeatable)
     return RequestObject(
         id=queued.id,
@@ -162,7 +162,8 @@ async def _find(gateway: Gateway, request_id: str, wait_s: float) -> RequestObje
         )
     if result is not None:
         return _finished(result)
-    ((state, _),) = await retry_redis(gateway.queue.status, [request_id])
+    queue = gateway.models.of_id(request_id).queue
+    ((state, _),) = await retry_redis(queue.status, [request_id])
     if state == "done":  # it ended after `_result_now`; the next call finds its result
         state = "running"
     if state == "unknown":
@@ -171,12 +172,13 @@ async def _find(gateway: Gateway, request_id: str, wait_s: float) -> RequestObje
 
 
 async def _result_now(gateway: Gateway, request_id: str) -> Result | None:
-    return (await retry_redis(gateway.queue.results, [request_id]))[0]
+    queue = gateway.models.of_id(request_id).queue
+    return (await retry_redis(queue.results, [request_id]))[0]
 
 
 async def _result_within(gateway: Gateway, request_id: str, wait_s: float) -> Result | None:
     """Wait for a result, until `wait_s` have passed or the gateway stops."""
-    waiting = asyncio.create_task(gateway.client.wait(request_id))
+    waiting = asyncio.create_task(gateway.models.of_id(request_id).client.wait(request_id))
     stopping = asyncio.create_task(gateway.stopping.wait())
     try:
         await asyncio.wait((waiting, stopping), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)

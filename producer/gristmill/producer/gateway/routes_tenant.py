@@ -52,16 +52,17 @@ class TenantObject(BaseModel):
 @router.get("/v1/tenant", response_model=TenantObject)
 async def tenant(gateway: CurrentGateway, tenant: CallingTenant) -> TenantObject:
     """Return the limits of the calling tenant, and what it uses of them."""
-    depth, num_bytes = await retry_redis(gateway.queue.tenants.load, tenant.name)
+    queues = gateway.models.queues
+    loads = [await retry_redis(each.queue.tenants.load, tenant.name) for each in queues]
     num_batches = await retry_redis(gateway.batches.store.records.num_open, tenant.name)
-    num_live = await gateway.live_limit.number(tenant)
+    num_live = sum([await each.live_limit.number(tenant) for each in queues])
     storage_bytes = await retry_redis(gateway.batches.files.use.num_bytes, tenant.name)
     return TenantObject(
         name=tenant.name,
         limits=TenantLimits.model_validate(tenant, from_attributes=True),
         usage=TenantUsage(
-            depth=depth,
-            bytes=num_bytes,
+            depth=sum(depth for depth, _ in loads),
+            bytes=sum(num_bytes for _, num_bytes in loads),
             live=num_live,
             batches=num_batches,
             storage_bytes=storage_bytes,

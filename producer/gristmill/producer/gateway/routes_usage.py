@@ -55,14 +55,16 @@ async def usage(
     end: Annotated[date | None, Query(description="last UTC day; default: today")] = None,
 ) -> UsageList:  # fmt: skip
     """Return what the calling tenant used on each day of each model."""
-    ledger = Ledger(gateway.queue)
-    last = await retry_redis(ledger.today) if end is None else end
+    ledgers = [Ledger(each.queue) for each in gateway.models.queues]
+    last = await retry_redis(ledgers[0].today) if end is None else end
     first = start or last.replace(day=1)
     if not 0 <= (last - first).days < USAGE_DAYS:
         message = f"start {first} to end {last} is no range of 1 to {USAGE_DAYS} days, which the ledger keeps; change it"
         raise ApiError(400, message, param="start")
     price = gateway.settings.device_hour_price
-    rows = await retry_redis(ledger.rows, first, last, tenant.name)
+    rows = [
+        row for each in ledgers for row in await retry_redis(each.rows, first, last, tenant.name)
+    ]
     return UsageList(
         data=[
             UsageObject(

@@ -30,9 +30,7 @@ from gristmill.producer.gateway import (
 from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gateway
 from gristmill.producer.gateway.middleware import CallMiddleware
 from gristmill.producer.gateway.settings import GatewaySettings
-from gristmill.producer.tenant_move import move_tenants
 from gristmill.shared.errors import SettingsError, WrongFormat
-from gristmill.shared.format_check import check_format
 from gristmill.shared.log import configure_logging
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
@@ -87,13 +85,12 @@ async def healthz() -> str:
 
 @probes.get("/readyz")
 async def readyz(gateway: CurrentGateway) -> Response:
-    """Answer 200 while Redis answers, the queue has the right format and the gateway runs on; otherwise 503."""
+    """Answer 200 while Redis answers, the queues have the right format and the gateway runs on; otherwise 503."""
     if gateway.stopping.is_set():
         return PlainTextResponse("stopping\n", 503)
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            await check_format(gateway.queue.redis, gateway.queue.keys)
-            await move_tenants(gateway.queue.redis, gateway.queue.keys.queue)
+            await gateway.check_format_now()
     except WrongFormat as error:
         return PlainTextResponse(f"{error}\n", 503)
     except (RedisError, OSError) as error:
@@ -139,7 +136,7 @@ async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
         app = create_app(gateway)
         server = GatewayServer(server_config(app, settings), on_exit=gateway.stopping.set)
         log.info(
-            "gateway.started", version=version("gristmill"), host=host, port=port, queue=settings.queue,
+            "gateway.started", version=version("gristmill"), host=host, port=port, queues=settings.queues,
             is_open=settings.is_open,
         )  # fmt: skip
         await server.serve(sockets=[listener])
@@ -155,7 +152,8 @@ async def greet_redis(gateway: Gateway) -> None:
     url = gateway.settings.redis_url.get_secret_value()
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            await gateway.queue.stats()
+            for each in gateway.models.queues:
+                await each.queue.stats()
             await warn_of_eviction(gateway.queue.redis, url)
     except WrongFormat as error:
         log.error("queue.unreadable", error=str(error))  # noqa: TRY400  # readiness tells it too
