@@ -139,8 +139,9 @@ def blanked(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {key: each for key, each in value.items() if key not in OF_CHANCE}
         return {
-            key: "" if key in TEXTS and isinstance(each, str) else blanked(each)
+            key: blanked(each)
             for key, each in kept.items()
+            if not (key in TEXTS and isinstance(each, str))
         }
     if isinstance(value, list):
         return [blanked(each) for each in value]

@@ -24,7 +24,7 @@ STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 START = "0-0"
 """Position before the first entry of a stream."""
 
-ENTRIES_A_READ = 64
+ENTRIES_A_READ = 16
 """Most entries of one stream in one read; a reader that fell behind reads again."""
 
 

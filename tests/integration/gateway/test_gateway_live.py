@@ -127,13 +127,10 @@ async def test_what_cannot_be_served_is_refused_by_name(
     asked = {"model": "stub", "input": "x"}
     for name, value in {
         "store": True, "background": True, "previous_response_id": "resp_1", "conversation": {"id": "conv_1"},
-        "stream": True,
     }.items():  # fmt: skip
         answer = await api.post("/v1/responses", json=asked | {name: value})
         assert (answer.status_code, problem(answer)["param"]) == (400, name)
         assert name in problem(answer)["message"]
-    answer = await api.post(PATH, json=CHAT | {"stream": True})
-    assert (answer.status_code, problem(answer)["param"]) == (400, "stream")
     image = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}
     bad: list[Any] = [{}, [], {"messages": [{"role": "user", "content": [image]}]}, {"prompt": "x"}]
     for body in bad:

@@ -25,6 +25,7 @@ from gristmill.producer.gateway.live_limit import LiveLimit
 from gristmill.producer.gateway.model_map import ModelMap, ServedQueue
 from gristmill.producer.gateway.request_body import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
+from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.producer.tenant_move import move_tenants
 from gristmill.producer.tenants import Tenant, Tenants
@@ -111,11 +112,14 @@ async def _served(settings: GatewaySettings, name: str, clients: AsyncExitStack)
     redis = connect(settings.redis_url.get_secret_value(), settings.socket_timeout_s)
     queue = Queue(redis, name, settings.limits)
     unchecked = settings.model_copy(update={"check_models": False})
+    streams = StreamReader(queue)
+    clients.push_async_callback(streams.aclose)
     return ServedQueue(
         queue=queue,
         client=await clients.enter_async_context(Client(unchecked, queue=queue)),
         limits=TenantLimiter(queue),
         live_limit=LiveLimit(queue),
+        streams=streams,
         fleet=FleetCache(queue),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from gristmill.producer.client import Client
 from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
 from gristmill.producer.gateway.live_limit import LiveLimit
+from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.shared.errors import NotServed
 from gristmill.shared.fleet import Fleet
@@ -33,6 +34,7 @@ class ServedQueue:
         client: Submits requests and waits for their results. It does not check models; `ModelMap.check` does.
         limits: The limits of each tenant in this queue.
         live_limit: The limit of live requests of each tenant in this queue.
+        streams: Reads the events of its streamed requests.
         fleet: What its live workers serve, at most 5 s old.
     """
 
@@ -40,6 +42,7 @@ class ServedQueue:
     client: Client
     limits: TenantLimiter
     live_limit: LiveLimit
+    streams: StreamReader
     fleet: FleetCache
 
     @property

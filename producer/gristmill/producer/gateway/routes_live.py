@@ -6,10 +6,10 @@ its tenant is. `LiveLimit` bounds how many of them a tenant may have.
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from ulid import ULID
@@ -18,9 +18,17 @@ from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Ga
 from gristmill.producer.gateway.creation import IdempotencyKey, name_of_key
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import NO_RETRY, RETRY_AFTER_S, ApiError, ErrorAnswer
+from gristmill.producer.gateway.live_stream import (
+    RESPONSES_API,
+    EventAnswer,
+    LiveStream,
+    Unstreamed,
+)
 from gristmill.producer.gateway.queuing import incoming, submit
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import GristmillError
+from gristmill.shared.event_streams import FACT, STREAMED, stream_fact
+from gristmill.shared.one_line import shown
 from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS
 from gristmill.shared.request import Request as QueuedRequest
@@ -30,7 +38,6 @@ from gristmill.shared.tasks import end
 
 router = APIRouter(tags=["live requests"])
 
-RESPONSES_API = "/v1/responses"
 LIVE = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES_API, "/v1/rerank", "/v1/score")
 """Endpoints with live requests."""
 
@@ -52,13 +59,23 @@ async def live(
     gateway: CurrentGateway,
     tenant: CallingTenant,
     idempotency_key: IdempotencyKey = None,
+    last_event_id: Annotated[
+        str | None, Header(max_length=64, description="event after which a stream goes on")
+    ] = None,
 ) -> Response:
     """Queue a request, wait for its answer and return it. Repeated calls with the same Idempotency-Key queue it once.
 
     A call whose client goes away cancels its request, unless the call has an Idempotency-Key.
     """
     key = name_of_key(tenant.name, idempotency_key)
+    if last_event_id and key is None:
+        message = (
+            "Last-Event-ID goes on with the stream of an earlier call; send its Idempotency-Key"
+        )
+        raise ApiError(400, message, param="Last-Event-ID")
     queued = await _queue(request, gateway, tenant, key)
+    if FACT in queued.facts:
+        return await _stream(request, gateway, queued, key, last_event_id or "")
     return _answer(await _result(request, gateway, queued.id, key))
 
 
@@ -69,11 +86,33 @@ for path in LIVE:
         methods=["POST"],
         response_class=Response,
         responses={
-            200: {"content": {"application/json": {}}, "description": "The engine's answer"},
+            200: {
+                "content": {"application/json": {}, "text/event-stream": {}}, "description": "The engine's answer",
+            },
             **{status: {"model": ErrorAnswer} for status in (500, 502, 504)},
         },
         openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
     )  # fmt: skip
+
+
+async def _stream(
+    call: Request, gateway: Gateway, queued: QueuedRequest, key: str | None, last_event_id: str
+) -> Response:
+    """Return the answer to a call with `stream: true`, once its first event has come."""
+    stream = LiveStream(
+        gateway.models.of_id(queued.id), queued, key, last_event_id,
+        limit_s=gateway.settings.gateway_live_timeout_s,
+        leaving=_client_left(call), stopping=_stopped(gateway),
+    )  # fmt: skip
+    events = stream.events()
+    try:
+        first = await anext(events)
+    except Unstreamed as plain:
+        return _answer(plain.result)
+    except ApiError as error:
+        error.headers = {REQUEST_ID: queued.id, **NO_RETRY, **error.headers}
+        raise
+    return EventAnswer(first, events, {REQUEST_ID: queued.id})
 
 
 async def _queue(call: Request, gateway: Gateway, tenant: Tenant, key: str | None) -> QueuedRequest:
@@ -120,6 +159,7 @@ def live_request(
         ApiError: 400 for a field that this gateway cannot serve.
     """
     fields = object_from_json(body, max_element_bytes(max_request_bytes))
+    facts = _taken_facts(fields, endpoint)
     _check_fields(fields, endpoint)
     return QueuedRequest.from_body(
         fields,
@@ -128,13 +168,29 @@ def live_request(
         tenant=tenant.name,
         priority="high",
         metadata={"request_id": call_id},
+        facts=facts,
     )
 
 
-def _check_fields(fields: dict[str, Any], endpoint: str) -> None:
-    if fields.get("stream"):
-        message = "stream is true, and this gateway answers as a whole; leave stream out"
+def _taken_facts(fields: dict[str, Any], endpoint: str) -> dict[str, str]:
+    """Take `stream: true` and `stream_options` out of a body; return the facts that say so to the worker.
+
+    The body then asks for a whole answer, so that a worker that knows no streams gives one.
+    """
+    stream = fields.get("stream")
+    if stream is None or stream is False:
+        return {}
+    if stream is not True or endpoint not in STREAMED:
+        message = f"stream is {shown(stream)}; use true or false; only {', '.join(STREAMED)} stream"
         raise ApiError(400, message, param="stream")
+    del fields["stream"]
+    options = fields.pop("stream_options", None) or {}
+    if not isinstance(options, dict):
+        raise ApiError(400, f"stream_options is {shown(options)}; use an object", param="stream_options")  # fmt: skip
+    return stream_fact(options)
+
+
+def _check_fields(fields: dict[str, Any], endpoint: str) -> None:
     if endpoint != RESPONSES_API:
         return
     for name in KEPT_STATE:
