@@ -42,7 +42,6 @@ LASTING = {
     "dead_letters",
     "dead_letter_info",
     "doorbell",
-    "rate",
     "file",
     "files_expiring",
 }
