@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from redis.exceptions import ResponseError
@@ -24,6 +24,9 @@ from gristmill.shared.request import Priority
 NAME = r"[a-z0-9-]{1,64}"
 KEY_PREFIX = "gm-"
 SECRET_PREFIX = "whsec_"  # noqa: S105  # Standard Webhooks' mark of a secret
+
+OverBudget = Literal["wait", "fail"]
+"""What the batches of a tenant do when a token budget is used up."""
 
 _URL = re.compile(r"https?://[^\s/?#@\\]+(?:[/?#]\S*)?")
 
@@ -40,6 +43,9 @@ class Tenant(BaseModel):
         max_live: Most live requests, waiting or in flight.
         max_priority: Highest lane that its requests and batches may ask for.
         requests_per_minute: Most calls of the gateway per minute.
+        tokens_per_day: Prompt and output tokens of a UTC day, in each queue; 0 for any number.
+        tokens_per_month: The same of a calendar month.
+        over_budget: What its batches do when a budget is used up: wait until it renews, or fail.
         webhook_url: Receives an event when a batch ends; None for no webhook.
         webhook_secret: Signs the events: `whsec_` and 24 to 64 bytes in base64
             (https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md).
@@ -55,6 +61,9 @@ class Tenant(BaseModel):
     max_live: Annotated[int, Field(ge=1, le=10_000)] = 256
     max_priority: Priority = "normal"
     requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000)] = 6_000
+    tokens_per_day: Annotated[int, Field(ge=0)] = 0
+    tokens_per_month: Annotated[int, Field(ge=0)] = 0
+    over_budget: OverBudget = "wait"
     webhook_url: str | None = None
     webhook_secret: Annotated[str | None, Field(repr=False)] = None
 

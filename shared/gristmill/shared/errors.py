@@ -75,6 +75,10 @@ class StorageQuotaReached(LimitReached):
     """A tenant's files and results fill its storage quota; it must delete some, waiting does not help."""
 
 
+class BudgetUsedUp(LimitReached):
+    """A tenant used up its tokens of the day or of the month; it must wait until its budget renews."""
+
+
 class NotReplicated(GristmillError):
     """The primary has the requests, but too few replicas have them; submit again, which is safe."""
 

@@ -340,12 +340,9 @@ async def test_a_tenants_files_stay_within_its_storage_quota(
         used = (await api.get("/v1/tenant")).json()
         assert (used["name"], used["limits"]["max_storage_bytes"]) == ("small", quota)
         assert used["usage"] == {
-            "depth": 0,
-            "bytes": 0,
-            "live": 0,
-            "batches": 0,
-            "storage_bytes": 2**20,
-        }
+            "depth": 0, "bytes": 0, "live": 0, "batches": 0, "storage_bytes": 2**20, "tokens_today": 0,
+            "tokens_this_month": 0,
+        }  # fmt: skip
         with pytest.raises(openai.RateLimitError) as caught:
             await client.files.create(file=("b.jsonl", b"x" * quota), purpose="batch")
         assert caught.value.code == "insufficient_quota"

@@ -3,8 +3,10 @@
 from datetime import UTC, datetime, timedelta
 
 import httpx
+from gateways import RunningGateway
 from queues import claim, open_worker, outcome, some_requests
 
+from gristmill.producer.budgets import Budgets
 from gristmill.shared.operations import Settlement, Use
 from gristmill.shared.queue import Queue
 
@@ -44,3 +46,29 @@ async def test_range_of_days_is_checked(api: httpx.AsyncClient, queue: Queue) ->
     refused = await api.get("/v1/usage", params=days)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "start")
     assert (await api.get("/v1/usage", params={"start": "today"})).status_code == 400
+
+
+async def test_request_over_a_token_budget_gets_a_429(
+    gateway: RunningGateway, queue: Queue
+) -> None:
+    key = await gateway.add_tenant("thrifty", tokens_per_day=240, tokens_per_month=1000)
+    await use(queue, "thrifty", 1)
+    body = {"prompt": "hi"}
+    async with gateway.caller(key) as caller:
+        usage = (await caller.get("/v1/tenant")).json()["usage"]
+        assert (usage["tokens_today"], usage["tokens_this_month"]) == (120, 120)
+        known = {"Idempotency-Key": "known"}
+        assert (await caller.post("/v1/requests", json=body, headers=known)).status_code == 202
+        await queue.cancel(["thrifty.known"])
+        await use(queue, "thrifty", 1)
+        gateway.gateway.tenant_limits._budgets = Budgets(queue)
+        refused = await caller.post("/v1/requests", json=body)
+        again = await caller.post("/v1/requests", json=body, headers=known)
+        chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        live = await caller.post("/v1/chat/completions", json=chat)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (429, "insufficient_quota")
+    assert "used 240 of 240 tokens (tokens_per_day); the budget renews at" in error["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    assert again.status_code == 200  # its end
+    assert (live.status_code, live.json()["error"]["code"]) == (429, "insufficient_quota")

@@ -8,6 +8,8 @@ from gristmill.producer.batches.due_batches import DueBatches
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.batches.stored_files import StoredFiles
+from gristmill.producer.budgets import Budgets
+from gristmill.producer.tenants import Tenants
 from gristmill.shared.connection import connect
 from gristmill.shared.queue import Queue
 
@@ -25,6 +27,8 @@ class BatchStore:
         due: The batches that need a steward.
         files: The files of tenants.
         creations: The Idempotency-Keys of callers.
+        tenants: The tenants of the gateway.
+        budgets: Their token budgets.
     """
 
     def __init__(self, queue: Queue, storage: Storage, settings: BatchSettings) -> None:
@@ -34,6 +38,8 @@ class BatchStore:
         self.records = BatchRecords(queue)
         self.due = DueBatches(queue, self.records)
         self.creations = Creations(queue)
+        self.tenants = Tenants(queue.redis)
+        self.budgets = Budgets(queue)
         self.files = StoredFiles(queue, storage, settings, self.records)
 
     @classmethod

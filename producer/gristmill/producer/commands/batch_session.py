@@ -26,7 +26,7 @@ from gristmill.producer.commands.pause_words import is_named_by_client, told_of_
 from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.producer.usage_report import cost_of
 from gristmill.shared.cli import say
-from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
+from gristmill.shared.errors import BudgetUsedUp, GristmillError, InvalidRequest, NotFound
 from gristmill.shared.one_line import one_line
 from gristmill.shared.pauses import Pause, batch_scope, pause_in_words, this_user
 from gristmill.shared.queue import Queue
@@ -150,6 +150,21 @@ class BatchSession:
         """Return the pause of a batch or of its queue as words, or None."""
         pauses = self._run(lambda batches: batches.store.queue.pauses.all())
         return pause_in_words(self._settings.queue, pauses, batch_id)
+
+    def over_budget(self, record: BatchRecord) -> str | None:
+        """Return which token budget keeps a batch waiting, in words, or None."""
+
+        async def found(batches: Batches) -> str | None:
+            store = batches.store
+            tenant = await store.tenants.get(record.tenant)
+            try:
+                if tenant:
+                    await store.budgets.check(tenant)
+            except BudgetUsedUp as error:
+                return str(error)
+            return None
+
+        return self._run(found)
 
     def retry_failed(self, batch_id: str, window: str | None, *, is_all: bool) -> BatchRecord:
         """Create a batch from the failed lines of an ended one; None keeps its `window`.

@@ -40,6 +40,21 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Most calls of the gateway per minute.  [default at creation: 6000]",
         ),
         click.option(
+            "--over-budget",
+            type=click.Choice(["wait", "fail"]),
+            help="What batches do when a token budget is used up.  [default at creation: wait]",
+        ),
+        click.option(
+            "--tokens-per-month",
+            type=int,
+            help="Most prompt and output tokens of a calendar month (UTC), in each queue; 0 for any number.  [default at creation: 0]",
+        ),
+        click.option(
+            "--tokens-per-day",
+            type=int,
+            help="Most prompt and output tokens of a day (UTC), in each queue; 0 for any number.  [default at creation: 0]",
+        ),
+        click.option(
             "--max-storage-bytes",
             type=int,
             help="Most bytes of files and results of batches.  [default at creation: 107374182400]",
@@ -135,6 +150,7 @@ def key(name: str, revoke: bool, settings: "QueueSettings") -> None:
 def show(name: str, settings: "QueueSettings") -> None:
     """Print a tenant as JSON, without its secret, and the bytes that the queue's storage keeps for it."""
     from gristmill.producer.batches.storage_use import StorageUse
+    from gristmill.producer.budgets import Budgets
     from gristmill.producer.commands.session import on_tenants, print_json
     from gristmill.producer.tenants import Tenants
     from gristmill.shared.queue import Queue
@@ -142,7 +158,12 @@ def show(name: str, settings: "QueueSettings") -> None:
     async def found(tenants: Tenants) -> dict[str, Any]:
         shown = _shown(await tenants.require(name))
         queue = Queue(tenants.redis, settings.queue)
-        return shown | {"storage_bytes": await StorageUse(queue).num_bytes(name)}
+        use = await Budgets(queue).use_of(name)
+        return shown | {
+            "storage_bytes": await StorageUse(queue).num_bytes(name),
+            "tokens_today": use.tokens_today,
+            "tokens_this_month": use.tokens_this_month,
+        }
 
     print_json(on_tenants(settings, found))
 

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
 from gristmill.shared.errors import (
+    BudgetUsedUp,
     GristmillError,
     IdConflict,
     InvalidRequest,
@@ -115,6 +116,7 @@ _STATUS: Sequence[tuple[type[Exception], int, str]] = (
     (NotFound, 404, ""),
     (ResultExpired, 404, ""),
     (StorageQuotaReached, 429, "insufficient_quota"),
+    (BudgetUsedUp, 429, "insufficient_quota"),
     (LimitReached, 429, "limit_reached"),
     (QueueFull, 429, "queue_full"),
     (NotReplicated, 503, "not_replicated"),
@@ -151,7 +153,7 @@ def _known(error: Exception, status: int, code: str) -> ApiError:
         status = _STATUS_OF_CODE.get(error.code, status)
     message = _message(error, code)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in {429, 503} else {}
-    if isinstance(error, StorageQuotaReached):
+    if isinstance(error, (StorageQuotaReached, BudgetUsedUp)):
         headers = NO_RETRY
     return ApiError(status, message, code=code or getattr(error, "code", None), headers=headers)
 

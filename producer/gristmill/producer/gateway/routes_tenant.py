@@ -5,6 +5,7 @@ from pydantic import BaseModel
 
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
 from gristmill.producer.gateway.failover_retry import retry_redis
+from gristmill.producer.tenants import OverBudget
 from gristmill.shared.request import Priority
 
 router = APIRouter(tags=["tenant"])
@@ -20,6 +21,9 @@ class TenantLimits(BaseModel):
     max_batches: int
     max_storage_bytes: int
     max_priority: Priority
+    tokens_per_day: int
+    tokens_per_month: int
+    over_budget: OverBudget
 
 
 class TenantUsage(BaseModel):
@@ -31,6 +35,8 @@ class TenantUsage(BaseModel):
         live: Those of them that are live requests.
         batches: Batches that have not ended.
         storage_bytes: Bytes of files and of the results of batches.
+        tokens_today: Prompt and output tokens of this UTC day, of requests that have ended.
+        tokens_this_month: The same of this calendar month.
     """
 
     depth: int
@@ -38,6 +44,8 @@ class TenantUsage(BaseModel):
     live: int
     batches: int
     storage_bytes: int
+    tokens_today: int
+    tokens_this_month: int
 
 
 class TenantObject(BaseModel):
@@ -57,6 +65,7 @@ async def tenant(gateway: CurrentGateway, tenant: CallingTenant) -> TenantObject
     num_batches = await retry_redis(gateway.batches.store.records.num_open, tenant.name)
     num_live = sum([await each.live_limit.number(tenant) for each in queues])
     storage_bytes = await retry_redis(gateway.batches.files.use.num_bytes, tenant.name)
+    tokens = await retry_redis(gateway.batches.store.budgets.use_of, tenant.name)
     return TenantObject(
         name=tenant.name,
         limits=TenantLimits.model_validate(tenant, from_attributes=True),
@@ -66,5 +75,7 @@ async def tenant(gateway: CurrentGateway, tenant: CallingTenant) -> TenantObject
             live=num_live,
             batches=num_batches,
             storage_bytes=storage_bytes,
+            tokens_today=tokens.tokens_today,
+            tokens_this_month=tokens.tokens_this_month,
         ),
     )

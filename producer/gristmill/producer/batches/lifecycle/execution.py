@@ -22,7 +22,7 @@ from gristmill.producer.batches.lifecycle.window import commit_interval_s
 from gristmill.producer.batches.objects import BatchError, BatchErrors, Closing
 from gristmill.producer.batches.rows import Line, lines_of
 from gristmill.shared.chunking import chunks
-from gristmill.shared.errors import StorageQuotaReached
+from gristmill.shared.errors import BudgetUsedUp, StorageQuotaReached
 from gristmill.shared.operations import IDS_A_CALL
 
 LOOK_S = 1.0
@@ -30,6 +30,9 @@ LOOK_S = 1.0
 
 RECONCILE_S = 5.0
 """Seconds between two comparisons of the outstanding lines with the queue."""
+
+BUDGET_LOOK_S = 30.0
+"""Seconds between two looks at a batch that only waits for its tenant's token budget."""
 
 MAX_SLICE_S = 300.0
 """Longest slice, even if `may_go_on` would allow more."""
@@ -83,9 +86,18 @@ class Execution:
             unread = self._unread(lines, skipped)
             await self._look()
             await self._reconcile()
-            while not tracker.is_done and self._has_time(may_go_on):
+            while not tracker.is_done and not self._only_waits and self._has_time(may_go_on):
                 await self._step(unread)
         await self._commit()
+        if self._only_waits:
+            record = self._leased.record
+            await self._store.due.wake("steps", record.tenant, record.id, BUDGET_LOOK_S)
+
+    @property
+    def _only_waits(self) -> bool:
+        """True if nothing is left to do until the tenant's budget renews."""
+        is_idle = not self._tracker.outstanding and not self._submitter.waiting_lines()
+        return self._submitter.is_held and is_idle and not self._tracker.is_done
 
     def _has_time(self, may_go_on: MayGoOn) -> bool:
         return may_go_on(self._clock.since_s("work")) and self._clock.age_s < MAX_SLICE_S
@@ -125,19 +137,37 @@ class Execution:
             await self._close("expired")
         else:
             await self._check_storage()
+            if not self._tracker.closing:
+                await self._check_budget()
+
+    async def _check_budget(self) -> None:
+        """Hold further lines while a token budget of the tenant is used up, or close the batch as failed."""
+        tenant = await self._store.tenants.get(self._leased.record.tenant)
+        try:
+            if tenant:
+                await self._store.budgets.check(tenant)
+        except BudgetUsedUp as error:
+            self._submitter.is_held = True
+            if tenant and tenant.over_budget == "fail":
+                await self._fail("token_budget_used_up", error)
+        else:
+            self._submitter.is_held = False
+
+    async def _fail(self, code: str, error: Exception) -> None:
+        self._tracker.errors = BatchErrors(data=(BatchError(code=code, message=str(error)),))
+        await self._close("failed")
 
     async def _check_storage(self) -> None:
         """Close the batch as failed if its tenant's storage quota is used up; its owner may retry the rest later."""
         try:
             await self._store.files.use.check_room(self._leased.record.tenant)
         except StorageQuotaReached as error:
-            reached = BatchError(code="storage_quota_reached", message=str(error))
-            self._tracker.errors = BatchErrors(data=(reached,))
-            await self._close("failed")
+            await self._fail("storage_quota_reached", error)
 
     async def _close(self, closing: Closing) -> None:
         """Cancel what is outstanding; from now on, lines that are unfinished get an error row."""
         self._tracker.closing = closing
+        self._submitter.is_held = False
         self._submitter.drop_waiting()
         await self._queue.cancel([self._tracker.id_of(n) for n in self._tracker.outstanding])
         await self._reconcile()

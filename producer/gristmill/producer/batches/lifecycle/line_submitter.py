@@ -26,6 +26,9 @@ class LineSubmitter:
         tracker: Tracker that learns which lines are outstanding.
         clock: The clock of the slice.
         input_path: Path of the input in the storage.
+
+    Attributes:
+        is_held: True while no further line may be submitted.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class LineSubmitter:
         self._reader = leased.line_reader()
         self._num_in_flight = 0
         self._waiting: list[Request] = []
+        self.is_held = False
 
     @property
     def max_line_bytes(self) -> int:
@@ -58,7 +62,9 @@ class LineSubmitter:
         self._num_in_flight = (await self._queue.stats()).counters.get("in_flight", 0)
 
     async def fill(self, lines: Iterator[Line]) -> None:
-        """Submit lines until the window is full."""
+        """Submit lines until the window is full; none while they are held."""
+        if self.is_held:
+            return
         await self._submit(self._waiting)
         num_free = self._room()
         for start in range(0, num_free, LINES_A_SUBMIT):

@@ -35,10 +35,11 @@ UNANSWERED: Mapping[Closing, tuple[str, str]] = {
 }
 """Code and message of the rows that a closing batch gives to unfinished lines, by the status of their requests."""
 
-CLOSING_ROWS: Mapping[Closing, tuple[str, str]] = {
-    **UNANSWERED, "failed": ("storage_quota_reached", "the tenant's storage quota was reached before this line was finished"),
-}  # fmt: skip
-"""The same by the status that the batch will have."""
+FAILED: Mapping[str, str] = {
+    "storage_quota_reached": "the tenant's storage quota was reached before this line was finished",
+    "token_budget_used_up": "the tenant's token budget was used up before this line was finished",
+}
+"""Code of the error with which a batch closes as failed -> message of these rows."""
 
 
 class LineTracker:
@@ -172,9 +173,15 @@ class LineTracker:
 
     def _add_unanswered(self, request_id: str, names: Names) -> None:
         closing = self.closing or "cancelled"
-        code, message = CLOSING_ROWS[closing]
+        code, message = UNANSWERED.get(closing) or self._failure()
         row = unanswered_row(request_id, names.custom_id, code, message, names.metadata)
         self._add_error(row, closing)
+
+    def _failure(self) -> tuple[str, str]:
+        """Return code and message of the rows of a batch that closes as failed."""
+        codes = [error.code for error in self.errors.data] if self.errors else []
+        code = next((code for code in codes if code in FAILED), "storage_quota_reached")
+        return code, FAILED[code]
 
     def _add_error(self, row: bytes, count: str) -> None:
         self.rows.add("error", row)
