@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from gristmill.shared.keys import Keys
 from gristmill.shared.records import Claimed
 from gristmill.shared.redis_types import AnyRedis, ScriptRunner
+from gristmill.shared.request import CHAT, COMPLETIONS, RESPONSES
 
 FACT = "stream"
 """Fact of a request that streams; its value names the true `stream_options`, separated by commas."""
 
-STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+STREAMED = (CHAT, COMPLETIONS, RESPONSES)
 """Endpoints whose answers stream."""
 
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")

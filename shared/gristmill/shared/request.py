@@ -28,11 +28,12 @@ PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
 ENDPOINTS = (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
-    "/v1/responses",
+    RESPONSES,
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/score",

@@ -177,12 +177,34 @@ async def test_after_the_time_limit_the_request_goes_on_under_the_id_of_the_504(
         request_id = answer.headers[REQUEST_ID]
         assert f"GET /v1/requests/{request_id}" in problem(answer)["message"]
         assert answer.headers["x-should-retry"] == "false"
+        assert f"no worker of queue {queue.keys.queue} lives" in problem(answer)["message"]
         async with local_worker(settings_for(redis_url, queue), StubEngine()):
             found = await api.get(f"/v1/requests/{request_id}", params={"wait": 20})
         assert found.json()["response"]["body"]["choices"][0]["message"]["content"] == "one two one"
         keyed = await api.post(PATH, json=CHAT, headers={"Idempotency-Key": "k"})
         assert "x-should-retry" not in keyed.headers
         assert int(keyed.headers["Retry-After"]) > 0
+
+
+async def test_the_504_of_a_stream_says_that_no_worker_lives(
+    redis_url: str, queue: Queue, tmp_path: Path
+) -> None:
+    settings = gateway_settings(redis_url, queue, tmp_path, gateway_live_timeout_s=0.05)
+    async with running_gateway(settings) as gateway, gateway.caller() as api:
+        answer = await api.post(PATH, json=CHAT | {"stream": True})
+    assert answer.status_code == 504
+    assert f"no worker of queue {queue.keys.queue} lives" in problem(answer)["message"]
+
+
+async def test_a_504_blames_no_workers_while_one_lives(
+    redis_url: str, queue: Queue, tmp_path: Path
+) -> None:
+    await open_worker(queue)
+    settings = gateway_settings(redis_url, queue, tmp_path, gateway_live_timeout_s=0.05)
+    async with running_gateway(settings) as gateway, gateway.caller() as api:
+        answer = await api.post(PATH, json=CHAT)
+    assert answer.status_code == 504
+    assert "no worker" not in problem(answer)["message"]
 
 
 async def test_a_client_that_goes_away_cancels_its_request(
@@ -301,6 +323,35 @@ async def test_a_request_counts_while_it_is_in_the_queue_and_not_as_long_as_its_
         assert (await again).status_code == 409
         call = asyncio.create_task(api.post(PATH, json=CHAT))
         await until_queued(queue)
+        call.cancel()
+
+
+async def test_a_conflict_frees_no_place(gateway: RunningGateway, queue: Queue) -> None:
+    key = await gateway.add_tenant("small", max_live=1)
+    headers = {"Idempotency-Key": "k"}
+    async with gateway.caller(key) as api:
+        call = asyncio.create_task(api.post(PATH, json=CHAT, headers=headers))
+        await until_queued(queue)
+        conflict = await api.post(PATH, json=CHAT | {"max_tokens": 4}, headers=headers)
+        assert conflict.status_code == 409
+        assert (await api.post(PATH, json=CHAT)).status_code == 429
+        await queue.cancel(["small.k"])
+        assert problem(await call)["code"] == "cancelled"
+
+
+async def test_a_repeat_of_an_ended_request_passes_the_limit(
+    gateway: RunningGateway, queue: Queue, redis_url: str
+) -> None:
+    key = await gateway.add_tenant("small", max_live=1)
+    headers = {"Idempotency-Key": "k"}
+    async with gateway.caller(key) as api:
+        async with local_worker(settings_for(redis_url, queue), StubEngine()):
+            first = await api.post(PATH, json=CHAT, headers=headers)
+        call = asyncio.create_task(api.post(PATH, json=CHAT))
+        await until_queued(queue)
+        assert (await api.post(PATH, json=CHAT)).status_code == 429
+        again = await api.post(PATH, json=CHAT, headers=headers)
+        assert (again.status_code, again.content) == (200, first.content)
         call.cancel()
 
 

@@ -21,7 +21,7 @@ TTL_MS = 24 * 3600 * 1000
 
 _COUNT = """
 -- Count a live request of a tenant, unless the tenant is at its limit. The same id again counts once.
--- KEYS[1]  ZSET: ids of live requests -> ms until which one counts that is not in the queue yet
+-- KEYS[1]  ZSET: ids of live requests -> moment in ms until which an id counts though its request is not queued yet
 -- ARGV     id ("" only counts), most live requests, ms that a submit may take, TTL in ms,
 --          beginning of the keys of requests, and of those of results
 -- Returns  live requests, this one included if it is counted; then 1 if it is counted, else 0
@@ -71,11 +71,13 @@ class LiveLimit:
     async def add(self, tenant: Tenant, request_id: str) -> None:
         """Count a live request before it is submitted. It counts until it ends.
 
+        At the limit, a request that the queue has already passes: it adds nothing.
+
         Raises:
             LimitReached: The tenant has `max_live` live requests.
         """
         number, is_counted = await self._count(tenant, request_id)
-        if not is_counted:
+        if not is_counted and not await self._is_known(request_id):
             refused_calls.labels("live").inc()
             raise LimitReached(
                 f"tenant {tenant.name} has {number:,} of {tenant.max_live:,} live requests (max_live) in the queue;"
@@ -83,15 +85,20 @@ class LiveLimit:
                 f" gristmill tenant change {tenant.name} --max-live NUMBER"
             )
 
-    async def drop(self, tenant: Tenant, request_id: str) -> None:
-        """Count a request no more that the queue has refused."""
-        redis: Any = self._queue.redis
-        await retry_redis(redis.zrem, self._queue.keys.live(tenant.name), request_id)
+    async def drop_refused(self, tenant: Tenant, request_id: str) -> None:
+        """Stop counting a request that the queue refused, unless it has one of this id from an earlier call."""
+        if not await self._is_known(request_id):
+            redis: Any = self._queue.redis
+            await retry_redis(redis.zrem, self._queue.keys.live(tenant.name), request_id)
 
     async def number(self, tenant: Tenant) -> int:
         """Return how many live requests of a tenant are in the queue."""
         number, _ = await self._count(tenant, "")
         return number
+
+    async def _is_known(self, request_id: str) -> bool:
+        ((state, _),) = await retry_redis(self._queue.status, [request_id])
+        return state != "unknown"
 
     async def _count(self, tenant: Tenant, request_id: str) -> tuple[int, int]:
         keys = self._queue.keys

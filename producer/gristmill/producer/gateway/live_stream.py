@@ -25,7 +25,7 @@ from gristmill.producer.gateway.sent_text import Diverged, SentText
 from gristmill.producer.gateway.stream_reader import Following
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.event_streams import START, Entry, stream_options
-from gristmill.shared.request import Request
+from gristmill.shared.request import RESPONSES, Request
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
@@ -35,7 +35,6 @@ KEEP_ALIVE_S = 15.0
 KEEP_ALIVE = b": waiting\n\n"
 
 DONE = b"data: [DONE]\n\n"
-RESPONSES_API = "/v1/responses"
 
 _FAILED = {
     "stream_too_long": "its events exceed GRISTMILL_MAX_STREAM_BYTES",
@@ -81,7 +80,7 @@ class LiveStream:
         self._key = key
         self._skip_until = last_event_id
         self._shows_usage = bool((stream_options(request.facts) or {}).get("include_usage"))
-        self._is_of_responses = request.endpoint == RESPONSES_API
+        self._is_of_responses = request.endpoint == RESPONSES
         self._sent = SentEvents() if self._is_of_responses else SentText()
         self._position = START
         self._is_over = False
@@ -170,7 +169,7 @@ class LiveStream:
                 "gateway_stopping", "the gateway stops", HTTPStatus.SERVICE_UNAVAILABLE
             )
         if time.monotonic() >= self._deadline_s:
-            why = f"it took longer than {self._limit_s:g} s (GRISTMILL_GATEWAY_LIVE_TIMEOUT_S)"
+            why = f"it took longer than {self._limit_s:g} s (GRISTMILL_GATEWAY_LIVE_TIMEOUT_S){await self._served.lack_of_workers()}"
             raise self._ended("timeout", why, HTTPStatus.GATEWAY_TIMEOUT)
 
     def _passed(self, entries: Sequence[Entry]) -> bytes:

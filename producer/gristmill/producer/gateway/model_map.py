@@ -6,8 +6,11 @@ request ends with `@<queue>`, unless its queue is the gateway's own, the first.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+from redis.exceptions import RedisError
 
 from gristmill.producer.client import Client
 from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
@@ -49,6 +52,14 @@ class ServedQueue:
     def name(self) -> str:
         """Name of the queue."""
         return self.queue.keys.queue
+
+    async def lack_of_workers(self) -> str:
+        """Return words that say so if no worker of the queue lives; "" also if Redis does not answer."""
+        with suppress(RedisError, OSError):
+            leases = (await retry_redis(self.queue.stats)).workers
+            if all(remaining_ms <= 0 for remaining_ms in leases.values()):
+                return f": no worker of queue {self.name} lives"
+        return ""
 
 
 class ModelMap:

@@ -18,19 +18,14 @@ from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Ga
 from gristmill.producer.gateway.creation import IdempotencyKey, name_of_key
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import NO_RETRY, RETRY_AFTER_S, ApiError, ErrorAnswer
-from gristmill.producer.gateway.live_stream import (
-    RESPONSES_API,
-    EventAnswer,
-    LiveStream,
-    Unstreamed,
-)
+from gristmill.producer.gateway.live_stream import EventAnswer, LiveStream, Unstreamed
 from gristmill.producer.gateway.queuing import incoming, submit
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.event_streams import FACT, STREAMED, stream_fact
 from gristmill.shared.one_line import shown
 from gristmill.shared.operations import max_element_bytes
-from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS
+from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from gristmill.shared.request import Request as QueuedRequest
 from gristmill.shared.request_json import object_from_json
 from gristmill.shared.results import Result
@@ -38,7 +33,7 @@ from gristmill.shared.tasks import end
 
 router = APIRouter(tags=["live requests"])
 
-LIVE = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES_API, "/v1/rerank", "/v1/score")
+LIVE = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, "/v1/rerank", "/v1/score")
 """Endpoints with live requests."""
 
 KEPT_STATE = ("store", "background", "previous_response_id", "conversation")
@@ -136,7 +131,7 @@ async def _queue(call: Request, gateway: Gateway, tenant: Tenant, key: str | Non
         try:
             await submit(gateway, queued, is_repeatable=key is not None)
         except GristmillError:
-            await live_limit.drop(tenant, queued.id)
+            await live_limit.drop_refused(tenant, queued.id)
             raise
     return queued
 
@@ -191,7 +186,7 @@ def _taken_facts(fields: dict[str, Any], endpoint: str) -> dict[str, str]:
 
 
 def _check_fields(fields: dict[str, Any], endpoint: str) -> None:
-    if endpoint != RESPONSES_API:
+    if endpoint != RESPONSES:
         return
     for name in KEPT_STATE:
         if fields.get(name):
@@ -222,7 +217,10 @@ async def _result(call: Request, gateway: Gateway, request_id: str, key: str | N
                 queue = gateway.models.of_id(request_id).queue
                 await retry_redis(queue.cancel, [request_id])
             raise ClientDisconnect
-        raise _unanswered(request_id, key, timeout_s, is_stopping=stopping.done())
+        if stopping.done():
+            raise _stopped_first(request_id, key)
+        reason = await gateway.models.of_id(request_id).lack_of_workers()
+        raise _too_late(request_id, key, timeout_s, reason)
     finally:
         await end(*tasks)
 
@@ -239,17 +237,18 @@ async def _stopped(gateway: Gateway) -> None:
     await asyncio.sleep(max(0.0, gateway.settings.drain_timeout_s - STOP_MARGIN_S))
 
 
-def _unanswered(
-    request_id: str, key: str | None, timeout_s: float, *, is_stopping: bool
-) -> ApiError:
+def _too_late(request_id: str, key: str | None, timeout_s: float, reason: str) -> ApiError:
+    why = f"did not come within {timeout_s:g} s (GRISTMILL_GATEWAY_LIVE_TIMEOUT_S){reason}"
+    return _unanswered(request_id, key, 504, "timeout", why)
+
+
+def _stopped_first(request_id: str, key: str | None) -> ApiError:
+    why = "did not come before this gateway had to stop"
+    return _unanswered(request_id, key, 503, "gateway_stopping", why)
+
+
+def _unanswered(request_id: str, key: str | None, status: int, code: str, why: str) -> ApiError:
     """Return the error for a call that ends before its request. Only a call with a key may be repeated."""
-    status, code, why = (
-        504,
-        "timeout",
-        f"did not come within {timeout_s:g} s (GRISTMILL_GATEWAY_LIVE_TIMEOUT_S)",
-    )
-    if is_stopping:
-        status, code, why = 503, "gateway_stopping", "did not come before this gateway had to stop"
     repeat = (
         "or repeat the call with its Idempotency-Key"
         if key

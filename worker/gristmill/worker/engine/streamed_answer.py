@@ -17,12 +17,11 @@ import orjson
 
 from gristmill.shared.answers import list_in, mapping
 from gristmill.shared.lenient_body import fields_of
+from gristmill.shared.request import RESPONSES
 from gristmill.worker.engine.bodies import ABORTED, described
 from gristmill.worker.engine.chunked_answer import ChunkedAnswer
 from gristmill.worker.engine.interface import OnEvent, Response
 from gristmill.worker.engine.refusals import error_response
-
-RESPONSES = "/v1/responses"
 
 MAX_STATUS = 599
 """Largest HTTP status of an error."""
