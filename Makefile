@@ -35,7 +35,7 @@ test-long: $(VENV)/.cpu $(VENV)/.test  ## Run the slow tests, and the test of th
 	@GRISTMILL_FUZZ_EXAMPLES=2000 $(BIN)/python -m pytest tests/integration/test_queue_state_machine.py --timeout=0
 
 test-faults: $(VENV)/.cpu $(VENV)/.test  ## Run the whole fault suite: 2,000 random schedules, true engines, long soaks; print the table
-	@GRISTMILL_FAULT_SCHEDULES=2000 GRISTMILL_FAULT_ENGINE_ROUNDS=20 GRISTMILL_FAULTS_IN_FULL=1 \
+	@GRISTMILL_FAULT_SCHEDULES=2000 GRISTMILL_FAULT_STREAMS=500 GRISTMILL_FAULT_ENGINE_ROUNDS=20 GRISTMILL_FAULTS_IN_FULL=1 \
 		GRISTMILL_SOAK_REQUESTS=100000 GRISTMILL_SOAK_ENGINE_REQUESTS=5000 $(BIN)/python -m pytest \
 		tests/faults tests/engine/test_faults_on_true_engine.py tests/engine/test_supervision_on_true_engine.py \
 		tests/integration/test_soak.py tests/engine/test_soak_on_true_engine.py
