@@ -18,7 +18,7 @@ from gristmill.shared.errors import LimitReached
 from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.queue import Queue
 
-refused_calls = Counter("gristmill_gatewayrefused_calls", "Calls over a tenant's limit", ["limit"])
+refused_calls = Counter("gristmill_gateway_refused_calls", "Calls over a tenant's limit", ["limit"])
 
 
 WINDOW_MS = 60_000
