@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.producer.gateway import request_body
+from gristmill.producer.gateway import media_guard
 from gristmill.producer.gateway.http_errors import ApiError
-from gristmill.producer.gateway.request_body import MediaGuard
+from gristmill.producer.gateway.media_guard import MediaGuard
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.request import Request
 
@@ -29,7 +29,7 @@ async def test_slow_dns_of_one_tenant_refuses_no_other(monkeypatch: pytest.Monke
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(request_body, "MAX_DNS_WAIT_S", 0.2)
+    monkeypatch.setattr(media_guard, "MAX_DNS_WAIT_S", 0.2)
     guard = MediaGuard(frozenset())
     try:
         slow = [guard.check(naming(f"h{n}.slow.test", "a")) for n in range(20)]
@@ -41,7 +41,7 @@ async def test_slow_dns_of_one_tenant_refuses_no_other(monkeypatch: pytest.Monke
         with pytest.raises(ApiError):  # the lookups of its refused calls still run
             await guard.check(naming("fast.test", "a"))
         answered.set()
-        monkeypatch.setattr(request_body, "MAX_DNS_WAIT_S", 10)
+        monkeypatch.setattr(media_guard, "MAX_DNS_WAIT_S", 10)
         await guard.check(naming("fast.test", "a"))
         with pytest.raises(InvalidRequest):
             await guard.check(naming("127.0.0.1", "a"))

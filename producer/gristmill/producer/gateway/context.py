@@ -22,8 +22,8 @@ from gristmill.producer.gateway.body_pool import BodyPools, Caller
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.gateway.live_limit import LiveLimit
+from gristmill.producer.gateway.media_guard import MediaGuard
 from gristmill.producer.gateway.model_map import ModelMap, ServedQueue
-from gristmill.producer.gateway.request_body import MediaGuard
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.producer.gateway.tenant_limits import TenantLimiter

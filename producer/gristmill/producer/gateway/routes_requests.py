@@ -1,13 +1,14 @@
 """Routes of `/v1/requests`: submit one request, return its status and result, cancel it.
 
-A request's id is `<tenant>.<rest>`. The rest is the caller's Idempotency-Key, the id in the body,
-or a new ULID, and `@<queue>` if the queue is not the gateway's first. A caller that asks for the id of another tenant gets a 404, without a look at the
-queue.
+A request's id is `<tenant>.<rest>`. The rest is the caller's Idempotency-Key, the id in the body, or a new ULID. Then
+follows `@<queue>`, if the queue is not the gateway's first. A caller that asks for the id of another tenant gets a 404,
+without a look at the queue.
 """
 
 import asyncio
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -20,11 +21,12 @@ from gristmill.producer.gateway.context import CallingTenant, CurrentGateway, Ga
 from gristmill.producer.gateway.creation import IdempotencyKey, name_of_key
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.queuing import incoming
-from gristmill.producer.gateway.request_body import BODY_SCHEMA, queued_request
+from gristmill.producer.highest_lane import check_priority, lower_of
 from gristmill.producer.tenants import Tenant
-from gristmill.shared.errors import NotFound
+from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.known_fields import unknown_in_words
 from gristmill.shared.request import Request as QueuedRequest
+from gristmill.shared.request_json import request_from_json
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
 
@@ -35,6 +37,34 @@ RequestStatus = Literal[
 ]
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,9})\"?(?=$|[,;\s])", re.I)
+
+
+BODY_SCHEMA: Mapping[str, object] = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "description": "An OpenAI body, or an envelope around one: body, endpoint, priority, deadline_s, ...",
+                "properties": {
+                    "endpoint": {"type": "string"},
+                    "body": {"type": "object"},
+                    "priority": {"type": "string", "enum": ["high", "normal", "low"]},
+                    "messages": {"type": "array", "items": {"type": "object"}},
+                    "prompt": {"type": "string"},
+                    "max_tokens": {"type": "integer", "minimum": 1},
+                },
+            },
+            "examples": {
+                "plain": {"value": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9}},
+                "envelope": {
+                    "value": {"endpoint": "/v1/completions", "body": {"prompt": "Hello"}, "priority": "low"}
+                },
+            },
+        }
+    },
+}  # fmt: skip
+"""The body's schema for the OpenAPI page. FastAPI does not know it, because `read_body` reads the body."""
 
 
 class EngineAnswer(BaseModel):
@@ -141,6 +171,46 @@ async def _queue(call: Request, gateway: Gateway, tenant: Tenant, key: str | Non
         id=queued.id,
         status="delayed" if queued.delay_s else "queued",
         warnings=_warnings(queued),
+    )
+
+
+def queued_request(
+    body: bytes,
+    *,
+    tenant: Tenant,
+    key: str | None,
+    call_id: str,
+    new_id: str,
+    max_request_bytes: int,
+) -> QueuedRequest:
+    """Return the request of a body. Its tenant is the caller, even if the body names another.
+
+    Args:
+        body: A request in JSON.
+        tenant: The calling tenant.
+        key: The Idempotency-Key, which becomes part of the request's id.
+        call_id: The X-Request-Id of the call, which becomes part of the metadata.
+        new_id: Id of a request without an id and a key.
+        max_request_bytes: Largest request that the queue takes.
+
+    Raises:
+        InvalidRequest: The body breaks a rule.
+    """
+    default_id = key or new_id
+    defaults = {"priority": lower_of("normal", tenant.max_priority)}
+    request = request_from_json(
+        body, max_request_bytes=max_request_bytes, default_id=default_id, defaults=defaults
+    )
+    check_priority(request.priority, tenant.max_priority, tenant.name)
+    if key is not None and request.id != key:
+        raise InvalidRequest("the body has an id and the call an Idempotency-Key; send one of them")
+    if request.batch:
+        raise InvalidRequest("'batch' is not accepted here; POST /v1/batches makes batches")
+    return replace(
+        request,
+        id=f"{tenant.name}.{request.id}",
+        tenant=tenant.name,
+        metadata={**(request.metadata or {}), "request_id": call_id},
     )
 
 
