@@ -58,7 +58,6 @@ class RemoteEngine:
         health_path: str = "/health",
         limits: RunLimits | None = None,
         max_num_seqs: int = 256,
-        max_connections: int = 0,
         start_timeout_s: float = 600.0,
     ) -> None:
         """Keep the address; send nothing before `start`.
@@ -71,10 +70,9 @@ class RemoteEngine:
             limits: Limits of a request and its answer. `max_repeated_tokens` has no effect, because
                 the server's tokens cannot be seen from here.
             max_num_seqs: Sequences that the server runs at the same time; the server does not say.
-            max_connections: Most connections at the same time; 0 for no limit.
             start_timeout_s: Seconds that `start` waits for the server to be healthy.
         """
-        self._server = RemoteServer(url, api_key, health_path, max_connections)
+        self._server = RemoteServer(url, api_key, health_path)
         self._url = self._server.url
         self._max_num_seqs = max_num_seqs
         self._start_timeout_s = start_timeout_s

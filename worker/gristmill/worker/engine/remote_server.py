@@ -51,15 +51,12 @@ class RemoteServer:
         url: Base URL, with or without `/v1`; it may have a path before that.
         api_key: API key, sent as a bearer token.
         health_path: Path below the base URL whose 2xx says that the server works; empty for `/v1/models`.
-        max_connections: Most connections at the same time; 0 for no limit.
 
     Attributes:
         url: Base URL without the login, for logs and errors.
     """
 
-    def __init__(
-        self, url: str, api_key: str | None, health_path: str, max_connections: int
-    ) -> None:
+    def __init__(self, url: str, api_key: str | None, health_path: str) -> None:
         try:
             self._base_url = URL(url.rstrip("/").removesuffix("/v1") + "/")
             self.url = str(self._base_url.with_user(None)).rstrip("/")
@@ -71,7 +68,6 @@ class RemoteServer:
             raise SettingsError("VLLM_URL has a user, and VLLM_API_KEY is set; remove one of them")
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._health_path = health_path or MODELS
-        self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
         self._told: set[str] = set()  # names of missing facts that the log has
 
@@ -127,7 +123,8 @@ class RemoteServer:
             base_url=self._base_url,
             headers=self._headers,
             connector=aiohttp.TCPConnector(
-                limit=self._max_connections, keepalive_timeout=KEEP_ALIVE_S
+                limit=0,  # no limit: the worker limits the requests
+                keepalive_timeout=KEEP_ALIVE_S,
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         )
