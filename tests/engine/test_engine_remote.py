@@ -153,18 +153,24 @@ async def test_server_without_a_list_of_models_serves_any(
     server: Server, url: str, models: Any
 ) -> None:
     server.models = models
-    await check_started(url, models=(), missing={"models", "endpoints", "max_num_seqs"})
+    await check_started(
+        url, models=(), missing={"models", "endpoints", "body_schemas", "server_kind"}
+    )
 
 
 async def test_list_of_models_that_fails_is_no_list(server: Server, url: str) -> None:
     server.models, server.model_list = {"detail": "no cache"}, 500
-    await check_started(url, models=(), missing={"models", "endpoints", "max_num_seqs"})
+    await check_started(
+        url, models=(), missing={"models", "endpoints", "body_schemas", "server_kind"}
+    )
 
 
 @pytest.mark.parametrize("length", [None, "99", -1, 1.5, True, [1]])
 async def test_length_that_is_no_number_is_unknown(server: Server, url: str, length: Any) -> None:
     server.models = {"data": [card(max_model_len=length)]}
-    await check_started(url, max_model_len=0, missing={"max_model_len", "endpoints"})
+    await check_started(
+        url, max_model_len=0, missing={"max_model_len", "endpoints", "body_schemas"}
+    )
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", "1", "", '{"version": 3}', None])
@@ -174,17 +180,40 @@ async def test_document_that_is_none_is_unknown(
 ) -> None:
     server.documents[path] = text
     version = "" if path == "/version" else "9.9"
-    await check_started(url, vllm_version=version, endpoints=ENDPOINTS, missing={"endpoints"})
+    await check_started(
+        url, vllm_version=version, endpoints=ENDPOINTS, missing={"endpoints", "body_schemas"}
+    )
 
 
 async def test_document_tells_the_endpoints(server: Server, url: str) -> None:
     server.documents["/openapi.json"] = json.dumps({"paths": {CHAT: {}, "/pause": {}}})
-    await check_started(url, endpoints=(CHAT,), missing=set())
+    await check_started(url, endpoints=(CHAT,), missing={"body_schemas"})
 
 
 async def test_document_of_another_api_tells_no_endpoints(server: Server, url: str) -> None:
     server.documents["/openapi.json"] = json.dumps({"paths": {"/api/{path}": {}}})
-    await check_started(url, endpoints=ENDPOINTS, missing={"endpoints"})
+    await check_started(url, endpoints=ENDPOINTS, missing={"endpoints", "body_schemas"})
+
+
+async def test_document_may_tell_schemas_of_the_bodies(server: Server, url: str) -> None:
+    body = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    paths = {CHAT: {"post": {"requestBody": body}}}
+    server.documents["/openapi.json"] = json.dumps({"openapi": "3.1.0", "paths": paths})
+    await check_started(url, endpoints=(CHAT,), missing=set())
+
+
+@pytest.mark.parametrize(
+    ("max_in_flight", "max_num_seqs", "is_told"), [(None, 256, True), (4, 256, False), (512, 512, False)]
+)  # fmt: skip
+async def test_size_of_a_server_is_assumed_only_without_a_setting(
+    url: str, max_in_flight: int | None, max_num_seqs: int, is_told: bool
+) -> None:
+    engine = engine_from(WorkerSettings(vllm_url=url, max_in_flight=max_in_flight), [])
+    with capture_logs() as logs:
+        info = await engine.start()
+    await engine.close()
+    assert info.max_num_seqs == max_num_seqs
+    assert any(line.get("fact") == "max_num_seqs" for line in logs) == is_told
 
 
 async def test_only_vllm_is_asked_for_its_version_and_given_a_priority(
@@ -292,7 +321,7 @@ def test_health_path_without_a_slash_is_refused() -> None:
 
 async def check_started(url: str, missing: set[str], **facts: Any) -> None:
     """Start an engine twice; check what it knows, and that the log has each missing fact once."""
-    engine = RemoteEngine(url)
+    engine = RemoteEngine(url, max_num_seqs=7)
     with capture_logs() as logs:
         await engine.start()
         info = await engine.start()

@@ -1,6 +1,7 @@
 """Run requests through a worker on servers that are not vLLM: one that offers only what OpenAI's API says, and
 `transformers serve`."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from queues import fresh_queue
 from structlog.testing import capture_logs
 from workers import local_worker, settings_for
@@ -64,16 +66,41 @@ async def with_key(request: web.Request, handler: Any) -> web.StreamResponse:
     return answer
 
 
-@pytest.fixture
-async def plain_server() -> AsyncIterator[str]:
-    """Return the URL of a server with two routes and an API key, and without /health."""
-    app = web.Application(middlewares=[with_key])
-    app.add_routes([web.get("/v1/models", models), web.post(CHAT, chat)])
+class SlowServer:
+    """Answers no chat before its release, and counts those that it runs now and at most."""
+
+    def __init__(self) -> None:
+        self.num_running = self.most = 0
+        self.release = asyncio.Event()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/v1/models", models), web.post(CHAT, self._chat)]
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        self.num_running += 1
+        self.most = max(self.most, self.num_running)
+        await self.release.wait()
+        self.num_running -= 1
+        return await chat(request)
+
+
+@asynccontextmanager
+async def served(routes: list[web.RouteDef], *middlewares: Middleware) -> AsyncIterator[str]:
+    """Serve routes; yields the base URL."""
+    app = web.Application(middlewares=middlewares)
+    app.add_routes(routes)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     await runner.cleanup()
+
+
+@pytest.fixture
+async def plain_server() -> AsyncIterator[str]:
+    """Return the URL of a server with two routes and an API key, and without /health."""
+    async with served([web.get("/v1/models", models), web.post(CHAT, chat)], with_key) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -157,9 +184,35 @@ async def test_server_with_two_routes_answers_each_request(
     assert (unknown.status, unknown.status_code) == ("failed", 400)
     assert (elsewhere.status, elsewhere.status_code) == ("failed", 404)
     missing = [line["fact"] for line in logs if line["event"] == "engine.fact_missing"]
-    assert sorted(missing) == ["endpoints", "health", "max_model_len", "max_num_seqs"]
+    assert sorted(missing) == [
+        "body_schemas",
+        "endpoints",
+        "health",
+        "max_model_len",
+        "max_num_seqs",
+        "server_kind",
+    ]
     assert KEY not in str(logs)
     assert await audit(queue) == []
+
+
+@pytest.mark.parametrize("refill", ["1", "8"])
+async def test_server_gets_as_many_requests_as_the_setting_says(
+    redis_url: str, queue: Queue, refill: str
+) -> None:
+    """The worker once took 256 for the size of each server, and with gulps sent no more."""
+    server = SlowServer()
+    settings = {"max_in_flight": "300", "refill": refill}
+    async with (
+        served(server.routes()) as url,
+        client_of_worker(redis_url, queue, vllm_url=url, **settings) as client,
+    ):
+        ids = await client.submit_many([said(f"word{i}", model=MODEL) for i in range(600)])
+        while server.num_running < 300:
+            await asyncio.sleep(0.01)
+        server.release.set()
+        assert len([result async for result in client.as_completed(ids)]) == 600
+    assert server.most == 300
 
 
 async def test_transformers_serve_answers_each_request(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gristmill.shared.errors import SettingsError
 from gristmill.worker.engine.interface import Engine, RunLimits
 from gristmill.worker.engine.remote import RemoteEngine
+from gristmill.worker.engine.remote_facts import ASSUMED_NUM_SEQS
 from gristmill.worker.engine.vllm.in_process import InProcessEngine
 from gristmill.worker.flag_secrets import without_secrets
 from gristmill.worker.settings import WorkerSettings
@@ -25,9 +26,14 @@ def engine_from(settings: WorkerSettings, argv: Sequence[str]) -> Engine:
         settings.max_request_s, settings.max_repeated_tokens, settings.max_result_bytes
     )
     if settings.vllm_url:
-        key = settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None
-        path = settings.vllm_health_path
-        return RemoteEngine(settings.vllm_url, key, health_path=path, limits=limits)
+        return RemoteEngine(
+            settings.vllm_url,
+            settings.vllm_api_key.get_secret_value() if settings.vllm_api_key else None,
+            health_path=settings.vllm_health_path,
+            limits=limits,
+            # A small MAX_IN_FLIGHT must not refuse a request with more sequences than that.
+            max_num_seqs=settings.max_in_flight and max(settings.max_in_flight, ASSUMED_NUM_SEQS),
+        )
     return InProcessEngine(argv, limits, settings.allowed_media_domains)
 
 

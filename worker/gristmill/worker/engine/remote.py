@@ -39,6 +39,7 @@ from gristmill.worker.engine.refusals import (
     too_large,
     too_long,
 )
+from gristmill.worker.engine.remote_facts import ASSUMED_NUM_SEQS
 from gristmill.worker.engine.remote_replies import UNAVAILABLE, at_most, unavailable
 from gristmill.worker.engine.remote_server import PROBE_S, RemoteServer
 from gristmill.worker.engine.streamed_answer import StreamedAnswer
@@ -57,7 +58,7 @@ class RemoteEngine:
         *,
         health_path: str = "/health",
         limits: RunLimits | None = None,
-        max_num_seqs: int = 256,
+        max_num_seqs: int | None = None,
         start_timeout_s: float = 600.0,
     ) -> None:
         """Keep the address; send nothing before `start`.
@@ -69,12 +70,13 @@ class RemoteEngine:
                 `/v1/models`.
             limits: Limits of a request and its answer. `max_repeated_tokens` has no effect, because
                 the server's tokens cannot be seen from here.
-            max_num_seqs: Sequences that the server runs at the same time; the server does not say.
+            max_num_seqs: Sequences that the server runs at the same time, which no server says; None assumes
+                `ASSUMED_NUM_SEQS`, and `start` logs it.
             start_timeout_s: Seconds that `start` waits for the server to be healthy.
         """
-        self._server = RemoteServer(url, api_key, health_path)
+        self._server = RemoteServer(url, api_key, health_path, has_size=max_num_seqs is not None)
         self._url = self._server.url
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = max_num_seqs or ASSUMED_NUM_SEQS
         self._start_timeout_s = start_timeout_s
         self._limits = limits or RunLimits()
         self._broke_at = deque[float](maxlen=2)  # monotonic seconds of the last two breaks

@@ -23,6 +23,9 @@ KEY_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 VLLM = "vllm"
 """The `owned_by` of vLLM's models. Other servers also have `/version` or a field `priority`, which mean other things."""
 
+ASSUMED_NUM_SEQS = 256
+"""Requests that a server is assumed to run at a time. No API says it; vLLM's default is 256 on many devices."""
+
 Ask = Callable[[str], Awaitable[tuple[int, Mapping[str, Any]]]]
 """Returns the status and the JSON object at a path; an empty one if the answer is no object.
 
@@ -89,20 +92,21 @@ async def server_facts(ask: Ask, url: str) -> ServerFacts:
     version = (await _optional(ask, "/version")).get("version") if is_vllm else None
     openapi = await _optional(ask, "/openapi.json")
     endpoints = _endpoints(openapi)
+    body_schemas = published_facts(openapi, endpoints or ENDPOINTS)
     told = {
         "models": bool(cards),
         "max_model_len": not cards or length > 0,
         "endpoints": bool(endpoints),
-        "max_num_seqs": is_vllm,
+        "body_schemas": bool(body_schemas),
+        "server_kind": is_vllm,
     }
-    endpoints = endpoints or ENDPOINTS
     return ServerFacts(
         models=tuple(card["id"] for card in cards),
-        endpoints=endpoints,
+        endpoints=endpoints or ENDPOINTS,
         max_model_len=length,
         is_vllm=is_vllm,
         vllm_version=version if is_name(version) else "",
-        body_schemas=published_facts(openapi, endpoints),
+        body_schemas=body_schemas,
         missing=tuple(each for each in _MISSING if not told[each.fact]),
     )
 
@@ -149,11 +153,24 @@ _MISSING = (
         "send requests for the endpoints that the server has",
     ),
     Missing(
-        "max_num_seqs",
-        "/v1/models does not say that the server is vLLM",
-        "the worker assumes that the server runs 256 requests at a time, and sends no priority",
-        "set MAX_IN_FLIGHT to the number of requests that the server runs at a time",
+        "body_schemas",
+        "/openapi.json has no JSON Schema of a body, or is not OpenAPI 3.1",
+        "stewards cannot check the bodies of batches; the server refuses bad ones when they run",
+        "read the error file of a batch with bad bodies",
     ),
+    Missing(
+        "server_kind",
+        "/v1/models does not say that the server is vLLM",
+        "the worker sends no priority, and results do not name a version of vLLM",
+        "set MAX_IN_FLIGHT so that no request waits in the server; the queue keeps the order of the others",
+    ),
+)
+
+NO_SIZE = Missing(
+    "max_num_seqs",
+    "no server says how many requests it runs at a time",
+    f"the worker assumes that the server runs {ASSUMED_NUM_SEQS} requests at a time",
+    "set MAX_IN_FLIGHT to the number of requests that the server runs at a time",
 )
 
 

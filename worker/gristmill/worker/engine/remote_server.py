@@ -15,6 +15,7 @@ from yarl import URL
 from gristmill.shared.errors import EngineDied, SettingsError
 from gristmill.worker.engine.remote_facts import (
     MODELS,
+    NO_SIZE,
     Missing,
     ServerFacts,
     check_key,
@@ -51,12 +52,13 @@ class RemoteServer:
         url: Base URL, with or without `/v1`; it may have a path before that.
         api_key: API key, sent as a bearer token.
         health_path: Path below the base URL whose 2xx says that the server works; empty for `/v1/models`.
+        has_size: True if a setting says how many requests the server runs at a time.
 
     Attributes:
         url: Base URL without the login, for logs and errors.
     """
 
-    def __init__(self, url: str, api_key: str | None, health_path: str) -> None:
+    def __init__(self, url: str, api_key: str | None, health_path: str, *, has_size: bool) -> None:
         try:
             self._base_url = URL(url.rstrip("/").removesuffix("/v1") + "/")
             self.url = str(self._base_url.with_user(None)).rstrip("/")
@@ -68,6 +70,7 @@ class RemoteServer:
             raise SettingsError("VLLM_URL has a user, and VLLM_API_KEY is set; remove one of them")
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._health_path = health_path or MODELS
+        self._has_size = has_size
         self._session: aiohttp.ClientSession | None = None
         self._told: set[str] = set()  # names of missing facts that the log has
 
@@ -89,7 +92,7 @@ class RemoteServer:
         except BaseException:
             await self.close()
             raise
-        self._tell(facts.missing)
+        self._tell(facts.missing if self._has_size else (*facts.missing, NO_SIZE))
         log.info(
             "engine.reached",
             url=self.url,
