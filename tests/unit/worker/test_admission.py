@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.shared.request import Request
-from gristmill.worker.admission.capacity import Capacity, Demand, ceiling, free_places, refill
+from gristmill.worker.admission.capacity import Capacity, Demand, free_places, max_held, refill
 from gristmill.worker.admission.room import UNBOUNDED, Admission
 from gristmill.worker.engine.interface import EngineStats
 
@@ -27,7 +27,7 @@ DEMANDS = st.builds(Demand, st.integers(0, 10**7), st.integers(0, 1000))
         (0, 0, DEEP, 110),
         (0, 99, DEEP, 110),  # its counters lag: nothing is held, so nothing waits
         (50, 0, DEEP, 60),
-        (110, 0, DEEP, 0),  # the ceiling
+        (110, 0, DEEP, 0),  # the engine is full
         (106, 0, DEEP, 0),  # fewer than a twentieth free: wait for more
         (105, 0, DEEP, 5),
         (106, 0, Demand(2, 1), 4),  # few wait: each place at once
@@ -45,11 +45,11 @@ def test_places_are_for_what_runs_at_once_and_a_little_more(
     assert free_places(CAPACITY, num_held, demand, num_waiting) == expected
 
 
-def test_setting_is_a_ceiling_where_the_engine_tells_its_own_size() -> None:
-    roomy = Capacity(max_in_flight=1000, max_num_seqs=100, kv_cache_tokens=10_000)
+@pytest.mark.parametrize("kv_cache_tokens", [0, 10_000])
+def test_setting_is_a_ceiling(kv_cache_tokens: int) -> None:
+    roomy = Capacity(1000, 100, kv_cache_tokens)
     assert free_places(roomy, 100, DEEP, 0) == 10
-    assert free_places(Capacity(1000, 100), 100, DEEP, 0) == 900
-    assert free_places(Capacity(1000, 100), 100, Demand(50, 2), 0) == 900
+    assert free_places(roomy, 100, Demand(50, 2), 0) == 0
 
 
 @given(CAPACITIES, st.integers(0, 6000), DEMANDS, st.integers(0, 5000))
@@ -63,9 +63,8 @@ def test_places_are_never_above_the_ceiling_nor_negative(
 
 
 @given(CAPACITIES, DEMANDS)
-def test_ceiling_and_refill_leave_something_to_claim(capacity: Capacity, demand: Demand) -> None:
-    top = ceiling(capacity, demand)
-    assert 1 <= top <= capacity.max_in_flight
+def test_limit_and_refill_leave_something_to_claim(capacity: Capacity, demand: Demand) -> None:
+    assert 1 <= max_held(capacity, demand) <= capacity.max_in_flight
     assert 1 <= refill(capacity, demand) <= max(1, capacity.max_in_flight // 20)
     assert demand.fair_part >= 1
     assert demand.fair_part * max(1, demand.num_workers) >= demand.num_queued

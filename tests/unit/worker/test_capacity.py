@@ -5,7 +5,7 @@ from admissions import record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.worker.admission.capacity import Capacity, Demand, gulp_size
+from gristmill.worker.admission.capacity import Capacity, Demand, gulp_size, max_held
 from gristmill.worker.admission.room import NO_ROOM, Admission
 from gristmill.worker.engine.interface import EngineStats
 
@@ -23,7 +23,7 @@ def admission(capacity: Capacity, num_batch: int = 0, num_live: int = 0) -> Admi
 
 
 @pytest.mark.parametrize(
-    ("capacity", "max_held", "num_kept"),
+    ("capacity", "num_held", "num_kept"),
     [
         (Capacity(110, 100, 1000), 110, 0),  # a tenth waits in the engine
         (Capacity(110, 100, 1000, high_share=0.1), 100, 10),  # nothing waits in a kept place
@@ -31,14 +31,14 @@ def admission(capacity: Capacity, num_batch: int = 0, num_live: int = 0) -> Admi
         (Capacity(110, 110, 1000, high_share=0.1), 110, 11),
         (Capacity(110, 100, 1000, high_share=0.5), 100, 50),
         (Capacity(64, 100, 1000, high_share=0.25), 64, 16),
-        (Capacity(512, 256, high_share=0.25), 512, 128),  # a server that does not tell its size
-        (Capacity(512, 256, gulp=32, high_share=0.25), 256, 64),
+        (Capacity(512, 512, high_share=0.25), 512, 128),  # a server of unknown size
+        (Capacity(512, 512, gulp=32, high_share=0.25), 512, 128),
         (Capacity(3, 3, 1000, high_share=0.5), 3, 1),
         (Capacity(1, 1, 1000, high_share=0.5), 1, 0),  # the one place is for all
     ],
 )
-def test_kept_places(capacity: Capacity, max_held: int, num_kept: int) -> None:
-    assert (capacity.max_held, capacity.num_kept) == (max_held, num_kept)
+def test_kept_places(capacity: Capacity, num_held: int, num_kept: int) -> None:
+    assert (max_held(capacity, DEEP), capacity.num_kept) == (num_held, num_kept)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,6 @@ def test_batch_work_never_gets_a_kept_place(
     capacity = Capacity(max_in_flight, max_num_seqs, 10**7, gulp, share)
     account = admission(capacity, num_batch, num_live)
     num_free = account.room([], Demand(1, 1), 0).num_requests
-    most = max(num_batch, capacity.max_held - max(num_live, capacity.num_kept))
+    most = max(num_batch, capacity.max_running - max(num_live, capacity.num_kept))
     if num_free and capacity.num_kept:
         assert num_batch + num_free <= most

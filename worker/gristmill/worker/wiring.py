@@ -19,7 +19,7 @@ from gristmill.shared.redis_retry import retrying
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.scripts import PROTOCOL
 from gristmill.worker import metrics
-from gristmill.worker.admission.capacity import Capacity
+from gristmill.worker.admission.capacity import Capacity, Demand, max_held
 from gristmill.worker.admission.room import Admission
 from gristmill.worker.batch_policy import BatchPolicy
 from gristmill.worker.context import WorkerContext
@@ -142,7 +142,7 @@ def open_queue(settings: WorkerSettings, name: str) -> Queue:
 def _report_engine(info: EngineInfo, capacity: Capacity) -> None:
     model = info.models[0] if info.models else ""
     metrics.engine.labels(info.transport, model, info.device, info.dtype, info.vllm_version).set(1)
-    metrics.max_in_flight.set(capacity.max_held)
+    metrics.max_in_flight.set(max_held(capacity, Demand()))
 
 
 def _processed_tokens(engine: Engine) -> int:
@@ -171,7 +171,7 @@ def _worker_facts(info: EngineInfo, capacity: Capacity, engine_args: str) -> dic
         "dtype": info.dtype,
         "max_num_seqs": info.max_num_seqs,
         "max_model_len": info.max_model_len,
-        "max_in_flight": capacity.max_held,
+        "max_in_flight": max_held(capacity, Demand()),
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }

@@ -24,9 +24,9 @@ class Capacity:
 
     Attributes:
         max_in_flight: Most requests in the engine, running or waiting.
-        max_num_seqs: Sequences that run at the same time.
+        max_num_seqs: Sequences that run at the same time. A server behind a URL does not report it, so it is assumed.
         kv_cache_tokens: Tokens that its KV cache holds; 0 for an engine that does not report it,
-            such as a server behind a URL. Then only `max_in_flight` limits the requests.
+            such as a server behind a URL. Then only the number of requests is limited.
         gulp: Free places that a full engine waits for; 1 turns gulps off; None computes
             the number from the lengths of the outputs (`gulps.py`).
         high_share: Share of the places, 0 to 0.5, that only requests of the lane `high` may take.
@@ -49,23 +49,11 @@ class Capacity:
         return min(self.max_in_flight, self.max_num_seqs)
 
     @property
-    def max_held(self) -> int:
-        """Most requests in the engine; with gulps or kept places, none waits in it.
-
-        A request of another lane that waited in the engine would run in a kept place. An engine that does not report
-        its cache may run more than `max_num_seqs`, so `max_in_flight` counts.
-        """
-        has_known_size = self.has_gulps or self.kv_cache_tokens > 0
-        has_none_waiting = self.has_gulps or self.high_share > 0
-        return self.max_running if has_known_size and has_none_waiting else self.max_in_flight
-
-    @property
     def num_kept(self) -> int:
         """Places that only requests of the lane `high` may take: at most half of all."""
-        num_places = round(
-            self.max_held * self.high_share, 6
-        )  # 0.1 of 110 is a little more than 11
-        return min(ceil(num_places), self.max_held // 2)
+        # Without rounding, 0.1 of 110 is a little more than 11.
+        num_places = round(self.max_running * self.high_share, 6)
+        return min(ceil(num_places), self.max_running // 2)
 
     @property
     def has_gulps(self) -> bool:
@@ -96,15 +84,19 @@ class Demand:
         return max(1, -(-self.num_queued // max(1, self.num_workers)))
 
 
-def ceiling(capacity: Capacity, demand: Demand) -> int:
-    """Return how many requests the engine may hold, running or waiting.
+def max_held(capacity: Capacity, demand: Demand) -> int:
+    """Return the most requests that the engine may hold, running or waiting.
 
-    Near the end of a shared queue no request may wait in the engine: another, idle engine could run
-    it.
+    No request may wait in the engine in three cases:
+
+    - With gulps, because the next gulp starts it.
+    - With kept places, because a request of another lane would start in a kept place.
+    - Near the end of a shared queue, because another, idle engine could run it.
     """
-    if not capacity.kv_cache_tokens or capacity.num_kept:
-        return capacity.max_held
-    max_waiting = 0 if others_run_the_rest(capacity, demand) else capacity.max_waiting
+    none_waits = (
+        capacity.has_gulps or capacity.num_kept > 0 or others_run_the_rest(capacity, demand)
+    )
+    max_waiting = 0 if none_waits else capacity.max_waiting
     return min(capacity.max_in_flight, capacity.max_num_seqs + max_waiting)
 
 
@@ -131,11 +123,11 @@ def gulp_size(capacity: Capacity, demand: Demand, mean_output_tokens: float) -> 
 
 def refill(capacity: Capacity, demand: Demand) -> int:
     """Return how many free places justify a claim; fewer, down to one, if few requests wait."""
-    return max(1, min(ceiling(capacity, demand) // REFILL_DIVISOR, demand.num_queued))
+    return max(1, min(max_held(capacity, demand) // REFILL_DIVISOR, demand.num_queued))
 
 
 def free_places(
-    capacity: Capacity, num_held: int, demand: Demand, num_waiting: int, num_kept: int = 0
+    capacity: Capacity, num_held: int, demand: Demand, num_waiting: int, num_kept_free: int = 0
 ) -> int:
     """Return how many more requests the engine should get; an idle engine always gets some.
 
@@ -144,9 +136,9 @@ def free_places(
         num_held: Requests in the engine, or claimed for it.
         demand: Demand of the queue to claim from.
         num_waiting: Requests that wait in the engine by its own count, which may lag a step behind.
-        num_kept: Free places to leave to the lane `high`.
+        num_kept_free: Kept places that are free; they are left to the lane `high`.
     """
-    num_free = ceiling(capacity, demand) - num_kept - num_held
+    num_free = max_held(capacity, demand) - num_kept_free - num_held
     if num_held == 0:
         return num_free
     is_enough = num_free >= refill(capacity, demand) and num_waiting <= capacity.max_waiting

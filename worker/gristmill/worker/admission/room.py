@@ -68,7 +68,7 @@ class Admission:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._cache = (
-            CacheAccount(capacity.kv_cache_tokens, capacity.num_kept / capacity.max_held)
+            CacheAccount(capacity.kv_cache_tokens, capacity.num_kept / capacity.max_running)
             if capacity.kv_cache_tokens
             else None
         )
@@ -105,7 +105,7 @@ class Admission:
             gathered: Records of requests that are claimed and not yet in the engine.
             only_kept: True to leave the places that wait to a claim of all lanes.
         """
-        num_free = self._capacity.max_held - self._num_held - self._num_places(gathered)
+        num_free = self._capacity.max_running - self._num_held - self._num_places(gathered)
         if only_kept:
             num_free = min(num_free, self._num_kept_free(gathered))
         if not self._has_urgent_claims or num_free <= 0:
@@ -141,10 +141,11 @@ class Admission:
     ) -> tuple[int, RoomKind]:
         """Return how many places a claim of all lanes may fill, and whether it is part of a gulp."""
         num_gathered = self._num_places(gathered)
-        num_held, num_kept = self._num_held + num_gathered, self._num_kept_free(gathered)
+        num_held, num_kept_free = self._num_held + num_gathered, self._num_kept_free(gathered)
         if not self._capacity.has_gulps:
-            return free_places(self._capacity, num_held, demand, num_waiting, num_kept), "plain"
-        num_free = max(0, self._capacity.max_running - num_kept - num_held)
+            num_free = free_places(self._capacity, num_held, demand, num_waiting, num_kept_free)
+            return num_free, "plain"
+        num_free = max(0, self._capacity.max_running - num_kept_free - num_held)
         mean_output_tokens = self._cache.mean_output_tokens if self._cache else 0
         size = gulp_size(self._capacity, demand, mean_output_tokens)
         metrics.gulp.set(size)
