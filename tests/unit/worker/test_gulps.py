@@ -43,6 +43,11 @@ def test_size_of_a_gulp(
     assert gulp_size(Capacity(110, 100, gulp=gulp), demand, mean_output_tokens) == expected
 
 
+@pytest.mark.parametrize(("num_queued", "expected"), [(7, 1), (8, 2)])
+def test_a_small_setting_leaves_others_less_to_run(num_queued: int, expected: int) -> None:
+    assert gulp_size(Capacity(4, 256, gulp=2), Demand(num_queued, 2), 0) == expected
+
+
 @given(st.floats(0, 1e9))
 def test_a_gulp_is_at_most_a_quarter_of_the_sequences(mean_output_tokens: float) -> None:
     assert 0 < gulp_share(mean_output_tokens) <= 0.25

@@ -102,7 +102,7 @@ def max_held(capacity: Capacity, demand: Demand) -> int:
 
 def others_run_the_rest(capacity: Capacity, demand: Demand) -> bool:
     """Return True near the end of a shared queue, when other workers may run idle."""
-    return demand.is_shared and demand.num_queued < demand.num_workers * capacity.max_num_seqs
+    return demand.is_shared and demand.num_queued < demand.num_workers * capacity.max_running
 
 
 def gulp_size(capacity: Capacity, demand: Demand, mean_output_tokens: float) -> int:
