@@ -42,7 +42,7 @@ def test_kept_places(capacity: Capacity, num_held: int, num_kept: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_batch", "num_live", "num_open", "num_urgent"),
+    ("num_batch", "num_live", "num_for_all_lanes", "num_urgent"),
     [
         (0, 0, 90, 100),
         (80, 0, 10, 20),
@@ -55,12 +55,12 @@ def test_kept_places(capacity: Capacity, num_held: int, num_kept: int) -> None:
     ],
 )
 @pytest.mark.parametrize("capacity", [PLAIN, GULPS])
-def test_open_claims_leave_the_free_kept_places(
-    capacity: Capacity, num_batch: int, num_live: int, num_open: int, num_urgent: int
+def test_claims_of_all_lanes_leave_the_free_kept_places(
+    capacity: Capacity, num_batch: int, num_live: int, num_for_all_lanes: int, num_urgent: int
 ) -> None:
     account = admission(capacity, num_batch, num_live)
     num_free = account.room([], Demand(1, 1), 0).num_requests  # shallow: no gulp
-    assert num_free == num_open
+    assert num_free == num_for_all_lanes
     assert account.urgent_room([], only_kept=False).num_requests == num_urgent
 
 
@@ -74,7 +74,7 @@ def test_gathered_requests_count_like_those_in_the_engine(capacity: Capacity) ->
 
 
 @pytest.mark.parametrize("capacity", [PLAIN, GULPS])
-def test_urgent_claims_may_have_to_leave_the_places_that_wait(capacity: Capacity) -> None:
+def test_urgent_claims_may_have_to_leave_the_places_held_back(capacity: Capacity) -> None:
     assert admission(capacity, 80, 4).urgent_room([], only_kept=True).num_requests == 6
     assert admission(capacity, 70, 10).urgent_room([], only_kept=True) == NO_ROOM
 

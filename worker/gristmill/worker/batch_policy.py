@@ -42,7 +42,7 @@ CloseReason = Literal[
 - full: it is as large as it may be.
 - no_room: the engine or the worker's memory has no room for more requests.
 - gulp: it fills the last of the places that a gulp waited for.
-- urgent: it has requests of the lane `high`, claimed for kept places or for those that wait for a gulp.
+- urgent: it has requests of the lane `high`, claimed for kept places or for those held back for a gulp.
 - joined: the engine has room, so the batch need not wait.
 - timeout: `timeout_s` has passed since its first request.
 - drained: `timeout_s` has passed, and the last claims found no more requests.

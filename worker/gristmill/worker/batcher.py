@@ -206,7 +206,7 @@ class Batcher:
         if is_urgent:
             self._urgent.note_urgent(source, now_s, size, len(requests))
         else:
-            self._urgent.note_open(source, now_s)
+            self._urgent.note_all_lanes(source, now_s)
         if not requests:
             return None if is_urgent else claim
         if is_try:
@@ -223,7 +223,7 @@ class Batcher:
         """Return the room for requests of the lane `high` alone; none if the lane is known to be empty."""
         if not self._urgent.is_due(source, now_s):
             return NO_ROOM
-        only_kept = self._urgent.must_leave_waiting_places(now_s)
+        only_kept = self._urgent.may_take_only_kept(now_s)
         records = [request.record for request in batch]
         room = self._admission.urgent_room(records, only_kept=only_kept)
         if not room.num_requests or self._urgent.must_claim(source, now_s):

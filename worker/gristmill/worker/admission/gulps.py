@@ -10,7 +10,7 @@ step. With gulps, most steps only decode. docs/decisions/0020-gulps.md has the m
 from math import sqrt
 
 MAX_WAIT_S = 0.5
-"""Most seconds that a free place waits for a gulp, so that rare ends do not leave places empty."""
+"""Most seconds that a free place is held back for a gulp, so that rare ends do not leave places empty."""
 
 SHARE_AT_FIRST = 1 / 8
 """Share of the sequences in a gulp before the lengths of the outputs are known."""

@@ -22,7 +22,7 @@ UNBOUNDED = 2**53
 
 RoomKind = Literal["plain", "gulp", "urgent"]
 """What the room is for: any request; those that fill a gulp; those of the lane `high` alone, in
-places that are kept for them or that wait for a gulp."""
+places that are kept for them or held back for a gulp."""
 
 
 class Room(NamedTuple):
@@ -99,11 +99,11 @@ class Admission:
         return Room(num_requests, num_tokens, self._free_bytes(gathered), kind)
 
     def urgent_room(self, gathered: Sequence[Record], *, only_kept: bool) -> Room:
-        """Return the room for requests of the lane `high`: kept places, and those that wait for a gulp or a refill.
+        """Return the room for requests of the lane `high`: kept places, and those held back for a gulp or a refill.
 
         Args:
             gathered: Records of requests that are claimed and not yet in the engine.
-            only_kept: True to leave the places that wait to a claim of all lanes.
+            only_kept: True to leave the places held back to a claim of all lanes.
         """
         num_free = self._capacity.max_running - self._num_held - self._num_places(gathered)
         if only_kept:

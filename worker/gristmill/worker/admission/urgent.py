@@ -1,7 +1,7 @@
 """Decide when the worker of a full engine claims for the lane `high` alone. Time is an argument.
 
-Such a claim is called urgent, and one for all lanes open. Before an urgent claim the worker looks whether
-the lane has anything, because a look costs Redis a hundredth of a claim. `batcher.py` calls this module.
+Such a claim is called urgent; the other kind is a claim of all lanes. Before an urgent claim the worker looks
+whether the lane has anything, because a look costs Redis a hundredth of a claim. `batcher.py` calls this module.
 """
 
 from math import inf
@@ -15,8 +15,8 @@ CLAIM_S = 1.0
 moves delayed requests that are due into their lanes."""
 
 MAX_URGENT_S = 1.0
-"""Seconds for which urgent claims may take the places that wait for a gulp or a refill. Then these places
-wait for an open claim, so that a flood of `high` requests takes no turn from the other lanes."""
+"""Seconds for which urgent claims may take places that are held back for a gulp or a refill. Then they must leave
+these to a claim of all lanes, so that a flood of `high` requests takes no turn from the other lanes."""
 
 
 class UrgentClaims:
@@ -25,7 +25,9 @@ class UrgentClaims:
     def __init__(self) -> None:
         self._claimed_s: dict[object, float] = {}  # moment of each queue's last claim
         self._looked_s: dict[object, float] = {}  # of its last look or claim
-        self._taking_since_s: float | None = None  # first urgent requests since the last open claim
+        self._taking_since_s: float | None = (
+            None  # first urgent requests since the last claim of all lanes
+        )
 
     def is_due(self, queue: object, now_s: float) -> bool:
         """Return whether it is time to look at a queue again.
@@ -40,15 +42,15 @@ class UrgentClaims:
         """Return whether to claim even if a look finds nothing."""
         return now_s - self._claimed_s.get(queue, -inf) >= CLAIM_S
 
-    def must_leave_waiting_places(self, now_s: float) -> bool:
-        """Return whether urgent claims must leave the places that wait to an open claim."""
+    def may_take_only_kept(self, now_s: float) -> bool:
+        """Return whether urgent claims must leave the places held back to a claim of all lanes."""
         return self._taking_since_s is not None and now_s - self._taking_since_s >= MAX_URGENT_S
 
     def note_look(self, queue: object, now_s: float) -> None:
         """Note a look that found nothing."""
         self._looked_s[queue] = now_s
 
-    def note_open(self, queue: object, now_s: float) -> None:
+    def note_all_lanes(self, queue: object, now_s: float) -> None:
         """Note a claim for all lanes, which take `high` first."""
         self._claimed_s[queue] = self._looked_s[queue] = now_s
         self._taking_since_s = None
