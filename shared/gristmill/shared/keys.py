@@ -1,6 +1,6 @@
 """Format every Redis key, of a queue and of the directory. Only this Python module formats keys.
 
-The Lua scripts have the same table in `lua/includes/schema.lua`. All keys of a queue carry the hash tag `{queue}`, so
+The table in `lua/includes/schema.lua` has those that the scripts of a queue touch. All keys of a queue carry the hash tag `{queue}`, so
 they share one slot of a Redis Cluster and a script may touch any of them. The directory has a slot of its own, so no
 script may touch both.
 """
@@ -251,7 +251,10 @@ class Keys:
         return f"{self.prefix}wrong_type:{name}"
 
     def live(self, tenant: str) -> str:
-        """ZSET with a TTL: ids of a tenant's live requests -> ms until which one counts that is not in the queue yet."""
+        """ZSET with a TTL: ids of a tenant's live requests.
+
+        Each has the moment in ms until which it counts though its request is not queued yet.
+        """
         return f"{self.prefix}live:{tenant}"
 
     def file(self, file_id: str) -> str:

@@ -1,4 +1,5 @@
--- schema: every key of one queue, and what every script needs. keys.py is the Python twin of this table.
+-- schema: every key that the scripts of a queue touch, and what every script needs. keys.py formats these keys and those
+-- that only Python touches.
 --
 -- KEYS[1] is the prefix "gm:{queue}:". Every key below begins with it, so all of them hash to one slot of a
 -- Redis Cluster. A lane is suspect, high, normal or low. A flow is a tenant, or * for all tenants together.
@@ -53,8 +54,6 @@
 --                                    what acks ended on a UTC day, which is counted from 1970-01-01
 --   wrong_types              SET     names of keys that had a wrong type and were moved away
 --   wrong_type:<name>        ANY     such a key, with a TTL
---   live:<tenant>            ZSET    ids of the tenant's live requests -> ms until which one counts that is not in the
---                                    queue yet; with a TTL. Ended ones stay until the tenant is at its limit
 --   tenant_load              HASH    "tenant|requests", "tenant|bytes" of what is not terminal; no field is 0
 --
 -- Header of request:<id>, version 1, fields separated by "|":
