@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from gristmill.shared.keys import ALL_QUEUES, queue_of
+from gristmill.shared.keys import ALL_KEYS, queue_of
 from gristmill.shared.queue_access import QueueAccess
 from gristmill.shared.redis_types import AnyRedis
 
@@ -39,5 +39,5 @@ async def scan_names(queue: QueueAccess, kind: str) -> AsyncIterator[list[str]]:
 
 async def queue_names(redis: AnyRedis) -> set[str]:
     """Return the names of all queues that have a key. Takes about 1 s for a million keys."""
-    keys = redis.scan_iter(match=ALL_QUEUES, count=SCANNED_A_CALL)
+    keys = redis.scan_iter(match=ALL_KEYS, count=SCANNED_A_CALL)
     return {name async for key in keys if (name := queue_of(key))}

@@ -23,12 +23,12 @@ ALL_TENANTS = "*"
 """Flow of all tenants together, for scheduling orders that ignore tenants."""
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Names that a queue may have. Braces would end its hash tag early, and `@` is the directory's."""
 
-
-ALL_QUEUES = "gm:{*}:*"
+ALL_KEYS = "gm:{*}:*"
 """Pattern for SCAN that matches every key of every queue, and those of the directory."""
 
-_PREFIX = re.compile(rb"gm:\{([A-Za-z0-9._-]{1,64})\}:")
+_PREFIX = re.compile(rf"gm:\{{({QUEUE_NAME.pattern})\}}:".encode())
 
 
 def queue_of(key: bytes) -> str | None:
