@@ -122,8 +122,7 @@ class Tenants:
     """
 
     def __init__(self, redis: AnyRedis) -> None:
-        self.redis = redis
-        self._redis: Any = redis
+        self.redis: Any = redis
         self._keys = DirectoryKeys()
 
     async def create(self, tenant: Tenant) -> str:
@@ -133,9 +132,9 @@ class Tenants:
             InvalidRequest: A tenant has this name.
         """
         record = tenant.model_dump_json()
-        if not await self._redis.set(self._keys.tenant(tenant.name), record, nx=True):
+        if not await self.redis.set(self._keys.tenant(tenant.name), record, nx=True):
             raise InvalidRequest(f"tenant {tenant.name} exists already; delete it, or change it")
-        await self._redis.sadd(self._keys.tenants, tenant.name)
+        await self.redis.sadd(self._keys.tenants, tenant.name)
         return await self.add_key(tenant.name)
 
     async def change(self, tenant: Tenant) -> None:
@@ -145,7 +144,7 @@ class Tenants:
             NotFound: There is no such tenant.
         """
         record = tenant.model_dump_json()
-        if not await self._redis.set(self._keys.tenant(tenant.name), record, xx=True):
+        if not await self.redis.set(self._keys.tenant(tenant.name), record, xx=True):
             raise self._unknown(tenant.name)
 
     async def add_key(self, name: str) -> str:
@@ -156,17 +155,17 @@ class Tenants:
         """
         await self.require(name)
         key = KEY_PREFIX + secrets.token_urlsafe(32)
-        await self._redis.hset(self._keys.api_keys, _digest(key), name)
+        await self.redis.hset(self._keys.api_keys, _digest(key), name)
         return key
 
     async def revoke_keys(self, name: str) -> int:
         """Revoke all API keys of a tenant; returns their number."""
         found = await self._key_digests(name)
-        return await self._redis.hdel(self._keys.api_keys, *found) if found else 0
+        return await self.redis.hdel(self._keys.api_keys, *found) if found else 0
 
     async def get(self, name: str) -> Tenant | None:
         """Return a tenant, or None."""
-        record = await self._redis.get(self._keys.tenant(name))
+        record = await self.redis.get(self._keys.tenant(name))
         return Tenant.model_validate_json(record) if record else None
 
     async def require(self, name: str) -> Tenant:
@@ -182,18 +181,18 @@ class Tenants:
 
     async def by_key(self, key: str) -> Tenant | None:
         """Return the tenant of an API key, or None."""
-        name = await self._redis.hget(self._keys.api_keys, _digest(key))
+        name = await self.redis.hget(self._keys.api_keys, _digest(key))
         return await self.get(name.decode()) if name else None
 
     async def list(self) -> list[Tenant]:
         """Return all tenants by name."""
-        names = sorted(name.decode() for name in await self._redis.smembers(self._keys.tenants))
+        names = sorted(name.decode() for name in await self.redis.smembers(self._keys.tenants))
         found = await asyncio.gather(*(self.get(name) for name in names))
         return [tenant for tenant in found if tenant]
 
     async def exist(self) -> bool:
         """Return True if there is any tenant."""
-        return bool(await self._redis.scard(self._keys.tenants))
+        return bool(await self.redis.scard(self._keys.tenants))
 
     async def delete(self, name: str) -> None:
         """Delete a tenant, its keys and its weights. Its files, batches and requests stay until they expire.
@@ -201,41 +200,43 @@ class Tenants:
         Raises:
             NotFound: There is no such tenant.
         """
-        await self.revoke_keys(name)
-        for queue in await queue_names(self._redis):
+        await self.require(name)
+        for queue in await queue_names(self.redis):
             await self._drop_weight(queue, name)
-        await self._redis.srem(self._keys.tenants, name)
-        if not await self._redis.delete(self._keys.tenant(name)):
-            raise self._unknown(name)
+        await self._remove(name)
 
     async def traces(self, name: str) -> Sequence[str]:
         """Return the keys of the directory that exist because of a tenant."""
         keys = self._keys
         found = [
-            key for key in (keys.tenant(name), keys.rate(name)) if await self._redis.exists(key)
+            key for key in (keys.tenant(name), keys.rate(name)) if await self.redis.exists(key)
         ]
         found += [key.decode() async for key in self._notes(name)]
-        found += [keys.tenants] if await self._redis.sismember(keys.tenants, name) else []
+        found += [keys.tenants] if await self.redis.sismember(keys.tenants, name) else []
         return found + ([keys.api_keys] if await self._key_digests(name) else [])
 
     async def forget(self, name: str) -> None:
-        """Delete a tenant from the directory, even if there is no such tenant; its record goes last."""
-        await self.revoke_keys(name)
-        await self._redis.srem(self._keys.tenants, name)
-        await self._redis.unlink(self._keys.rate(name))
+        """Delete all that the directory has of a tenant, even if there is no such tenant."""
         async for key in self._notes(name):
-            await self._redis.unlink(key)
-        await self._redis.unlink(self._keys.tenant(name))
+            await self.redis.unlink(key)
+        await self._remove(name)
+
+    async def _remove(self, name: str) -> None:
+        """Remove a tenant; its record goes last, so that a call cut short can be repeated."""
+        await self.revoke_keys(name)
+        await self.redis.srem(self._keys.tenants, name)
+        await self.redis.unlink(self._keys.rate(name))
+        await self.redis.unlink(self._keys.tenant(name))
 
     def _notes(self, name: str) -> AsyncIterator[bytes]:
         """Return the notes of the queues of its requests."""
         pattern = self._keys.request_queue(f"{name}.*")
-        keys: AsyncIterator[bytes] = self._redis.scan_iter(match=pattern, count=SCANNED_A_CALL)
+        keys: AsyncIterator[bytes] = self.redis.scan_iter(match=pattern, count=SCANNED_A_CALL)
         return keys
 
     async def _drop_weight(self, queue: str, name: str) -> None:
         try:
-            await self._redis.hdel(Keys(queue).tenant_weights, name)
+            await self.redis.hdel(Keys(queue).tenant_weights, name)
         except ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):  # `gristmill queue audit` names the key
                 raise
@@ -246,7 +247,7 @@ class Tenants:
     async def _key_digests(self, name: str) -> Sequence[bytes]:
         return [
             digest
-            async for digest, owner in self._redis.hscan_iter(self._keys.api_keys, count=500)
+            async for digest, owner in self.redis.hscan_iter(self._keys.api_keys, count=500)
             if owner.decode() == name
         ]
 
