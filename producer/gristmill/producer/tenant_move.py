@@ -89,10 +89,10 @@ class _TenantMove:
         theirs = {name: await self._redis.get(self._directory.tenant(name)) for name in records}
         suspects = [name for name, known in theirs.items() if known not in (None, records[name])]
         if others := sorted(await self._records(suspects)):
-            key = self._of_kind("tenant", others[0])
+            name, key = others[0], self._of_kind("tenant", others[0])
             raise WrongFormat(
-                f"tenants belong to all queues now, and queue {self._queue} has {len(others)} of an earlier version whose"
-                f" names other tenants have already: {', '.join(others[:5])}. If {others[0]} is the same user, keep the"
-                f" limits and the webhook of the other, and the API keys of both: redis-cli DEL '{key}'. If it is"
-                " another user, delete it with the earlier version, and create it again under another name"
+                f"queue {self._queue} still has tenants of version 0.1 whose names other tenants of the directory have:"
+                f" {', '.join(others[:5])}{', ...' if others[5:] else ''}. If both {name} are one user: redis-cli DEL '{key}'"
+                " keeps the directory's limits and webhook, and the API keys of both. If they are two users: with version"
+                f" 0.1, delete {name} of queue {self._queue} and create it under another name"
             )

@@ -90,7 +90,7 @@ async def test_other_tenant_of_the_name_is_refused_until_somebody_decides(queue:
     await as_before(redis, name, Tenant(name="b"), "gm-2")
     for _ in range(2):
         with pytest.raises(
-            WrongFormat, match=rf"queue {name} has 1.*redis-cli DEL '(\S+)'"
+            WrongFormat, match=rf"queue {name} still has .*: acme\. .*redis-cli DEL '(\S+)'"
         ) as caught:
             await move_tenants(redis, name)
         assert await left_in(redis, name) == {"tenant", "tenants", "api_keys"}
@@ -159,6 +159,17 @@ async def test_gateway_that_cannot_move_a_tenant_is_not_ready_and_says_why(
         ready, shown = await api.get("/readyz"), await api.get("/v1/tenant")
     assert (ready.status_code, "redis-cli DEL" in ready.text) == (503, True)
     assert (shown.status_code, problem(shown)["code"]) == (503, "wrong_format")
+    assert "the queue or its tenants" in problem(shown)["message"]
+
+
+async def test_commands_stop_while_a_tenant_cannot_move(
+    redis_url: str, tmp_path: Path, queue: Queue
+) -> None:
+    await Tenants(queue.redis).create(Tenant(name="acme"))
+    await as_before(queue.redis, queue.keys.queue, ACME, "gm-1")
+    commands = CommandLine(redis_url, "another", tmp_path)
+    for words in (("list",), ("show", "acme"), ("create", "b"), ("purge", "acme", "--yes")):
+        assert "redis-cli DEL" in commands.run("tenant", *words).err
 
 
 async def test_command_moves_before_it_lists(redis_url: str, tmp_path: Path, queue: Queue) -> None:

@@ -127,7 +127,7 @@ _STATUS: Sequence[tuple[type[Exception], int, str]] = (
 )
 """Class of an error, its HTTP status and its code. The first row that fits decides."""
 
-WRONG_FORMAT = "another version of Gristmill wrote the gateway's queue; the gateway's log and /readyz tell the operator what to do"
+WRONG_FORMAT = "another version of Gristmill wrote the queue or its tenants; the gateway's log and /readyz tell the operator what to do"
 
 STORAGE_FAILED = "the storage of files failed; call again later"
 
