@@ -50,7 +50,7 @@ def usage(
     as_csv: bool,
     settings: "QueueSettings",
 ) -> None:
-    """Show requests, tokens and device time of each tenant and model.
+    """Show requests, tokens and device time of each tenant and model in one queue.
 
     GRISTMILL_DEVICE_HOUR_PRICE adds what they cost.
     """
