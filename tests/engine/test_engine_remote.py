@@ -378,6 +378,16 @@ async def test_error_of_a_living_server_is_the_requests_own(
     assert (await engine.post(CHAT, BODY)).status == status
 
 
+@pytest.mark.parametrize("status", [600, 999])
+async def test_status_that_http_does_not_have_is_a_broken_answer(
+    server: Server, engine: RemoteEngine, status: int
+) -> None:
+    server.status = status
+    response = await engine.post(CHAT, BODY)
+    assert response.status == 502
+    assert f"answered with status {status}" in json.loads(response.body)["error"]["message"]
+
+
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 async def test_a_redirect_is_not_followed_to_somebody_elses_answer(
     server: Server, engine: RemoteEngine, status: int

@@ -40,9 +40,14 @@ from gristmill.worker.engine.refusals import (
     too_long,
 )
 from gristmill.worker.engine.remote_facts import ASSUMED_NUM_SEQS
-from gristmill.worker.engine.remote_replies import UNAVAILABLE, at_most, unavailable
+from gristmill.worker.engine.remote_replies import (
+    UNAVAILABLE,
+    at_most,
+    no_http_status,
+    unavailable,
+)
 from gristmill.worker.engine.remote_server import PROBE_S, RemoteServer
-from gristmill.worker.engine.streamed_answer import StreamedAnswer
+from gristmill.worker.engine.streamed_answer import MAX_STATUS, StreamedAnswer
 
 TOGETHER_S = 1.0
 """Seconds within which broken connections count as having one cause."""
@@ -157,6 +162,8 @@ class RemoteEngine:
         self, endpoint: str, body: bytes, streamed: StreamedAnswer | None
     ) -> Response:
         async with self._server.post(endpoint, body) as reply:
+            if not HTTPStatus.OK <= reply.status <= MAX_STATUS:
+                return no_http_status(self._url, reply.status)
             if HTTPStatus.MULTIPLE_CHOICES <= reply.status < HTTPStatus.BAD_REQUEST:
                 return error_response(
                     HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -11,6 +11,8 @@ from typing import Any, TypeGuard
 import aiohttp
 
 from gristmill.shared.errors import EngineUnavailable
+from gristmill.worker.engine.interface import Response
+from gristmill.worker.engine.refusals import error_response
 
 _REFUSED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 
@@ -28,6 +30,18 @@ def unavailable(url: str, reply: aiohttp.ClientResponse, answer: bytes) -> Engin
         is_refusal=reply.status in _REFUSED,
         retry_after_s=retry_after_s(reply.headers.get("retry-after", ""), datetime.now(UTC)),
     )
+
+
+def no_http_status(url: str, status: int) -> Response:
+    """Return the answer in the place of one whose status no answer can have, such as 600.
+
+    The gateway could not send such a status on.
+    """
+    message = (
+        f"{url} answered with status {status}, which ends no HTTP call; a status is 200 to 599; check that VLLM_URL is"
+        " the address of the API"
+    )
+    return error_response(HTTPStatus.BAD_GATEWAY, message, "BadGatewayError")
 
 
 def retry_after_s(value: str, now: datetime) -> float:
