@@ -256,6 +256,18 @@ async def test_other_text_of_the_next_delivery_interrupts_and_names_the_result(
 # -- resumption and clients that go away ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("bad", [b"event: message\ndata: {}", b'data: {"choices":[7]}'])
+async def test_event_that_cannot_be_read_interrupts_after_what_came_before(
+    api: httpx.AsyncClient, queue: Queue, bad: bytes
+) -> None:
+    call, worker = await begun(api, queue)
+    await worker.append(chunk("one"), bad + b"\n\n", chunk(" two"))
+    stream = await call
+    assert stream.text == "one"
+    assert stream.error["code"] == "stream_interrupted"
+    assert worker.item.id in stream.error["message"]
+
+
 async def test_client_comes_back_and_resumes_after_an_event(
     api: httpx.AsyncClient, queue: Queue
 ) -> None:

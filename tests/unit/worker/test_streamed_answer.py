@@ -73,6 +73,59 @@ def test_events_are_whole_however_the_bytes_come(size: int, newline: bytes) -> N
     assert json.loads(answer.response().body)["choices"][0]["message"]["content"] == "ab"
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"event: message\n%s\n\n",
+        b"id: 7\n%s\n\n",
+        b": ping\n%s\n\n",
+        b"%s\nid: 9\nretry: 5\n\n",
+        b"%s\r\r",
+        b"data:\n%s\ndata:\n\n\n",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_each_way_to_write_an_event_is_passed_on_as_one_data_line(
+    written: bytes, size: int
+) -> None:
+    chunks = [choice(content="a"), choice("stop", content="b")]
+    data = b"\xef\xbb\xbf" + b"".join(written % each.strip() for each in chunks)
+    answer, events = fed(*[data[i : i + size] for i in range(0, len(data), size)])
+    assert events == chunks
+    assert json.loads(answer.response().body)["choices"][0]["message"]["content"] == "ab"
+
+
+def test_json_on_several_lines_is_passed_on_as_one() -> None:
+    data = choice("stop", content="a").replace(b', "choices"', b',\ndata: "choices"')
+    assert data.count(b"data:") == 2
+    _, events = fed(data)
+    assert events == [choice("stop", content="a")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        7,
+        {"choices": [7]},
+        {"choices": {"a": 1}},
+        {"choices": [{"index": [1], "delta": {}}]},
+        {"choices": [{"index": 1024, "delta": {}}]},
+        {"choices": [{"index": -1, "delta": {}}]},
+        {"choices": [{"delta": 7}]},
+        {"choices": [{"delta": [1]}]},
+        {"choices": [{"delta": {"tool_calls": [7]}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": 10**6}]}}]},
+    ],
+)
+def test_event_that_is_no_chunk_is_an_error_and_reaches_nobody(fields: Any) -> None:
+    data = b"data: " + json.dumps(fields).encode() + b"\n\n"
+    answer, events = fed(choice(content="a"), data, choice("stop", content="b"))
+    assert events == [choice(content="a")]
+    response = answer.response()
+    assert response.status == 500
+    assert json.loads(response.body)["error"]["type"] == "InvalidStreamError"
+
+
 @pytest.mark.parametrize("code", [400, 500, None])
 def test_error_is_the_answer_and_no_event(code: int | None) -> None:
     error = {"message": "no", "type": "T", "param": None, "code": code}

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
+import structlog
 from fastapi.responses import StreamingResponse
 from redis.exceptions import RedisError
 from starlette.requests import ClientDisconnect
@@ -28,6 +29,8 @@ from gristmill.shared.event_streams import START, Entry, stream_options
 from gristmill.shared.request import RESPONSES, Request
 from gristmill.shared.results import Result
 from gristmill.shared.tasks import end
+
+log = structlog.get_logger()
 
 KEEP_ALIVE_S = 15.0
 """Seconds without an event after which the client gets a comment, so that no proxy closes the connection."""
@@ -179,8 +182,8 @@ class LiveStream:
             for entry in entries:
                 passed.extend(self._events_in(entry))
                 self._take_ending(entry)
-        except Diverged:
-            self._error = self._interrupted()
+        except Exception as error:  # noqa: BLE001  # whatever the server sent, the client gets an end
+            self._error = self._interrupted(error)
         return b"".join(passed)
 
     def _events_in(self, entry: Entry) -> Iterator[bytes]:
@@ -223,8 +226,8 @@ class LiveStream:
         """Return the events that only the result has; the same again if the client comes back."""
         try:
             rest = [*self._sent.rest_of(result.body, shows_usage=self._shows_usage)]
-        except Diverged:
-            self._error = self._interrupted()
+        except Exception as error:  # noqa: BLE001  # as in `_passed`
+            self._error = self._interrupted(error)
             return b""
         return b"".join(self._unskipped(f"result.{n}", event) for n, event in enumerate(rest, 1))
 
@@ -235,10 +238,13 @@ class LiveStream:
         )
         return ApiError(404, message, param="Last-Event-ID", code="stream_expired")
 
-    def _interrupted(self) -> ApiError:
-        return self._ended(
-            "stream_interrupted", "it was computed again and differs from what was sent"
-        )
+    def _interrupted(self, error: Exception) -> ApiError:
+        if isinstance(error, Diverged):
+            why = "it was computed again and differs from what was sent"
+        else:
+            log.error("stream.unreadable", id=self._id, error=repr(error)[:500])
+            why = "the server sent what the gateway cannot read as a part of an answer"
+        return self._ended("stream_interrupted", why)
 
     def _ended(self, code: str, why: str, status: int = 500) -> ApiError:
         return ApiError(

@@ -7,7 +7,10 @@ the same request gets without a stream, except fields of vLLM that are null ther
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.shared.answers import list_in, mapping
+from gristmill.shared.answers import mapping
+
+MAX_INDEX = 1024
+"""Bound of the indexes of choices and tool calls, since the answer gets an entry for each index below the largest."""
 
 LIST_ITEM_BYTES = 64
 """Bytes that an item of a list, such as a token's logprobs, counts at least."""
@@ -32,12 +35,17 @@ class ChunkedAnswer:
         return bool(reasons) and None not in reasons
 
     def add(self, chunk: Mapping[str, Any]) -> None:
-        """Add one chunk, the one with the usage included."""
+        """Add one chunk, the one with the usage included.
+
+        Raises:
+            ValueError: An index is out of its range.
+            TypeError: A part of the chunk is of another type than in OpenAI's API.
+        """
         self._fields |= {
             name: value for name, value in chunk.items() if name != "choices" and value is not None
         }
-        for part in map(mapping, list_in(chunk.get("choices"))):
-            index = part.get("index", 0)
+        for part in _objects_in(chunk, "choices"):
+            index = _index_of(part)
             choice = self._choices.setdefault(index, _empty_choice(index, part))
             self._add_to_choice(choice, part)
 
@@ -52,7 +60,7 @@ class ChunkedAnswer:
             if value is None or name == "index":
                 continue
             if name == "delta":
-                self._add_to_message(choice["message"], mapping(value))
+                self._add_to_message(choice["message"], _object(name, value))
             elif name == "logprobs":
                 choice[name] = choice[name] or {}
                 for list_name, items in mapping(value).items():
@@ -63,7 +71,7 @@ class ChunkedAnswer:
     def _add_to_message(self, message: dict[str, Any], delta: Mapping[str, Any]) -> None:
         for name, value in delta.items():
             if name == "tool_calls":
-                for call in map(mapping, list_in(value)):
+                for call in _objects_in(delta, name):
                     self._add_tool_call(message.setdefault("tool_calls", []), call)
             elif name == "role":
                 message["role"] = value
@@ -71,7 +79,7 @@ class ChunkedAnswer:
                 self._join(message, name, value)
 
     def _add_tool_call(self, calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
-        index = part.get("index", 0)
+        index = _index_of(part)
         while len(calls) <= index:
             calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
         call = calls[index]
@@ -93,6 +101,28 @@ class ChunkedAnswer:
 
 _WHOLE = ("finish_reason", "stop_reason")
 """Texts that one chunk carries whole."""
+
+
+def _index_of(part: Mapping[str, Any]) -> int:
+    index = part.get("index") or 0
+    if type(index) is not int or not 0 <= index < MAX_INDEX:
+        raise ValueError(
+            f"index is {str(index)[:50]}; it has to be a whole number below {MAX_INDEX:,}"
+        )
+    return index
+
+
+def _objects_in(owner: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    items = owner.get(name) or []
+    if not isinstance(items, list):
+        raise TypeError(f"{name} is {str(items)[:50]}; it has to be a list")
+    return [_object(name, item) for item in items]
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} has {str(value)[:50]} where an object has to be")
+    return value
 
 
 def _empty_choice(index: int, part: Mapping[str, Any]) -> dict[str, Any]:

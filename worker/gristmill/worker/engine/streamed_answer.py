@@ -1,6 +1,8 @@
 """Take the events of one answer: pass them on, and keep the whole answer. Every transport calls this module.
 
-An event is passed on as `vllm serve` sends it, with four exceptions:
+A server may write an event in several ways: with comments, with other fields, on several `data:` lines. An event is passed
+on as one `data:` line with the server's JSON; one of the Responses API has an `event:` line before it, as the server sent it.
+Not passed on are:
 
 - `data: [DONE]`, because the reader of the events adds it;
 - an error, because the request then fails or is tried again;
@@ -9,6 +11,7 @@ An event is passed on as `vllm serve` sends it, with four exceptions:
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -57,6 +60,7 @@ class StreamedAnswer:
     """
 
     def __init__(self, endpoint: str, body: bytes, on_event: OnEvent) -> None:
+        self._endpoint = endpoint
         self._on_event = on_event
         self._is_of_responses = endpoint == RESPONSES
         options = mapping(fields_of(body).get("stream_options"))
@@ -65,6 +69,7 @@ class StreamedAnswer:
         if not self._shows_usage:
             self.body = asks_for_stream(body, {"include_usage": True}, endpoint)
         self._unread = b""
+        self._is_after_cr = False
         self._chunks = ChunkedAnswer()
         self._whole: Mapping[str, Any] | None = None
         self._error: Mapping[str, Any] | None = None
@@ -76,9 +81,9 @@ class StreamedAnswer:
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they come; an event may come in several parts."""
-        *blocks, self._unread = (self._unread + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        *blocks, self._unread = (self._unread + self._with_newlines(data)).split(b"\n\n")
         for block in blocks:
-            self._take(block)
+            self._take(block.removeprefix(BOM_UTF8))
 
     def response(self) -> Response:
         """Return the whole answer, or the error that ended it."""
@@ -93,24 +98,39 @@ class StreamedAnswer:
             )
         return described(200, orjson.dumps(self._whole), self._whole)
 
+    def _with_newlines(self, data: bytes) -> bytes:
+        """Return bytes with the line ends LF, CR LF and CR as LF; a CR LF may come in two parts."""
+        if self._is_after_cr and data:
+            data = data.removeprefix(b"\n")
+            self._is_after_cr = False
+        if b"\r" not in data:
+            return data
+        self._is_after_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
     def _take(self, block: bytes) -> None:
-        data = b"\n".join(_data_lines(block))
-        if not data or data == b"[DONE]":
+        data = b" ".join(_values(block, b"data"))
+        if self._error is not None or not data or data == b"[DONE]":
             return
         try:
-            fields = mapping(orjson.loads(data))
-        except ValueError as error:
-            fields = {"error": {"message": f"an event of the stream is not JSON: {error}"}}
-        if self._is_error(fields):
-            self._error = self._error or fields
-        elif self._is_of_responses:
-            if fields.get("type") in _ENDS:
-                self._whole = mapping(fields.get("response"))
-            self._on_event(block + b"\n\n")
-        else:
-            self._chunks.add(fields)
-            if self._is_for_caller(fields):
-                self._on_event(block + b"\n\n")
+            fields = orjson.loads(data)
+            if self._is_error(fields):
+                self._error = fields
+            elif self._is_of_responses:
+                self._take_of_responses(block, fields, data)
+            else:
+                self._chunks.add(fields)
+                if self._is_for_caller(fields):
+                    self._on_event(b"data: %s\n\n" % data)
+        except (ValueError, TypeError, AttributeError) as error:
+            message = f"the server sent an event that is none of {self._endpoint}: {error}"
+            self._error = {"error": {"message": message, "type": "InvalidStreamError"}}
+
+    def _take_of_responses(self, block: bytes, fields: Mapping[str, Any], data: bytes) -> None:
+        if fields.get("type") in _ENDS:
+            self._whole = mapping(fields.get("response"))
+        names = b"".join(b"event: %s\n" % name for name in _values(block, b"event"))
+        self._on_event(b"%sdata: %s\n\n" % (names, data))
 
     def _is_error(self, fields: Mapping[str, Any]) -> bool:
         return bool(fields.get("error")) or fields.get("type") == "error"
@@ -122,10 +142,12 @@ class StreamedAnswer:
         return all(mapping(choice).get("finish_reason") != ABORTED for choice in choices)
 
 
-def _data_lines(block: bytes) -> Iterator[bytes]:
+def _values(block: bytes, name: bytes) -> Iterator[bytes]:
+    """Yield the values of the lines of a block that have a name."""
     for line in block.split(b"\n"):
-        if line.startswith(b"data:"):
-            yield line[5:].strip()
+        field, _, value = line.partition(b":")
+        if field == name and value:
+            yield value.strip()
 
 
 def _error_of(fields: Mapping[str, Any]) -> Response:
