@@ -1,8 +1,8 @@
 """Format every Redis key, of a queue and of the directory. Only this Python module formats keys.
 
-The table in `lua/includes/schema.lua` has those that the scripts of a queue touch. All keys of a queue carry the hash tag `{queue}`, so
-they share one slot of a Redis Cluster and a script may touch any of them. The directory has a slot of its own, so no
-script may touch both.
+The table in `lua/includes/schema.lua` has those that the scripts of a queue touch. All keys of a queue carry the hash
+tag `{queue}`, so they share one slot of a Redis Cluster and a script may touch any of them. The directory has a slot of
+its own, so no script may touch both.
 """
 
 import re
