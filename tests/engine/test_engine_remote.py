@@ -41,6 +41,7 @@ class Server:
         self.health_path, self.asked = "/health", list[str]()
         self.is_hanging_up = self.is_endless = False
         self.base_path, self.model_list = "", 200
+        self.endless_paths: tuple[str, ...] = ()
         self.models: Any = {"data": [card(max_model_len=99), {"id": "lora"}]}
         self.documents: dict[str, str | None] = {"/version": '{"version": "9.9"}'}
         self.seen: list[tuple[Any, str | None]] = []
@@ -54,12 +55,14 @@ class Server:
         app.router.add_post("/{path:.*}", self._post)
         return app
 
-    async def _get(self, request: web.Request) -> web.Response:
+    async def _get(self, request: web.Request) -> web.StreamResponse:
         path = request.path.removeprefix(self.base_path)
         self.asked.append(path)
         if path in {"/health", "/alive"}:
             return web.Response(status=self.health if path == self.health_path else 404)
-        if path == "/v1/models":
+        if path in self.endless_paths:
+            return await self._endless(request)
+        if path == "/v1/models" and path not in self.documents:
             return web.json_response(self.models, status=self.model_list)
         if path not in self.documents:
             return web.Response(status=404)
@@ -183,6 +186,44 @@ async def test_document_that_is_none_is_unknown(
     await check_started(
         url, vllm_version=version, endpoints=ENDPOINTS, missing={"endpoints", "body_schemas"}
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000 + "]" * 100_000,
+        '{"data":' + "[" * 600 + "]" * 600 + ', "paths": {}}',
+        '{"data": [{"id": "\\ud800"}], "paths": {"\\ud800": {}}}',
+        '{"data": [], "paths": ' + '{"a":' * 5000 + "1" + "}" * 5001,
+    ],
+    ids=["deep_list", "deeper_than_written", "lone_surrogate", "deep_object"],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json"])
+async def test_document_that_cannot_be_read_is_unknown(
+    server: Server, url: str, path: str, text: str
+) -> None:
+    server.documents[path] = text
+    missing = {"endpoints", "body_schemas"}
+    await check_started(
+        url, missing=missing | ({"models", "server_kind"} if path == "/v1/models" else set())
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json"])
+async def test_of_an_endless_document_only_the_beginning_is_read(
+    server: Server, url: str, path: str
+) -> None:
+    server.endless_paths = (path,)
+    missing = {"endpoints", "body_schemas"}
+    await check_started(
+        url, missing=missing | ({"models", "server_kind"} if path == "/v1/models" else set())
+    )
+    await server.abandoned.wait()
+
+
+async def test_name_longer_than_a_request_may_have_is_no_model(server: Server, url: str) -> None:
+    server.models = {"data": [card(max_model_len=9), {"id": "x" * 257}]}
+    await check_started(url, models=("m",), missing={"endpoints", "body_schemas"})
 
 
 async def test_document_tells_the_endpoints(server: Server, url: str) -> None:

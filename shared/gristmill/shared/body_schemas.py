@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from gristmill.shared.answers import mapping
 from gristmill.shared.queue import Queue
 
 MAX_PUBLISHED_BYTES = 256 * 2**10
@@ -41,7 +42,7 @@ def published_facts(openapi: Mapping[str, Any], endpoints: Collection[str]) -> d
     }
     if not schemas:
         return {}
-    components = openapi.get("components", {}).get("schemas", {})
+    components = mapping(mapping(openapi.get("components")).get("schemas"))
     needed = _reachable(list(schemas.values()), components)
     document = {"paths": schemas, "components": {"schemas": needed}}
     data = _canonical(document)
@@ -91,7 +92,11 @@ def _canonical(schema: Any) -> bytes:
 
     A worker makes parts of its schemas from sets, whose order differs from process to process.
     """
-    return orjson.dumps(_in_order(schema), option=orjson.OPT_SORT_KEYS)
+    return _sorted_json(_in_order(schema))
+
+
+def _sorted_json(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 def _in_order(schema: Any, keyword: str = "") -> Any:
@@ -99,7 +104,7 @@ def _in_order(schema: Any, keyword: str = "") -> Any:
         return {name: _in_order(value, name) for name, value in schema.items()}
     if isinstance(schema, list):
         parts = [_in_order(part) for part in schema]
-        return sorted(parts, key=_canonical) if keyword in _UNORDERED else parts
+        return sorted(parts, key=_sorted_json) if keyword in _UNORDERED else parts
     return schema
 
 

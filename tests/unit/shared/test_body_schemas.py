@@ -54,6 +54,20 @@ def test_schemas_over_the_limit_are_not_published(monkeypatch: pytest.MonkeyPatc
     assert published_facts(document(Chat=CHAT_SCHEMA, Tool=TOOL), [CHAT]) == {}
 
 
+def test_components_that_are_no_object_are_none() -> None:
+    without = document(Chat=CHAT_SCHEMA) | {"components": [1]}
+    schema = schema_of(published_facts(without, [CHAT])["body_schemas"].encode(), CHAT)
+    assert schema == {"$ref": "#/components/schemas/Chat", "components": {"schemas": {}}}
+
+
+def test_deep_alternatives_are_put_in_order_once() -> None:
+    """An order that sorts each level anew takes two to the power of the levels."""
+    schema: dict[str, Any] = TOOL
+    for _ in range(60):
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    assert published_facts(document(Chat=schema), [CHAT])
+
+
 def packed(data: bytes) -> bytes:
     return base64.b64encode(zlib.compress(data))
 

@@ -136,7 +136,7 @@ def no_health_path(path: str) -> Missing:
 _MISSING = (
     Missing(
         "models",
-        "GET /v1/models lists no model",
+        "GET /v1/models gives no list of models that the worker can read",
         "producers cannot refuse a request for a model that the server lacks",
         "name the model in each request as the server expects it",
     ),
@@ -148,13 +148,13 @@ _MISSING = (
     ),
     Missing(
         "endpoints",
-        "/openapi.json names no endpoint of this API",
+        "/openapi.json names no endpoint of this API, or the worker cannot read it",
         "the worker takes requests for every endpoint, and the server's 404 fails those that it lacks",
         "send requests for the endpoints that the server has",
     ),
     Missing(
         "body_schemas",
-        "/openapi.json has no JSON Schema of a body, or is not OpenAPI 3.1",
+        "/openapi.json has no JSON Schema of a body, is not OpenAPI 3.1, or the worker cannot read it",
         "stewards cannot check the bodies of batches; the server refuses bad ones when they run",
         "read the error file of a batch with bad bodies",
     ),

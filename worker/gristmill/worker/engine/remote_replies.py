@@ -9,8 +9,11 @@ from http import HTTPStatus
 from typing import Any, TypeGuard
 
 import aiohttp
+import orjson
 
+from gristmill.shared.answers import mapping
 from gristmill.shared.errors import EngineUnavailable
+from gristmill.worker.engine.bodies import MAX_MODEL_CHARS
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import error_response
 
@@ -18,6 +21,9 @@ _REFUSED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 
 UNAVAILABLE = _REFUSED | {HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT}
 """Statuses with which a server, or a proxy before it, does not serve a request."""
+
+MAX_DOCUMENT_BYTES = 4 * 2**20
+"""Most bytes of a document that a server tells about itself; schemas of more bytes are not published either."""
 
 MAX_RETRY_AFTER_S = 3600.0
 """Longest wait that a `Retry-After` may ask for, so that a wrong one hides no request for days."""
@@ -72,14 +78,22 @@ async def at_most(reply: aiohttp.ClientResponse, num_bytes: int) -> bytes:
 
 
 async def json_object(reply: aiohttp.ClientResponse) -> Mapping[str, Any]:
-    """Return the JSON object that a reply holds; an empty one if it holds something else."""
-    try:
-        fields = await reply.json(content_type=None)
-    except ValueError:
+    """Return the JSON object that a reply holds; an empty one if it holds something else.
+
+    An object of more than `MAX_DOCUMENT_BYTES`, or of more levels than orjson writes (254), counts as something else.
+    """
+    data = await at_most(reply, MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        reply.close()
         return {}
-    return fields if isinstance(fields, dict) else {}
+    try:
+        fields = orjson.loads(data)
+        orjson.dumps(fields)
+    except (ValueError, TypeError):
+        return {}
+    return mapping(fields)
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Return whether a value is a text that is not empty."""
-    return isinstance(value, str) and bool(value)
+    """Return whether a value is a text of 1 to `MAX_MODEL_CHARS` characters."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_MODEL_CHARS
