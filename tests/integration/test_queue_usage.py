@@ -164,12 +164,33 @@ async def test_next_day_has_a_hash_of_its_own(queue: Queue) -> None:
     ]
 
 
-async def test_full_day_counts_new_tenants_together(queue: Queue) -> None:
+async def fill(queue: Queue, number: int) -> None:
+    """Add so many tenants with one model each to the ledger of today."""
+    today = int((await queue.redis.time())[0]) // 86400
+    many: dict[Any, Any] = {f"t{number}|m": "1|0|0|0|0" for number in range(number)}
+    await queue.redis.hset(queue.keys.usage(today), mapping=many)
+
+
+async def test_tenant_has_100_models_a_day(queue: Queue) -> None:
+    """A server may answer any name, so one tenant could fill the day."""
+    items = await claimed_by(queue, "w", 105, tenant="a")
+    await queue.ack("w", [used(item, f"m{number}") for number, item in enumerate(items[:98])])
+    await queue.ack("w", [used(item, f"n{number}") for number, item in enumerate(items[98:])])
+    items = await claimed_by(queue, "v", 3, tenant="a")
+    await queue.ack("v", [used(items[0], "m0"), used(items[1], "p"), used(items[2], "q")])
+    (other,) = await claimed_by(queue, "u", tenant="aa")
+    await queue.ack("u", [used(other)])
+    found = await ledger(queue)
+    assert len(found) == 102
+    assert found["a", OTHERS] == times(7)
+    assert found["a", "m0"] == times(2)
+    assert found["aa", MODEL] == times(1)
+
+
+async def test_full_day_counts_the_models_of_each_new_tenant_together(queue: Queue) -> None:
     known, new = await claimed_by(queue, "w", 2)
     await queue.ack("w", [used(known)])
-    today = int((await queue.redis.time())[0]) // 86400
-    many: dict[Any, Any] = {f"t{number}|m": "1|0|0|0|0" for number in range(10_000)}
-    await queue.redis.hset(queue.keys.usage(today), mapping=many)
+    await fill(queue, 10_000)
     await queue.ack("w", [used(new, "unknown yet")])
     others = await claimed_by(queue, "v", 4, tenant="other")
     await queue.ack("v", [used(item, f"m{number}") for number, item in enumerate(others)])
@@ -177,8 +198,37 @@ async def test_full_day_counts_new_tenants_together(queue: Queue) -> None:
     await queue.ack("u", [used(again)])
     found = await ledger(queue)
     assert found["default", MODEL] == times(2)
-    assert found[OTHERS, OTHERS] == times(5)
-    assert len(found) == 10_002
+    assert found["default", OTHERS] == times(1)
+    assert found["other", OTHERS] == times(4)
+    assert len(found) == 10_003
+
+
+async def test_day_with_20000_fields_counts_new_tenants_together(queue: Queue) -> None:
+    await fill(queue, 20_000)
+    for tenant in ("a", "b"):
+        items = await claimed_by(queue, tenant, 2, tenant=tenant)
+        await queue.ack(tenant, [used(item, f"m{number}") for number, item in enumerate(items)])
+    found = await ledger(queue)
+    assert found[OTHERS, OTHERS] == times(4)
+    assert len(found) == 20_001
+
+
+async def test_models_whose_names_begin_with_the_same_256_characters_count_as_one(
+    queue: Queue,
+) -> None:
+    first, second = await claimed_by(queue, "w", 2, tenant="a")
+    await queue.ack("w", [used(first, "x" * 256 + "1"), used(second, "x" * 256 + "2")])
+    assert await ledger(queue) == {("a", "x" * 256): times(2)}
+
+
+async def test_rows_of_one_tenant_are_read_alone(queue: Queue) -> None:
+    await fill(queue, 5000)
+    (item,) = await claimed_by(queue, "w", tenant="t7")
+    await queue.ack("w", [used(item)])
+    today = await Ledger(queue).today()
+    rows = await Ledger(queue).rows(today, today, "t7")
+    assert [(row.model, row.usage.requests) for row in rows] == [("m", 1), (MODEL, 1)]
+    assert await Ledger(queue).rows(today, today, OTHERS) == []
 
 
 async def test_foreign_key_in_its_place_costs_no_answer(queue: Queue) -> None:

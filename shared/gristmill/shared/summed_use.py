@@ -21,7 +21,8 @@ def summed_use(settlements: Sequence[Settlement]) -> tuple[str, bytes]:
         if each.usage is None:
             uses += 0, 0, 0
             continue
-        tenant, model, cached_tokens, device_ms = each.usage
+        tenant, name, cached_tokens, device_ms = each.usage
+        model = name[:MAX_MODEL_CHARS].replace("\n", " ")
         numbers = sums.get((tenant, model))
         if numbers is None:
             numbers = sums[tenant, model] = [len(sums) + 1, 0, 0, 0, 0, 0]
@@ -37,5 +38,4 @@ def summed_use(settlements: Sequence[Settlement]) -> tuple[str, bytes]:
 
 def _line(tenant: str, model: str, numbers: Sequence[int]) -> str:
     """Return a line of the sums. A tenant has no `|`, so any model may follow it."""
-    one_line = model[:MAX_MODEL_CHARS].replace("\n", " ")
-    return "|".join((*map(str, numbers), tenant, one_line))
+    return "|".join((*map(str, numbers), tenant, model))

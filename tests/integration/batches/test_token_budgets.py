@@ -1,18 +1,20 @@
 """A batch of a tenant without tokens waits until its budget renews, or fails, as the tenant chose."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batches import TENANT, Steps, all_rows, chat, create, open_batches, run
 from command_line import SettlingWorker
-from queues import counters
+from queues import claimed_by, counters, outcome
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.budgets import Budgets
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.errors import BudgetUsedUp
+from gristmill.shared.operations import Settlement, Use
 from gristmill.shared.queue import Queue
 from gristmill.shared.usage_ledger import Ledger
 
@@ -119,3 +121,17 @@ async def test_budget_counts_days_of_this_month(
         await budgets.check(tenant)
     await budgets.check(Tenant(name=TENANT))
     await budgets.check(Tenant(name="other", tokens_per_day=1))
+
+
+async def test_budget_holds_on_a_day_that_other_tenants_filled(queue: Queue) -> None:
+    tenant = await limit(queue, tokens_per_day=100)
+    day = (await Ledger(queue).today() - date(1970, 1, 1)).days
+    many: dict[Any, Any] = {f"full|m{number}": "1|9|0|9|0" for number in range(10_000)}
+    await queue.redis.hset(queue.keys.usage(day), mapping=many)
+    (item,) = await claimed_by(queue, "w", tenant=TENANT)
+    used = Settlement(
+        item.id, item.delivery, "succeeded", outcome(item), 80, 20, usage=Use(TENANT, "m", 0, 0)
+    )
+    await queue.ack("w", [used])
+    with pytest.raises(BudgetUsedUp, match="used 100 of 100 tokens"):
+        await Budgets(queue).check(tenant)

@@ -1,11 +1,12 @@
 -- usage: add what requests used to the ledger of their day.
 --
--- A worker sends the sums of a call, since sums in Lua would make an ack a tenth dearer. The verb takes from them what
--- it does not end (invariant 2), so the ledger has each request exactly once.
+-- A worker sends the sums of a call, since sums in Lua would make an ack 10 % slower. ack.lua subtracts the requests
+-- that it does not store (invariant 2), so the ledger has each request exactly once.
 
 local USAGE_DAYS = 400 -- a year can be billed, and some weeks later
-local MAX_USAGE_FIELDS = 10000 -- of one day; the call that reaches it may add some more
-local OTHERS = "*|*" -- field of what a full day has no room for; no tenant has this name
+local MAX_MODELS = 100 -- of one tenant on one day, so that no tenant fills the day; the rest counts as model "*"
+local MAX_USAGE_FIELDS = 10000 -- of one day; then each new tenant has one field, for all its models
+local OTHERS = "*|*" -- field of the tenants after the next MAX_TENANTS; no tenant has this name
 local UNUSED = "0|0|0|0|0"
 local SUM = "(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|([^\n]+)"
 
@@ -34,26 +35,60 @@ local function with_usage(value, sum)
     (cached_tokens or 0) + sum[3], (output_tokens or 0) + sum[4], (device_ms or 0) + sum[5], rest or "")
 end
 
+local function num_models_of(usage_key, tenant)
+  local cursor, num_models = "0", 0
+  repeat
+    local page = call("HSCAN", usage_key, cursor, "MATCH", tenant .. "|*", "COUNT", MAX_USAGE_FIELDS)
+    cursor, num_models = page[1], num_models + #page[2] / 2
+  until cursor == "0"
+  return num_models
+end
+
+-- Return the field for a tenant and model that the day does not have yet, and its value. A tenant whose field "*"
+-- exists has reached its limit, so its models are counted at most MAX_MODELS times.
+local function new_field(usage_key, name, num_fields)
+  local tenant = string.match(name, "^[^|]*")
+  local others = tenant .. "|*"
+  local value = call("HGET", usage_key, others)
+  if value then
+    return others, value
+  elseif num_fields < MAX_USAGE_FIELDS and num_models_of(usage_key, tenant) < MAX_MODELS then
+    return name, false
+  elseif num_fields < MAX_USAGE_FIELDS + MAX_TENANTS then
+    return others, false
+  end
+  return OTHERS, call("HGET", usage_key, OTHERS)
+end
+
+local function add_new(usage_key, sum)
+  local num_fields = call("HLEN", usage_key)
+  local field, value = new_field(usage_key, sum[6], num_fields)
+  call("HSET", usage_key, field, with_usage(value, sum))
+  if num_fields == 0 then
+    call("PEXPIRE", usage_key, USAGE_DAYS * DAY_MS)
+  end
+end
+
 -- One HMGET and one HSET for a whole call cost less than one HINCRBY for each number.
 local function add_to_ledger(stored, fields, time_ms)
   local name = "usage:" .. math.floor(time_ms / DAY_MS)
-  local usage_key, values, num_fields, others = prefix .. name, {}, nil, nil
+  local usage_key, values = prefix .. name, {}
   local known = redis.pcall("HMGET", usage_key, unpack(fields))
   if known.err then
     known = call("HMGET", key_of(name, "HLEN"), unpack(fields))
   end
   for i = 1, #fields do
-    num_fields = num_fields or not known[i] and call("HLEN", usage_key)
-    if known[i] or num_fields < MAX_USAGE_FIELDS then
-      values[2 * i - 1], values[2 * i] = fields[i], with_usage(known[i], stored[i])
-    else
-      others = with_usage(others or call("HGET", usage_key, OTHERS), stored[i])
-      values[2 * i - 1], values[2 * i] = OTHERS, others -- the last one counts
+    if known[i] then
+      values[#values + 1], values[#values + 2] = fields[i], with_usage(known[i], stored[i])
     end
   end
-  call("HSET", usage_key, unpack(values))
-  if num_fields == 0 then
-    call("PEXPIRE", usage_key, USAGE_DAYS * DAY_MS)
+  if #values > 0 then
+    call("HSET", usage_key, unpack(values))
+  end
+  for i = 1, #fields do
+    if not known[i] then
+      add_new(usage_key, stored[i])
+    end
   end
 end
 
