@@ -3,23 +3,22 @@
 `gristmill usage`, the gateway and the budgets of tenants call it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple, Self
 
-from gristmill.shared.chunking import chunks
 from gristmill.shared.queue import Queue
 from gristmill.shared.snapshot import read_together
 
 OTHERS = "*"
-"""Tenant and model of what a day's hash had no room for (`lua/includes/usage.lua`)."""
+"""Model, and perhaps tenant, of what a day's hash had no room for (`lua/includes/usage.lua`)."""
 
 USAGE_DAYS = 400
 """Days that the ledger keeps (`lua/includes/usage.lua`)."""
 
-DAYS_A_CALL = 31
-"""Days that one call reads; a day has up to 10,000 fields."""
+FIELDS_A_CALL = 2000
+"""Fields that one call reads; a day has up to 20,000. Redis and the event loop are held for some milliseconds."""
 
 _EPOCH = date(1970, 1, 1)
 
@@ -64,7 +63,8 @@ class LedgerRow:
     Attributes:
         day: UTC day on which the requests ended.
         tenant: The tenant; `OTHERS` for those that the day had no room for.
-        model: Served model that answered; "" if it is not known, as for a refused request.
+        model: Served model that answered; "" if it is not known, as for a refused request; `OTHERS` for those that
+            the tenant or the day had no room for.
         usage: What the requests used.
     """
 
@@ -93,23 +93,20 @@ class Ledger:
             tenant: The only tenant to return; None for all.
         """
         days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
-        found = [row for some in chunks(days, DAYS_A_CALL) for row in await self._read(some)]
-        rows = [row for row in found if tenant in (None, row.tenant)]
-        return sorted(rows, key=lambda row: (row.day, row.tenant, row.model))
+        return [row for day in days for row in await self._read(day, tenant)]
 
     async def today(self) -> date:
         """Return the UTC day by Redis' clock, which dates the rows."""
         ((seconds, _),) = await read_together(self._queue, ("TIME",))
         return datetime.fromtimestamp(int(seconds), UTC).date()
 
-    async def _read(self, days: Sequence[date]) -> list[LedgerRow]:
-        keys = [self._queue.keys.usage((day - _EPOCH).days) for day in days]
-        replies = await read_together(self._queue, *(("HGETALL", key) for key in keys))
-        return [
-            _row(day, field, value)
-            for day, flat in zip(days, replies, strict=True)
-            for field, value in chunks(flat, 2)
-        ]
+    async def _read(self, day: date, tenant: str | None) -> list[LedgerRow]:
+        """Return the rows of a day. MATCH lets Redis send only those of the tenant, unless it is `OTHERS`."""
+        key = self._queue.keys.usage((day - _EPOCH).days)
+        pages = self._queue.redis.hscan_iter(key, f"{tenant or '*'}|*", count=FIELDS_A_CALL)
+        by_field = {field: _row(day, field, value) async for field, value in pages}
+        found = (row for row in by_field.values() if tenant in (None, row.tenant))
+        return sorted(found, key=lambda row: (row.tenant, row.model))
 
 
 def _row(day: date, field: bytes, value: bytes) -> LedgerRow:
