@@ -52,7 +52,7 @@ async def test_a_model_that_nobody_serves_is_refused_by_name(queue: CountingQueu
         "'bsae'",
         queue.keys.queue,
         "adapter, base, other",
-        "the operator can have requests wait for it: GRISTMILL_CHECK_MODELS=false",
+        "have the operator start a worker for it",
     ):
         assert part in str(refusal.value)
     assert (await queue.stats()).counters.get("queued", 0) == 1  # the one before it

@@ -93,8 +93,7 @@ class Fleet:
     def _words(self, what: str, served: list[str]) -> str:
         return (
             f"no worker of queue {self.queue} serves {what}; they serve"
-            f" {_shortened(served)}. Ask for one of these; if a"
-            " worker for it comes later, the operator can have requests wait for it: GRISTMILL_CHECK_MODELS=false"
+            f" {_shortened(served)}. Ask for one of these, or have the operator start a worker for it"
         )
 
 

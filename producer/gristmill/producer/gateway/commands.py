@@ -18,7 +18,7 @@ from gristmill.shared.settings import read_settings
     help="Port to listen on; 0 picks a free port.  [env: GRISTMILL_GATEWAY_PORT; default: 8000]",
 )
 def gateway(redis_url: str | None, queue: str | None, host: str | None, port: int | None) -> int:
-    """Serve OpenAI's Files and Batches API, and single requests, over HTTP.
+    """Serve OpenAI's API over HTTP: live requests with streams, files, batches; and single requests.
 
     `gristmill tenant create NAME` makes an API key. While no tenant exists, a gateway on a loopback
     address needs no key. Every other setting is an environment variable; see docs/settings.md.

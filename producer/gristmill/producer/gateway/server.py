@@ -137,7 +137,7 @@ async def serve(settings: GatewaySettings, listener: socket.socket) -> None:
         server = GatewayServer(server_config(app, settings), on_exit=gateway.stopping.set)
         log.info(
             "gateway.started", version=version("gristmill"), host=host, port=port, queues=settings.queues,
-            is_open=settings.is_open,
+            open_without_tenants=settings.is_open,
         )  # fmt: skip
         await server.serve(sockets=[listener])
     log.info("gateway.stopped")
