@@ -11,9 +11,11 @@ from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from queues import ERROR, claim, open_worker, settlement
 from workers import local_worker, settings_for
 
+from gristmill.producer.gateway.live_limit import AT_RANDOM, OLDEST
 from gristmill.producer.gateway.routes_live import LIVE, REQUEST_ID
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.audit import audit
+from gristmill.shared.errors import LimitReached
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import Request
 from gristmill.worker.engine import StubEngine
@@ -376,6 +378,34 @@ async def test_places_of_a_killed_gateway_come_back(gateway: RunningGateway, que
         await queue.redis.zadd(queue.keys.live("small"), {"small.never-submitted": 1})
         assert await gateway.gateway.models.queues[0].live_limit.number(tenant) == 0
     assert await audit(queue) == []
+
+
+async def test_a_refused_call_looks_at_a_part_of_many_live_requests(
+    gateway: RunningGateway, queue: Queue
+) -> None:
+    await gateway.add_tenant("big", max_live=10_000)
+    tenant, key = await Tenants(queue.redis).require("big"), queue.keys.live("big")
+    await queue.redis.zadd(key, {f"big.{i}": 1 for i in range(10_000)})  # all have ended
+    limit = gateway.gateway.models.queues[0].live_limit
+    assert await limit.number(tenant) == 10_000 - OLDEST - AT_RANDOM
+    await queue.redis.zadd(key, {f"big.{i}": 2**50 for i in range(10_000)})  # none has
+    with pytest.raises(LimitReached):
+        await limit.add(tenant, "big.new")
+    await queue.redis.zadd(key, {"big.0": 1})  # the oldest has
+    await limit.add(tenant, "big.new")
+    assert await queue.redis.zscore(key, "big.0") is None
+
+
+async def test_ended_requests_behind_old_ones_that_wait_are_found(
+    gateway: RunningGateway, queue: Queue
+) -> None:
+    await gateway.add_tenant("big", max_live=600)
+    tenant, key = await Tenants(queue.redis).require("big"), queue.keys.live("big")
+    await queue.redis.zadd(key, {f"big.{i}": 2**50 for i in range(600)})
+    for i in range(300, 600):
+        await queue.redis.set(queue.keys.result(f"big.{i:03d}"), b"")
+    await gateway.gateway.models.queues[0].live_limit.add(tenant, "big.new")
+    assert await queue.redis.zcard(key) < 600
 
 
 async def test_a_flood_of_one_tenant_does_not_stop_another(

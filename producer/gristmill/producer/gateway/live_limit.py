@@ -2,7 +2,9 @@
 
 A live request counts while it is in the queue, also after its call has ended: a caller could otherwise send requests
 and hang up, as many as it likes. So nothing is counted down. Once a tenant is at its limit, the script looks which of
-its live requests have ended.
+its live requests have ended. It looks at a part of them, so that a refused call costs Redis the same at every limit.
+The part has the oldest, which end first in most cases. It also has some at random, because the oldest may wait in
+a low lane.
 """
 
 from typing import Any
@@ -19,13 +21,20 @@ SUBMIT_MS = int(6 * REDIS_RETRY_S * 1000)
 TTL_MS = 24 * 3600 * 1000
 """Time after which Redis deletes the ids of a tenant that sends no more live requests."""
 
+OLDEST = 128
+"""Oldest ids at which one call of a tenant at its limit looks."""
+
+AT_RANDOM = 256
+"""Ids at random at which it looks too: all of a tenant with the default limit."""
+
 _COUNT = """
 -- Count a live request of a tenant, unless the tenant is at its limit. The same id again counts once.
 -- KEYS[1]  ZSET: ids of live requests -> moment in ms until which an id counts though its request is not queued yet
 -- ARGV     id ("" only counts), most live requests, ms that a submit may take, TTL in ms,
---          beginning of the keys of requests, and of those of results
+--          beginning of the keys of requests, and of those of results, ids to look at: oldest, at random
 -- Returns  live requests, this one included if it is counted; then 1 if it is counted, else 0
 local id, limit, submit_ms, ttl_ms, requests, results = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
+local oldest, at_random = tonumber(ARGV[7]), tonumber(ARGV[8])
 local time = redis.call("TIME")
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -34,8 +43,7 @@ local function has_ended(id, until_ms)
     and (now_ms > tonumber(until_ms) or redis.call("EXISTS", results .. id) == 1)
 end
 
-local function drop_ended()
-  local members = redis.call("ZRANGE", KEYS[1], 0, -1, "WITHSCORES")
+local function drop_ended(members)
   for i = 1, #members, 2 do
     if has_ended(members[i], members[i + 1]) then
       redis.call("ZREM", KEYS[1], members[i])
@@ -45,7 +53,8 @@ end
 
 local is_known = id ~= "" and redis.call("ZSCORE", KEYS[1], id)
 if id == "" or (not is_known and redis.call("ZCARD", KEYS[1]) >= limit) then
-  drop_ended()
+  drop_ended(redis.call("ZRANGE", KEYS[1], 0, oldest - 1, "WITHSCORES"))
+  drop_ended(redis.call("ZRANDMEMBER", KEYS[1], at_random, "WITHSCORES"))
 end
 local number = redis.call("ZCARD", KEYS[1])
 if id == "" or (not is_known and number >= limit) then
@@ -92,7 +101,10 @@ class LiveLimit:
             await retry_redis(redis.zrem, self._queue.keys.live(tenant.name), request_id)
 
     async def number(self, tenant: Tenant) -> int:
-        """Return how many live requests of a tenant are in the queue."""
+        """Return how many live requests of a tenant count for its limit.
+
+        Above `AT_RANDOM`, some of them may have ended: a call looks at a part of them.
+        """
         number, _ = await self._count(tenant, "")
         return number
 
@@ -102,7 +114,9 @@ class LiveLimit:
 
     async def _count(self, tenant: Tenant, request_id: str) -> tuple[int, int]:
         keys = self._queue.keys
-        args = [request_id, tenant.max_live, SUBMIT_MS, TTL_MS, keys.request(""), keys.result("")]
+        args = [
+            request_id, tenant.max_live, SUBMIT_MS, TTL_MS, keys.request(""), keys.result(""), OLDEST, AT_RANDOM
+        ]  # fmt: skip
         number, is_counted = await retry_redis(
             self._script, keys=[keys.live(tenant.name)], args=args
         )

@@ -32,7 +32,7 @@ class TenantUsage(BaseModel):
     Attributes:
         depth: Requests in the queue, waiting or in flight.
         bytes: Bytes of those requests.
-        live: Those of them that are live requests.
+        live: Those of them that are live requests; above 256, some that have ended may count too.
         batches: Batches that have not ended.
         storage_bytes: Bytes of files and of the results of batches.
         tokens_today: Prompt and output tokens of this UTC day, of requests that have ended.
