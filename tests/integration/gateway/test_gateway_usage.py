@@ -1,5 +1,6 @@
 """`GET /v1/usage` shows a tenant its own use, and nobody else's."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -43,9 +44,20 @@ async def test_range_of_days_is_checked(api: httpx.AsyncClient, queue: Queue) ->
     days = {"start": str(today - timedelta(days=30)), "end": str(today - timedelta(days=1))}
     assert (await api.get("/v1/usage", params=days)).json()["data"] == []
     days = {"start": str(today), "end": str(today - timedelta(days=1))}
+    await refuses(api, days, "start", f"start {today} is after end {days['end']}; swap them")
+    days = {"start": "2026-01-01", "end": "2027-11-30"}
+    too_long = "start 2026-01-01 to end 2027-11-30 is 699 days; the limit is 400; ask for fewer"
+    await refuses(api, days, "start", too_long)
+    for text in ("yesterday", "0", "2026-02-30"):
+        await refuses(api, {"end": text}, "end", "end: this is no day; write YYYY-MM-DD")
+
+
+async def refuses(
+    api: httpx.AsyncClient, days: Mapping[str, str], param: str, message: str
+) -> None:
     refused = await api.get("/v1/usage", params=days)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "start")
-    assert (await api.get("/v1/usage", params={"start": "today"})).status_code == 400
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["message"]) == (400, param, message)
 
 
 async def test_request_over_a_token_budget_gets_a_429(

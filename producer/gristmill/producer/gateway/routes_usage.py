@@ -1,18 +1,31 @@
 """Route of `/v1/usage`: what the calling tenant used, by day and model."""
 
+from collections import defaultdict
 from datetime import date
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from gristmill.producer.gateway.context import CallingTenant, CurrentGateway
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
-from gristmill.producer.usage_report import cost_of, usage_lines
-from gristmill.shared.usage_ledger import USAGE_DAYS, Ledger
+from gristmill.producer.usage_report import cost_of
+from gristmill.shared.usage_ledger import USAGE_DAYS, Ledger, Usage
 
 router = APIRouter(tags=["tenant"])
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise PydanticCustomError("day", "this is no day; write YYYY-MM-DD") from None
+
+
+Day = Annotated[date, BeforeValidator(_day)]
+"""A day as a query parameter."""
 
 
 class UsageObject(BaseModel):
@@ -51,29 +64,43 @@ class UsageList(BaseModel):
 async def usage(
     gateway: CurrentGateway,
     tenant: CallingTenant,
-    start: Annotated[date | None, Query(description="first UTC day; default: first of the month of end")] = None,
-    end: Annotated[date | None, Query(description="last UTC day; default: today")] = None,
+    start: Annotated[Day | None, Query(description="first UTC day; default: first of the month of end")] = None,
+    end: Annotated[Day | None, Query(description="last UTC day; default: today")] = None,
 ) -> UsageList:  # fmt: skip
     """Return what the calling tenant used on each day of each model."""
     ledgers = [Ledger(each.queue) for each in gateway.models.queues]
     last = await retry_redis(ledgers[0].today) if end is None else end
     first = start or last.replace(day=1)
-    if not 0 <= (last - first).days < USAGE_DAYS:
-        message = f"start {first} to end {last} is no range of 1 to {USAGE_DAYS} days, which the ledger keeps; change it"
-        raise ApiError(400, message, param="start")
+    _check_days(first, last)
+    found: defaultdict[tuple[date, str], list[Usage]] = defaultdict(list)  # of all queues
+    for ledger in ledgers:
+        for row in await retry_redis(ledger.rows, first, last, tenant.name):
+            found[row.day, row.model].append(row.usage)
     price = gateway.settings.device_hour_price
-    rows = [
-        row for each in ledgers for row in await retry_redis(each.rows, first, last, tenant.name)
+    data = [
+        _usage_object(day, model, Usage.total(usages), price)
+        for (day, model), usages in sorted(found.items())
     ]
-    return UsageList(
-        data=[
-            UsageObject(
-                day=date.fromisoformat(line.names[0]),
-                model=line.names[1],
-                **line.usage._asdict(),
-                device_seconds=line.usage.device_ms / 1000,
-                cost=cost_of(line.usage.device_ms, price) if price else None,
-            )
-            for line in usage_lines(rows, ("day", "model"), price)
-        ]
+    return UsageList(data=data)
+
+
+def _check_days(first: date, last: date) -> None:
+    if first > last:
+        raise ApiError(400, f"start {first} is after end {last}; swap them", param="start")
+    num_days = (last - first).days + 1
+    if num_days > USAGE_DAYS:
+        message = f"start {first} to end {last} is {num_days:,} days; the limit is {USAGE_DAYS}; ask for fewer"
+        raise ApiError(400, message, param="start")
+
+
+def _usage_object(day: date, model: str, usage: Usage, price: float) -> UsageObject:
+    return UsageObject(
+        day=day,
+        model=model,
+        requests=usage.requests,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        device_seconds=usage.device_ms / 1000,
+        cost=cost_of(usage.device_ms, price) if price else None,
     )
