@@ -5,7 +5,7 @@ import io
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from queues import claim, open_worker, outcome, some_requests
 
 from gristmill.producer.commands.usage import usage
@@ -31,10 +31,14 @@ async def filled(queue: Queue) -> Queue:
     return queue
 
 
-def run(queue: Queue, any_redis_url: str, *words: str, **environment: str) -> str:
-    done = CliRunner().invoke(
+def invoke(queue: Queue, any_redis_url: str, *words: str, **environment: str) -> Result:
+    return CliRunner().invoke(
         usage, [*words, "--redis-url", any_redis_url, "--queue", queue.keys.queue], env=environment
     )
+
+
+def run(queue: Queue, any_redis_url: str, *words: str, **environment: str) -> str:
+    done = invoke(queue, any_redis_url, *words, **environment)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -63,9 +67,23 @@ def test_table_is_aligned_and_has_no_costs_without_a_price(
 def test_days_and_tenant_choose_the_rows(filled: Queue, any_redis_url: str) -> None:
     today = datetime.now(UTC).date()
     before = str(today - timedelta(days=1))
-    assert len(run(filled, any_redis_url, "--from", before, "--to", before).splitlines()) == 1
     only = run(filled, any_redis_url, "--from", before, "--tenant", "b", "--by", "day").splitlines()
     assert [line.split()[0] for line in only[1:]] == [str(today)]
-    swapped = CliRunner().invoke(usage, ["--from", str(today), "--to", before])
-    assert swapped.exit_code == 2
-    assert "swap them" in swapped.stderr
+
+
+def test_days_that_end_before_they_begin_are_refused(filled: Queue, any_redis_url: str) -> None:
+    today = datetime.now(UTC).date()
+    day = timedelta(days=1)
+    for words, last in ((("--to", str(today - day)), today - day), ((), today)):
+        done = invoke(filled, any_redis_url, "--from", str(today + day), *words)
+        assert done.exit_code == 2
+        assert f"--from {today + day} is after --to {last} (default: today)" in done.stderr
+
+
+def test_no_requests_are_said(filled: Queue, any_redis_url: str) -> None:
+    words = ("--from", "2026-01-01", "--to", "2026-01-02")
+    done = invoke(filled, any_redis_url, *words)
+    assert (done.stdout, done.stderr) == ("", "no requests from 2026-01-01 to 2026-01-02\n")
+    done = invoke(filled, any_redis_url, *words, "--tenant", "nobody", "--csv")
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == "no requests of tenant nobody from 2026-01-01 to 2026-01-02\n"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.shared.cli import queue_options
+from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
     from datetime import date, datetime
@@ -58,26 +58,32 @@ def usage(
     from gristmill.producer.usage_report import usage_lines
     from gristmill.shared.usage_ledger import Ledger
 
-    async def read(queue: "Queue") -> "list[LedgerRow]":
+    async def read(queue: "Queue") -> "tuple[date, date, list[LedgerRow]]":
         ledger = Ledger(queue)
         until = last.date() if last else await ledger.today()
-        return await ledger.rows(first.date() if first else until.replace(day=1), until, tenant)
+        since = first.date() if first else until.replace(day=1)
+        _check_days(since, until)
+        return since, until, await ledger.rows(since, until, tenant)
 
-    _check_days(first and first.date(), last and last.date())
+    since, until, rows = on_queue(settings, read)
     price = settings.device_hour_price
-    lines = usage_lines(on_queue(settings, read), by, price)
+    lines = usage_lines(rows, by, price)
+    if not lines:
+        say(f"no requests {f'of tenant {tenant} ' if tenant else ''}from {since} to {until}")
     heads = [*by, *_NUMBERS, *(_COSTS if price else ())]
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(heads)
         writer.writerows(_cells(lines, has_price=bool(price)))
-    else:
+    elif lines:
         _print_table(heads, len(by), list(_cells(lines, has_price=bool(price))))
 
 
-def _check_days(first: "date | None", last: "date | None") -> None:
-    if first and last and first > last:
-        raise click.UsageError(f"--from {first} is after --to {last}; swap them")
+def _check_days(first: "date", last: "date") -> None:
+    if first > last:
+        raise click.UsageError(
+            f"--from {first} is after --to {last} (default: today); choose an earlier day"
+        )
 
 
 def _cells(lines: "Sequence[UsageLine]", *, has_price: bool) -> Iterator[list[Any]]:
