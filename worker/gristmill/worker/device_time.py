@@ -1,9 +1,8 @@
 """Divide the time of an engine's devices among its requests, by tokens. The rules are pure.
 
 The runner notes each request that enters the engine and leaves it. Wall time times devices flows into a pool while at
-least one request is in the engine. A request with an answer is charged the part of the pool that its tokens are of all
-tokens that the engine processed and that nobody was charged for. A request without an answer takes its part out of the
-pool uncharged. So the charges of all requests never exceed the time of the devices.
+least one request is in the engine. A request with an answer is charged pool x its tokens / tokens not charged yet.
+Both are tokens that the engine processed. A request without an answer takes its part out of the pool uncharged. So the charges of all requests never exceed the time of the devices.
 """
 
 from collections.abc import Callable
