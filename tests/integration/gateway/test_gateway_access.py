@@ -46,6 +46,35 @@ async def test_a_page_of_another_site_cannot_use_an_open_gateway(gateway: Runnin
         assert (await api.post("/v1/requests", content=body)).status_code == 202
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403), ("evil.example:8000", 403), ("127.0.0.1.evil.example", 403), ("localhost.evil", 403),
+        ("10.0.0.1", 403), ("[::2]:80", 403), ("[", 403), ("localhost", 200), ("LocalHost:9", 200), ("127.1.2.3:80", 200),
+        ("[::1]:8000", 200),
+    ],
+)  # fmt: skip
+async def test_a_name_that_leads_to_loopback_is_no_loopback_name(
+    gateway: RunningGateway, host: str, status: int
+) -> None:
+    async with gateway.caller(Host=host, Origin=f"http://{host}") as api:
+        answer = await api.get("/v1/files")
+    assert answer.status_code == status
+    if status == 403:
+        assert problem(answer)["code"] == "cross_site"
+        assert "GRISTMILL_GATEWAY_ALLOW_ANONYMOUS" in problem(answer)["message"]
+
+
+async def test_a_host_is_any_with_a_key_or_where_calls_without_one_are_allowed(
+    gateway: RunningGateway, redis_url: str, queue: Queue, tmp_path: Path
+) -> None:
+    settings = gateway_settings(redis_url, queue, tmp_path, gateway_allow_anonymous=True)
+    async with running_gateway(settings) as allowing, allowing.caller(Host="app.example") as api:
+        assert (await api.get("/v1/files")).status_code == 200
+    async with gateway.caller(await gateway.add_tenant("acme"), Host="app.example") as api:
+        assert (await api.get("/v1/files")).status_code == 200
+
+
 async def test_without_a_tenant_nobody_is_let_in_from_elsewhere(
     redis_url: str, queue: Queue, tmp_path: Path
 ) -> None:

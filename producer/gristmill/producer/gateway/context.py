@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -24,7 +25,7 @@ from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.gateway.live_limit import LiveLimit
 from gristmill.producer.gateway.media_guard import MediaGuard
 from gristmill.producer.gateway.model_map import ModelMap, ServedQueue
-from gristmill.producer.gateway.settings import GatewaySettings
+from gristmill.producer.gateway.settings import GatewaySettings, is_loopback
 from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.producer.tenant_move import move_tenants
@@ -147,27 +148,49 @@ async def calling_tenant(
     """Return the tenant of a call, and count the call against its limit.
 
     Raises:
-        ApiError: 401 for an unknown key; 403 for a page of another site without a key; 429 over the
-            tenant's calls per minute.
+        ApiError: 401 for an unknown key; 403 for a page or a host of another site without a key; 429
+            over the tenant's calls per minute.
         WrongFormat: Another version wrote the queue.
     """
     await gateway.check_format()
     tenant = await gateway.authenticator.tenant_of(credentials.credentials if credentials else "")
-    if tenant is ANONYMOUS and _is_from_another_site(request):
-        message = "a web page of another site needs an API key (gristmill tenant create NAME)"
-        raise ApiError(403, message, code="cross_site")
+    if tenant is ANONYMOUS:
+        _check_site(request, any_host=gateway.settings.gateway_allow_anonymous)
     request.state.call.tenant = tenant.name
     await gateway.tenant_limits.count_call(tenant)
     return tenant
 
 
-def _is_from_another_site(request: Request) -> bool:
-    """Return True if a browser calls for a page of another site.
+def _check_site(request: Request, *, any_host: bool) -> None:
+    """Check that no browser calls for a page of another site. It can reach loopback, but it names the site.
 
-    It can reach loopback, but it names the site.
+    A site whose name leads to 127.0.0.1 (DNS rebinding) is its own origin there, so the host is checked too.
+
+    Args:
+        request: A call without a key.
+        any_host: True to accept every `Host`.
+
+    Raises:
+        ApiError: 403: the page or the host is another site's.
     """
-    origin = request.headers.get("origin")
-    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        message = "a web page of another site needs an API key (gristmill tenant create NAME)"
+        raise ApiError(403, message, code="cross_site")
+    if not any_host and not is_loopback(_without_port(host)):
+        message = (
+            f"a call without an API key has the Host {host[:200]!r}; call localhost or 127.0.0.1, send an API key"
+            " (gristmill tenant create NAME), or let the operator set GRISTMILL_GATEWAY_ALLOW_ANONYMOUS=true"
+        )
+        raise ApiError(403, message, code="cross_site")
+
+
+def _without_port(host: str) -> str:
+    """Return the lower-case name or address in a `Host` header; empty if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def caller_of(request: Request, tenant: Tenant) -> Caller:

@@ -106,10 +106,11 @@ class GatewaySettings(BatchSettings):
     @property
     def is_open(self) -> bool:
         """True if calls need no key while no tenant exists."""
-        return self.gateway_allow_anonymous or _is_loopback(self.gateway_host)
+        return self.gateway_allow_anonymous or is_loopback(self.gateway_host)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return True for `localhost` and for addresses of this machine alone: 127.0.0.0/8 and ::1."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
