@@ -1,6 +1,7 @@
 """Events of streamed requests: only the holder appends, in order; a stream has a cap and a TTL."""
 
-from queues import claim, claimed_by, die, open_worker, succeed
+import pytest
+from queues import a_request, claim, claimed_by, die, open_worker, succeed
 
 from gristmill.shared.audit import audit
 from gristmill.shared.event_streams import START, Append, Entry, stream_fact, stream_options
@@ -100,6 +101,32 @@ async def test_cap_counts_the_events_of_all_deliveries(queue: Queue) -> None:
     (again,) = await claim(queue, "w")
     assert await append(queue, "w", again, 1, b"x" * 10, max_bytes=100) == 1
     assert await append(queue, "w", again, 2, b"x", max_bytes=100) == 2
+
+
+async def test_new_request_with_the_id_of_an_old_one_begins_a_new_stream(queue: Queue) -> None:
+    (item,) = await claimed_by(queue, "w", facts=STREAM)
+    await append(queue, "w", item, 1, b"data: old\n\n", "succeeded")
+    await succeed(queue, "w", [item])
+    await queue.redis.unlink(queue.keys.result(item.id))
+    await queue.submit([a_request(item.id, facts=STREAM)])
+    assert await queue.events.rest(item.id) == []
+    (again,) = await claim(queue, "w")
+    assert await append(queue, "w", again, 1, b"data: new\n\n") == 1
+    assert [entry.events for entry in await queue.events.rest(item.id)] == [b"data: new\n\n"]
+    await queue.submit([a_request(item.id, facts=STREAM)])
+    assert len(await queue.events.rest(item.id)) == 1
+
+
+@pytest.mark.parametrize("name", ["9-1", "1-1"])
+async def test_stream_with_foreign_entries_fails_alone(queue: Queue, name: str) -> None:
+    first, bad, last = await claimed_by(queue, "w", 3, facts=STREAM)
+    key = queue.keys.events(bad.id)
+    await queue.redis.xadd(key, {"a": "b"}, id=name)
+    appends = [Append(item, 2, b"data: x\n\n", "") for item in (first, bad, last)]
+    assert await queue.events.append("w", appends, TTL_MS, MAX_BYTES) == [1, 3, 1]
+    found = await queue.events.read({item.id: START for item in (first, bad, last)})
+    assert [len(found[item.id]) for item in (first, last)] == [1, 1]
+    assert [entry.events for entry in found[bad.id]] == [b""]
 
 
 async def test_each_append_renews_the_ttl(queue: Queue) -> None:

@@ -111,7 +111,8 @@ class EventStreams:
 
         Returns:
             A code for each: 1 appended; 2 the stream would be too long, and its last entry says so;
-                0 the worker does not hold the request.
+                3 the stream has entries that no worker of this delivery wrote; 0 the worker does
+                not hold the request.
 
         Raises:
             RedisFull: Redis is at its `maxmemory`.
@@ -145,5 +146,7 @@ def _entries(found: Sequence[Any]) -> list[Entry]:
 
 
 def _entry(name: str, fields: Mapping[bytes, bytes]) -> Entry:
+    """Return an entry; one that no worker wrote has no events."""
     delivery, _, number = name.partition("-")
-    return Entry(int(delivery), int(number), fields[b"events"], fields[b"end"].decode())
+    ending = fields.get(b"end", b"").decode(errors="replace")
+    return Entry(int(delivery), int(number), fields.get(b"events", b""), ending)

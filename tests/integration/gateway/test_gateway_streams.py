@@ -9,6 +9,7 @@ import openai
 import orjson
 import pytest
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
+from queues import claimed_by
 from streams import (
     CHAT,
     CHAT_PATH,
@@ -25,6 +26,8 @@ from workers import local_worker, settings_for
 
 from gristmill.producer.gateway import live_stream
 from gristmill.producer.gateway.routes_live import REQUEST_ID
+from gristmill.producer.gateway.stream_reader import StreamReader
+from gristmill.shared.event_streams import Append, stream_fact
 from gristmill.shared.queue import Queue
 from gristmill.worker.engine import StubEngine
 
@@ -266,6 +269,22 @@ async def test_event_that_cannot_be_read_interrupts_after_what_came_before(
     assert stream.text == "one"
     assert stream.error["code"] == "stream_interrupted"
     assert worker.item.id in stream.error["message"]
+
+
+async def test_stream_that_redis_refuses_ends_only_its_own_calls(queue: Queue) -> None:
+    items = await claimed_by(queue, "w", 5, facts=stream_fact({}))
+    appends = [Append(item, 1, b"data: x\n\n", "") for item in items]
+    await queue.events.append("w", appends, 60_000, 1000)
+    await queue.redis.set(queue.keys.events(items[3].id), b"mine")
+    reader, num_woken = StreamReader(queue), asyncio.Semaphore(0)
+    try:
+        followings = [reader.follow(item.id, num_woken.release) for item in items]
+        for _ in items:
+            await num_woken.acquire()
+        assert [each.error is None for each in followings] == [True, True, True, False, True]
+        assert [len(each.take()) for each in followings] == [1, 1, 1, 0, 1]
+    finally:
+        await reader.aclose()
 
 
 async def test_client_comes_back_and_resumes_after_an_event(

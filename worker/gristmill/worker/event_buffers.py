@@ -26,6 +26,9 @@ MAX_CALL_BYTES = 256 * 2**10
 
 TOO_SLOW = "stream_too_slow"
 
+_FAILED = {2: "stream_too_long", 3: "stream_has_foreign_entries"}
+"""Codes of `EventStreams.append` that end a stream, and what the log calls them."""
+
 
 class EventBuffer:
     """The events of one delivery that are not in Redis yet.
@@ -110,8 +113,8 @@ class EventBuffer:
 
     def appended(self, code: int) -> None:
         """Take the code of the entry that `next_append` returned last; see `EventStreams.append`."""
-        if code == 2:
-            log.warning("stream.failed", id=self.claimed.id, reason="stream_too_long")
+        if reason := _FAILED.get(code):
+            log.warning("stream.failed", id=self.claimed.id, reason=reason)
         if code != 1:
             self.close()
         elif not self.is_waiting:

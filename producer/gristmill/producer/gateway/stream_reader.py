@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import structlog
+from redis.exceptions import ResponseError
 
 from gristmill.shared.chunking import chunks
 from gristmill.shared.event_streams import START, Entry
@@ -109,7 +110,7 @@ class StreamReader:
             await self._has_some.wait()
             try:
                 for some in chunks(self._hungry(), STREAMS_A_READ):
-                    await self._read(some)
+                    await self._read_or_fail(some)
             except Exception as error:  # noqa: BLE001  # whatever it is, nobody may wait for ever
                 log.warning("streams.not_read", error=repr(error)[:500])
                 if not is_transient(error):
@@ -121,10 +122,26 @@ class StreamReader:
         """Return a following of each stream: those of one stream at different positions take turns."""
         hungry = []
         for followings in self._followings.values():
-            waiting = [each for each in followings if each.is_hungry]
+            waiting = [each for each in followings if each.is_hungry and not each.error]
             if waiting:
                 hungry.append(min(waiting, key=lambda each: _number(each.position)))
         return hungry
+
+    async def _read_or_fail(self, followings: Sequence[Following]) -> None:
+        """Read streams; one that is refused is looked for by halves, so that it fails alone."""
+        try:
+            await self._read(followings)
+        except ResponseError as error:
+            if is_transient(error):
+                raise
+            if middle := len(followings) // 2:
+                await self._read_or_fail(followings[:middle])
+                await self._read_or_fail(followings[middle:])
+                return
+            request_id = followings[0].request_id
+            log.warning("stream.not_read", id=request_id, error=repr(error)[:500])
+            for each in self._followings.get(request_id, ()):
+                each.fail(error)
 
     async def _read(self, followings: Sequence[Following]) -> None:
         positions = {each.request_id: each.position for each in followings}

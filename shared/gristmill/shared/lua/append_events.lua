@@ -4,7 +4,8 @@
 -- ARGV     worker, ttl_ms, max_bytes (of the events of one request), then for each entry:
 --          id, fence, number of the entry in its delivery (from 1), events, ending ("" while more events follow)
 -- Returns  a code for each: 1 appended, now or by an earlier call; 2 the stream would be too long, and its last entry
---          says so; 0 the worker does not hold the request, and nothing changed
+--          says so; 3 the stream has entries that are not of this format, or is ahead of the delivery; 0 the worker
+--          does not hold the request. With 0 and 3 nothing changed
 -- Keeps    3 (only a holder may append), 7 (a stream has a cap and a TTL)
 
 local TOO_LONG = "stream_too_long"
@@ -43,6 +44,8 @@ local function append(id, fence, number, events, ending)
 end
 
 for i = 4, #ARGV, 5 do
-  codes[#codes + 1] = append(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4])
+  -- Protected, so that a stream that somebody else wrote to fails alone.
+  local is_done, code = pcall(append, ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3], ARGV[i + 4])
+  codes[#codes + 1] = is_done and code or 3
 end
 return codes

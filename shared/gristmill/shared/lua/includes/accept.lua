@@ -8,6 +8,8 @@ table.insert(writers, 1, function() -- the first, since the second writes what i
   count("queued_tokens", accepted.cost)
 end)
 
+local STREAM_FACT = "|!?stream="
+
 -- Read one request of ARGV, whose values begin at `first`, into a table; docs/protocol.md lists the values. Callers
 -- use one table for all requests, as 500 tables would cost.
 local function read_request(request, first)
@@ -48,6 +50,9 @@ local function accept(request, is_new, time_ms)
       return present.digest == request.digest and "queued" or "conflict"
     end
     call("SET", prefix .. "request:" .. request.id, record) -- replaces a value of a wrong type
+  end
+  if string.find(request.tail, STREAM_FACT) then
+    call("UNLINK", prefix .. "events:" .. request.id) -- left by an earlier request with this id
   end
   accepted.number, accepted.cost = accepted.number + 1, accepted.cost + (request.cost or header_of(record).cost)
   count_record(request.tenant, 1, #record)
