@@ -2,7 +2,8 @@
 
 The runner notes each request that enters the engine and leaves it. Wall time times devices flows into a pool while at
 least one request is in the engine. A request with an answer is charged pool x its tokens / tokens not charged yet.
-Both are tokens that the engine processed. A request without an answer takes its part out of the pool uncharged. So the charges of all requests never exceed the time of the devices.
+Both are tokens that the engine processed. A request without an answer takes its part out of the pool uncharged. So the
+charges of all requests never exceed the time of the devices.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ class DeviceTime:
     def __init__(self, num_devices: float, processed_tokens: Callable[[], int]) -> None:
         self._num_devices = num_devices
         self._processed_tokens = processed_tokens
-        self._settled_tokens = 0.0  # of the processed ones, those that left with their requests
+        self._settled_tokens = 0.0  # tokens already charged, or taken out uncharged
         self._pool_s = 0.0
         self._pool_until_s = 0.0  # moment up to which time is in the pool
         self._rounding_ms = 0.0  # charged less than due so far, below 1
@@ -40,7 +41,7 @@ class DeviceTime:
         self._num_running += 1
         self._sum_started_s += now_s
 
-    def charge(self, started_s: float, tokens: int, now_s: float) -> int:
+    def leave_answered(self, started_s: float, tokens: int, now_s: float) -> int:
         """Note that a request leaves with an answer; return its device time in milliseconds.
 
         Args:
@@ -53,18 +54,18 @@ class DeviceTime:
         if self._processed_tokens():
             share = tokens / max(self._unsettled_tokens, tokens, 1)
         due_ms = self._take(share if tokens else 0.0) * 1000 + self._rounding_ms
-        self._drop(started_s)
+        self._forget(started_s)
         self._rounding_ms = due_ms % 1
         return int(due_ms)
 
-    def leave(self, started_s: float, now_s: float) -> None:
+    def leave_unanswered(self, started_s: float, now_s: float) -> None:
         """Note that a request leaves without an answer: aborted, or failed by the engine.
 
         Nobody knows its tokens, so its part goes by the time that it spent in the engine.
         """
         self._fill(now_s)
         self._take(self._share_of_time(started_s, now_s))
-        self._drop(started_s)
+        self._forget(started_s)
 
     @property
     def _unsettled_tokens(self) -> float:
@@ -86,6 +87,6 @@ class DeviceTime:
         total_s = self._num_running * now_s - self._sum_started_s
         return (now_s - started_s) / total_s if total_s > 0 else 1 / self._num_running
 
-    def _drop(self, started_s: float) -> None:
+    def _forget(self, started_s: float) -> None:
         self._num_running -= 1
         self._sum_started_s = self._sum_started_s - started_s if self._num_running else 0.0

@@ -103,10 +103,10 @@ class Runner:
         try:
             response = await self._post(request)
         except BaseException:
-            self._device_time.leave(started_s, time.monotonic())
+            self._device_time.leave_unanswered(started_s, time.monotonic())
             raise
         num_tokens = response.prompt_tokens + response.output_tokens
-        device_ms = self._device_time.charge(started_s, num_tokens, time.monotonic())
+        device_ms = self._device_time.leave_answered(started_s, num_tokens, time.monotonic())
         return replace(response, device_ms=device_ms)
 
     async def _post(self, request: ClaimedRequest) -> Response:
