@@ -5,9 +5,12 @@ may run twice, at the same time too, and it may be killed at any point and run a
 before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
+from pydantic import ValidationError
+
+from gristmill.producer.tenants import Tenant
 from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import WrongFormat
 from gristmill.shared.key_scan import queue_names
@@ -43,7 +46,8 @@ async def move_tenants(redis: AnyRedis, queue: str) -> None:
         queue: Name of the queue.
 
     Raises:
-        WrongFormat: The directory has another tenant of the same name; the queue still has all of its own.
+        WrongFormat: The directory has another tenant of the same name, or a record is damaged; the queue still has all
+            of its own.
     """
     await _TenantMove(redis, queue).run()
 
@@ -63,14 +67,23 @@ class _TenantMove:
         if not await self._redis.exists(self._names, self._api_keys):
             return
         api_keys: Mapping[bytes, bytes] = await self._redis.hgetall(self._api_keys)
-        names = {*await self._redis.smembers(self._names), *api_keys.values()}
-        records = await self._records(sorted(name.decode() for name in names))
+        members: Set[bytes] = await self._redis.smembers(self._names)
+        names = sorted(name.decode() for name in {*members, *api_keys.values()})
+        records = await self._records(names)
+        for name, record in records.items():
+            self._check_record(name, record)
         for name, record in records.items():
             await self._redis.set(self._directory.tenant(name), record, nx=True)
         await self._check(records)
         for some in chunks(list(records), KEYS_A_CALL):
             await self._redis.sadd(self._directory.tenants, *some)
-        for pairs in chunks(list(api_keys.items()), KEYS_A_CALL):
+        owners = {
+            name.encode()
+            for name in names
+            if name in records or await self._is_known(name, members)
+        }
+        moving = [(key, name) for key, name in api_keys.items() if name in owners]
+        for pairs in chunks(moving, KEYS_A_CALL):
             await self._redis.hset(self._directory.api_keys, mapping=dict(pairs))
         for name in records:
             await self._redis.unlink(self._of_kind("tenant", name))
@@ -80,6 +93,29 @@ class _TenantMove:
         """Return the records of the tenants that the queue still has."""
         found = {name: await self._redis.get(self._of_kind("tenant", name)) for name in names}
         return {name: record for name, record in found.items() if record is not None}
+
+    async def _is_known(self, name: str, members: Set[bytes]) -> bool:
+        """Return True if a tenant of the queue is in the directory. One that was deleted is no member of the queue.
+
+        Its left API keys must not open a tenant of this name of another queue.
+        """
+        is_member = name.encode() in members
+        return is_member and bool(await self._redis.exists(self._directory.tenant(name)))
+
+    def _check_record(self, name: str, record: bytes) -> None:
+        try:
+            found, reason = (
+                Tenant.model_validate_json(record).name,
+                "the record names another tenant",
+            )
+        except ValidationError as error:
+            found, reason = None, error.errors()[0]["msg"]
+        if found != name:
+            raise WrongFormat(
+                f"queue {self._queue} has a damaged record of the tenant {name} of version 0.1 ({reason}), so no tenant of"
+                f" this queue was moved. redis-cli SET '{self._of_kind('tenant', name)}' '{{\"name\":\"{name}\"}}' keeps its API"
+                f" keys and gives it the default limits and no webhook; then: gristmill tenant change {name}"
+            )
 
     async def _check(self, records: Mapping[str, bytes]) -> None:
         """Check that the directory has no other tenant of these names.

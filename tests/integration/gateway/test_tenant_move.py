@@ -102,6 +102,36 @@ async def test_other_tenant_of_the_name_is_refused_until_somebody_decides(queue:
     assert await left_in(redis, name) == set()
 
 
+async def test_key_of_a_deleted_tenant_opens_no_other_of_its_name(queue: Queue) -> None:
+    redis, name, tenants = queue.redis, queue.keys.queue, Tenants(queue.redis)
+    await tenants.create(ACME)
+    keys = Keys(name)
+    await redis.hset(keys.of_kind("api_keys", ""), sha256(b"gm-old").hexdigest(), "acme")
+    await as_before(redis, name, Tenant(name="b"), "gm-2")
+    await move_tenants(redis, name)
+    assert await tenants.by_key("gm-old") is None
+    assert await tenants.by_key("gm-2") == Tenant(name="b")
+    assert await left_in(redis, name) == set()
+
+
+@pytest.mark.parametrize(
+    "record", ['{"name":"carl"', "[]", '{"name":"acme"}', '{"name":"carl","max_live":0}']
+)
+async def test_damaged_record_is_named_and_stays(queue: Queue, record: str) -> None:
+    redis, name, tenants = queue.redis, queue.keys.queue, Tenants(queue.redis)
+    await as_before(redis, name, Tenant(name="b"), "gm-2")
+    await as_before(redis, name, Tenant(name="carl"), "gm-1")
+    await redis.set(Keys(name).of_kind("tenant", "carl"), record)
+    with pytest.raises(WrongFormat, match=rf"queue {name} has a damaged record .* carl ") as caught:
+        await move_tenants(redis, name)
+    assert await tenants.list() == []
+    assert await left_in(redis, name) == {"tenant", "tenants", "api_keys"}
+    _, key, _, repaired, _ = str(caught.value).split("redis-cli SET ")[1].split("'", 4)
+    await redis.set(key, repaired)
+    await move_tenants(redis, name)
+    assert await tenants.by_key("gm-1") == Tenant(name="carl")
+
+
 class Killed(BaseException):
     """Stands for `kill -9` between two calls of Redis."""
 
