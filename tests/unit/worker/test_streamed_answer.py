@@ -1,6 +1,8 @@
 """Test that the chunks of a stream become the whole answer, and which events reach the caller."""
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,6 +111,8 @@ def test_json_on_several_lines_is_passed_on_as_one() -> None:
         {"choices": [7]},
         {"choices": {"a": 1}},
         {"choices": [{"index": [1], "delta": {}}]},
+        {"x": json.loads("[" * 300 + "]" * 300)},
+        {"choices": [{"index": 1, "text": "a"}, {"index": 1, "delta": {}}]},
         {"choices": [{"index": 1024, "delta": {}}]},
         {"choices": [{"index": -1, "delta": {}}]},
         {"choices": [{"delta": 7}]},
@@ -124,6 +128,45 @@ def test_event_that_is_no_chunk_is_an_error_and_reaches_nobody(fields: Any) -> N
     response = answer.response()
     assert response.status == 500
     assert json.loads(response.body)["error"]["type"] == "InvalidStreamError"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda n: event(choices=[], **{f"name {n}": "x" * 1000}),
+        lambda n: event(choices=[], **{f"name {n}": {"a": ["x" * 1000]}}),
+        lambda n: choice(content="x" * 1000),
+        lambda n: event(choices=[{"delta": {f"name {n}": {"a": "x" * 1000}}}]),
+        lambda n: choice(content=[{"token": "x" * 1000}]),
+        lambda n: choice(tool_calls=[{"index": n, "id": "x" * 1000}]),
+        lambda n: choice(tool_calls=[{"function": {f"name {n}": {"a": "x" * 1000}}}]),
+    ],
+    ids=["top texts", "top objects", "text", "delta", "list", "calls", "function"],
+)
+def test_number_of_bytes_counts_all_that_is_kept(part: Callable[[int], bytes]) -> None:
+    answer, _ = fed(*map(part, range(100)))
+    assert 100_000 <= answer.num_bytes < 120_000
+
+
+def test_number_of_bytes_leaves_out_what_each_chunk_repeats() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    part = {"index": 0, "delta": {"role": "assistant", "content": "a"}}
+    answer, _ = fed(
+        *[
+            event(id="c", model="m" * 100, choices=[part], usage=usage | {"n": n})
+            for n in range(1000)
+        ]
+    )
+    assert answer.num_bytes < 2000
+
+
+def test_end_of_an_event_is_looked_for_in_new_bytes_alone() -> None:
+    answer, _ = fed()
+    began_s = time.process_time()
+    for _ in range(40_000):
+        answer.feed(b"x" * 100)
+    assert answer.num_bytes == 4_000_000
+    assert time.process_time() - began_s < 5  # with all bytes it takes minutes
 
 
 @pytest.mark.parametrize("code", [400, 500, None])

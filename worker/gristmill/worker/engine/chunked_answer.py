@@ -7,20 +7,22 @@ the same request gets without a stream, except fields of vLLM that are null ther
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from gristmill.shared.answers import mapping
 
 MAX_INDEX = 1024
 """Bound of the indexes of choices and tool calls, since the answer gets an entry for each index below the largest."""
 
-LIST_ITEM_BYTES = 64
-"""Bytes that an item of a list, such as a token's logprobs, counts at least."""
+ENTRY_BYTES = 64
+"""Bytes that a name, a choice or a tool call counts beside its values."""
 
 
 class ChunkedAnswer:
     """The answer so far.
 
     Attributes:
-        num_bytes: About how many bytes the answer has.
+        num_bytes: About how many bytes the answer has, as JSON.
     """
 
     def __init__(self) -> None:
@@ -41,13 +43,15 @@ class ChunkedAnswer:
             ValueError: An index is out of its range.
             TypeError: A part of the chunk is of another type than in OpenAI's API.
         """
-        self._fields |= {
-            name: value for name, value in chunk.items() if name != "choices" and value is not None
-        }
+        for name, value in chunk.items():
+            if name != "choices" and value is not None:
+                self._set(self._fields, name, value)
         for part in _objects_in(chunk, "choices"):
             index = _index_of(part)
-            choice = self._choices.setdefault(index, _empty_choice(index, part))
-            self._add_to_choice(choice, part)
+            if index not in self._choices:
+                self._choices[index] = _empty_choice(index, part)
+                self.num_bytes += ENTRY_BYTES
+            self._add_to_choice(self._choices[index], part)
 
     def fields(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -73,8 +77,6 @@ class ChunkedAnswer:
             if name == "tool_calls":
                 for call in _objects_in(delta, name):
                     self._add_tool_call(message.setdefault("tool_calls", []), call)
-            elif name == "role":
-                message["role"] = value
             elif value is not None:
                 self._join(message, name, value)
 
@@ -82,8 +84,11 @@ class ChunkedAnswer:
         index = _index_of(part)
         while len(calls) <= index:
             calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+            self.num_bytes += ENTRY_BYTES
         call = calls[index]
-        call.update({name: part[name] for name in ("id", "type") if part.get(name)})
+        for name in ("id", "type"):
+            if part.get(name):
+                self._set(call, name, part[name])
         for name, value in mapping(part.get("function")).items():
             if value is not None:
                 self._join(call["function"], name, value)
@@ -92,15 +97,27 @@ class ChunkedAnswer:
         """Append a part to the text or the list that an object has under a name; replace other values."""
         before = owner.get(name)
         is_part = type(before) is type(value) and isinstance(value, str | list)
-        owner[name] = before + value if is_part and name not in _WHOLE else value
-        if isinstance(value, str):
-            self.num_bytes += len(value)
-        elif isinstance(value, list):
-            self.num_bytes += LIST_ITEM_BYTES * len(value)
+        if is_part and name not in _WHOLE:
+            self.num_bytes += _size(value)
+            owner[name] = before + value
+        else:
+            self._set(owner, name, value)
+
+    def _set(self, owner: dict[str, Any], name: str, value: Any) -> None:
+        """Set a field; most chunks repeat what the field has."""
+        before = owner.get(name)
+        if before != value:
+            replaced = _size(before) if name in owner else -ENTRY_BYTES
+            self.num_bytes += _size(value) - replaced
+            owner[name] = value
 
 
-_WHOLE = ("finish_reason", "stop_reason")
+_WHOLE = ("finish_reason", "stop_reason", "role")
 """Texts that one chunk carries whole."""
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str) else len(orjson.dumps(value))
 
 
 def _index_of(part: Mapping[str, Any]) -> int:

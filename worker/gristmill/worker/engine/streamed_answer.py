@@ -68,7 +68,7 @@ class StreamedAnswer:
         self.body = body
         if not self._shows_usage:
             self.body = asks_for_stream(body, {"include_usage": True}, endpoint)
-        self._unread = b""
+        self._unread = bytearray()
         self._is_after_cr = False
         self._chunks = ChunkedAnswer()
         self._whole: Mapping[str, Any] | None = None
@@ -81,7 +81,13 @@ class StreamedAnswer:
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they come; an event may come in several parts."""
-        *blocks, self._unread = (self._unread + self._with_newlines(data)).split(b"\n\n")
+        start = max(0, len(self._unread) - 1)  # the bytes before it end no block
+        self._unread += self._with_newlines(data)
+        end = self._unread.rfind(b"\n\n", start)
+        if end < 0:
+            return
+        blocks = bytes(self._unread[:end]).split(b"\n\n")
+        del self._unread[: end + 2]
         for block in blocks:
             self._take(block.removeprefix(BOM_UTF8))
 
@@ -122,7 +128,7 @@ class StreamedAnswer:
                 self._chunks.add(fields)
                 if self._is_for_caller(fields):
                     self._on_event(b"data: %s\n\n" % data)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
             message = f"the server sent an event that is none of {self._endpoint}: {error}"
             self._error = {"error": {"message": message, "type": "InvalidStreamError"}}
 
