@@ -26,6 +26,7 @@ from workers import local_worker, settings_for
 
 from gristmill.producer.gateway import live_stream
 from gristmill.producer.gateway.routes_live import REQUEST_ID
+from gristmill.producer.gateway.sent_text import SentText
 from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.shared.event_streams import Append, stream_fact
 from gristmill.shared.queue import Queue
@@ -285,6 +286,28 @@ async def test_stream_that_redis_refuses_ends_only_its_own_calls(queue: Queue) -
         assert [len(each.take()) for each in followings] == [1, 1, 1, 0, 1]
     finally:
         await reader.aclose()
+
+
+async def test_other_calls_have_turns_while_an_ended_stream_is_repeated(
+    api: httpx.AsyncClient, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, worker = await begun(api, queue, Idempotency_Key="k")
+    for _ in range(20):
+        await worker.append(chunk("a"))
+    await worker.append(ending="succeeded")
+    await worker.succeed("a" * 20)
+    await call
+    turns, seen = list[None](), list[int]()
+    pass_on = SentText.pass_on
+
+    def counted(self: SentText, delivery: int, event: bytes) -> bytes | None:
+        seen.append(len(turns))
+        asyncio.get_running_loop().call_soon(turns.append, None)
+        return pass_on(self, delivery, event)
+
+    monkeypatch.setattr(SentText, "pass_on", counted)
+    assert (await received(api, Idempotency_Key="k")).text == "a" * 20
+    assert seen == list(range(20))
 
 
 async def test_client_comes_back_and_resumes_after_an_event(

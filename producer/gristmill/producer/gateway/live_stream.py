@@ -137,7 +137,7 @@ class LiveStream:
         What ends the stream with an error goes into `_error`, so that the client gets first what came before.
         """
         if not following.is_hungry:
-            return self._passed(following.take())
+            return await self._passed(following.take())
         if self._waiting.done():
             return await self._rest(self._waiting.result())
         await self._check_call()
@@ -175,13 +175,14 @@ class LiveStream:
             why = f"it took longer than {self._limit_s:g} s (GRISTMILL_GATEWAY_LIVE_TIMEOUT_S){await self._served.lack_of_workers()}"
             raise self._ended("timeout", why, HTTPStatus.GATEWAY_TIMEOUT)
 
-    def _passed(self, entries: Sequence[Entry]) -> bytes:
-        """Return what the client gets of entries."""
+    async def _passed(self, entries: Sequence[Entry]) -> bytes:
+        """Return what the client gets of entries; other calls have their turns between them."""
         passed: list[bytes] = []
         try:
             for entry in entries:
                 passed.extend(self._events_in(entry))
                 self._take_ending(entry)
+                await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001  # whatever the server sent, the client gets an end
             self._error = self._interrupted(error)
         return b"".join(passed)
@@ -210,7 +211,7 @@ class LiveStream:
     async def _rest(self, result: Result) -> bytes:
         """Return the rest: what the stream still has, then what only the result has."""
         entries = await retry_redis(self._served.queue.events.rest, self._id, self._position)
-        data = self._passed(entries)
+        data = await self._passed(entries)
         if self._is_over or self._error:
             return data
         self._is_over = True

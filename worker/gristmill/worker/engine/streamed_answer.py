@@ -120,6 +120,8 @@ class StreamedAnswer:
             return
         try:
             fields = orjson.loads(data)
+            if not isinstance(fields, dict):
+                raise TypeError(f"it is {str(fields)[:50]}, not an object")  # noqa: TRY301  # one place ends the answer
             if self._is_error(fields):
                 self._error = fields
             elif self._is_of_responses:
