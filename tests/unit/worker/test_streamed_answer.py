@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.worker.engine.streamed_answer import StreamedAnswer, asks_for_stream
+from gristmill.worker.engine.streamed_answer import StreamedAnswer, with_stream
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"stream":true}'
@@ -202,12 +202,12 @@ def test_whole_answer_of_the_responses_api_is_in_its_last_event() -> None:
 
 
 def test_body_asks_for_the_usage_and_for_nothing_else_that_the_caller_did_not() -> None:
-    body = asks_for_stream(b'{"n":1}', {"continuous_usage_stats": True}, CHAT)
+    body = with_stream(b'{"n":1}', {"continuous_usage_stats": True}, CHAT)
     answer, _ = fed(body=body)
     assert json.loads(answer.body) == {
         "n": 1, "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    assert json.loads(asks_for_stream(b"{}", {"include_usage": True}, "/v1/responses")) == {
+    assert json.loads(with_stream(b"{}", {"include_usage": True}, "/v1/responses")) == {
         "stream": True
     }
-    assert asks_for_stream(b"[]", {}, CHAT) == b"[]"
+    assert with_stream(b"[]", {}, CHAT) == b"[]"

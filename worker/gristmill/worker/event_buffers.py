@@ -1,7 +1,7 @@
 """Hold the events of streamed answers until they are in Redis. The engine adds them, `event_writer.py` appends them.
 
-Nothing here waits, so a slow Redis does not hold up the engine. A stream that outgrows its bound ends by name instead,
-and its request runs on to its result.
+Nothing here waits, so a slow Redis does not hold up the engine. A stream whose events wait too long ends with
+`stream_too_slow` instead, and one that gets too long with `stream_too_long`. Its request runs on to its result.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class EventBuffer:
         self.has_events = True
         self._events.append(event)
         self._num_bytes += len(event)
-        if not self._buffers.take(self, len(event)) or self._num_bytes > self._max_bytes:
+        if not self._buffers.note_added(self, len(event)) or self._num_bytes > self._max_bytes:
             log.warning("stream.failed", id=self.claimed.id, reason=TOO_SLOW)
             self._is_open = False
             self._drop()
@@ -81,7 +81,7 @@ class EventBuffer:
         if self._is_open:
             self._is_open = False
             self._ending = ending
-            self._buffers.take(self, 0)
+            self._buffers.note_added(self, 0)
         if self.is_waiting:
             self._written.clear()
             await self._written.wait()
@@ -93,8 +93,8 @@ class EventBuffer:
         self._ending = ""
         self._written.set()
 
-    def next_append(self, max_bytes: int) -> tuple[Append, int]:
-        """Take the next entry; returns it with its number of bytes.
+    def pop_entry(self, max_bytes: int) -> tuple[Append, int]:
+        """Remove the next entry; returns it with its number of bytes.
 
         Args:
             max_bytes: Bytes after which the entry takes no further events.
@@ -111,8 +111,8 @@ class EventBuffer:
             ending, self._ending = self._ending, ""
         return Append(self.claimed, self._number, b"".join(taken), ending), num_bytes
 
-    def appended(self, code: int) -> None:
-        """Take the code of the entry that `next_append` returned last; see `EventStreams.append`."""
+    def note_code(self, code: int) -> None:
+        """Note the code of the entry that `pop_entry` returned last; see `EventStreams.append`."""
         if reason := _FAILED.get(code):
             log.warning("stream.failed", id=self.claimed.id, reason=reason)
         if code != 1:
@@ -126,7 +126,7 @@ class EventBuffer:
 
     def _count_out(self, num_bytes: int) -> None:
         self._num_bytes -= num_bytes
-        self._buffers.num_bytes -= num_bytes
+        self._buffers.note_removed(num_bytes)
 
 
 class EventBuffers:
@@ -149,12 +149,16 @@ class EventBuffers:
         """Return the buffer of a request's answer."""
         return EventBuffer(claimed, worker, self, self._max_stream_bytes)
 
-    def take(self, buffer: EventBuffer, num_bytes: int) -> bool:
+    def note_added(self, buffer: EventBuffer, num_bytes: int) -> bool:
         """Note that a buffer has got something to append; returns False if too many bytes wait."""
         self.num_bytes += num_bytes
         self._waiting[buffer] = None
         self._has_waiting.set()
         return self.num_bytes <= MAX_BUFFERED_BYTES
+
+    def note_removed(self, num_bytes: int) -> None:
+        """Note that so many bytes wait no more."""
+        self.num_bytes -= num_bytes
 
     async def wait(self) -> None:
         """Wait until some buffer has something to append."""
@@ -170,7 +174,7 @@ class EventBuffers:
                 continue
             del self._waiting[buffer]
             if buffer.is_waiting:
-                append, size = buffer.next_append(MAX_CALL_BYTES - num_bytes)
+                append, size = buffer.pop_entry(MAX_CALL_BYTES - num_bytes)
                 num_bytes += size
                 buffers.append(buffer)
                 appends.append(append)

@@ -1,8 +1,8 @@
 """Append the events of streamed answers to Redis, those of all streams in one call.
 
 `queue_source.py` runs one `EventWriter` for each queue. It appends every 30 ms. While Redis is away, it repeats its call,
-and the events wait in their buffers, which have a bound. If Redis refuses them, the streams end without a word. Their
-readers then take what is missing from the results.
+and the events wait in their buffers, which have a bound. If Redis refuses them, the streams end without a last entry.
+Their readers then take what is missing from the results.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class EventWriter:
             buffers, appends = self._buffers.next_call()
             while appends:
                 for buffer, code in zip(buffers, await self._append(appends, buffers), strict=True):
-                    buffer.appended(code)
+                    buffer.note_code(code)
                 buffers, appends = self._buffers.next_call()
             await asyncio.sleep(began_s + INTERVAL_S - time.monotonic())
 

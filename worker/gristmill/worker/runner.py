@@ -17,7 +17,7 @@ from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import bounded
-from gristmill.worker.engine.streamed_answer import asks_for_stream
+from gristmill.worker.engine.streamed_answer import with_stream
 from gristmill.worker.failed_tries import FailedTries
 from gristmill.worker.failures import Failure, failure_of_error
 from gristmill.worker.in_flight import ClaimedRequest
@@ -114,7 +114,7 @@ class Runner:
         body, priority, on_event = record.body, ENGINE_PRIORITY[record.priority], request.on_event
         if on_event is None:
             return await self._engine.post(record.endpoint, body, priority=priority)
-        body = asks_for_stream(body, request.stream_options or {}, record.endpoint)
+        body = with_stream(body, request.stream_options or {}, record.endpoint)
         return await self._engine.post(record.endpoint, body, priority=priority, on_event=on_event)
 
     async def _answered(

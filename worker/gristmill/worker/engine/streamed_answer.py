@@ -33,7 +33,7 @@ _ENDS = ("response.completed", "response.incomplete", "response.failed")
 """Types of the last event of the Responses API, which carries the whole answer."""
 
 
-def asks_for_stream(body: bytes, options: Mapping[str, bool], endpoint: str) -> bytes:
+def with_stream(body: bytes, options: Mapping[str, bool], endpoint: str) -> bytes:
     """Return the body with `stream: true` and `stream_options`; unchanged if it is no JSON object."""
     try:
         fields = json.loads(body)
@@ -67,7 +67,7 @@ class StreamedAnswer:
         self._shows_usage = bool(options.get("include_usage"))
         self.body = body
         if not self._shows_usage:
-            self.body = asks_for_stream(body, {"include_usage": True}, endpoint)
+            self.body = with_stream(body, {"include_usage": True}, endpoint)
         self._unread = bytearray()
         self._is_after_cr = False
         self._chunks = ChunkedAnswer()
