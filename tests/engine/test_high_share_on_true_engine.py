@@ -21,7 +21,7 @@ BATCH_TOKENS = 500
 """Long enough for a hundred live requests, and short enough that the cache holds all that run."""
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -99,6 +99,7 @@ async def test_openais_client_gets_objects_of_its_own_types(gateway: RunningGate
         assert [model.id async for model in client.models.list()] == ["tiny"]
 
 
+@pytest.mark.long
 async def test_embeddings_are_the_same_as_base64_and_as_numbers(
     redis_url: str, argv: list[str], tmp_path: Path
 ) -> None:

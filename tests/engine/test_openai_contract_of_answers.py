@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from gateways import gateway_settings, running_gateway
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -20,6 +21,8 @@ from queues import fresh_queue
 from workers import local_worker, settings_for
 
 from gristmill.worker.engine import Engine, InProcessEngine, RemoteEngine
+
+pytestmark = pytest.mark.long
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hello"}]
