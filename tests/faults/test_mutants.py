@@ -15,7 +15,7 @@ from faults.processes import Prompt
 from queues import ERROR, claim, die, make_due, open_worker
 
 from gristmill.shared import scripts
-from gristmill.shared.operations import Settlement
+from gristmill.shared.operations import Settlement, Use
 from gristmill.shared.queue import Queue
 from gristmill.shared.records import Claimed
 from gristmill.shared.results import response_outcome
@@ -41,6 +41,7 @@ async def settle(queue: Queue, worker: str, item: Claimed, *, is_success: bool) 
         item.delivery,
         "succeeded" if is_success else "failed",
         outcome,
+        usage=Use("default"),
         fence=item.fence,
     )
     await queue.ack(worker, [settlement])
