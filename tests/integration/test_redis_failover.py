@@ -73,7 +73,6 @@ async def ended(client: Client, names: list[str]) -> list[Result]:
     return [result for result in await asyncio.gather(*map(of, names)) if result]
 
 
-@pytest.mark.long  # since 6859871 it takes 26 s and warns of an unclosed writer; look why
 async def test_primary_killed_in_mid_run(tmp_path: Path) -> None:
     """A producer submits and a worker works while the primary dies by kill -9."""
     with running_sentinels() as replicated:

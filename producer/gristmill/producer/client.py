@@ -203,8 +203,8 @@ class Client:
             async with asyncio.timeout(timeout_s) as limit, self._call():
                 is_own = request_id in self._own
                 future = self._waiter.expect(request_id, is_own=is_own)
-                if is_own:  # its end may have been announced before
-                    await self._waiter.collect([request_id])
+                if is_own:
+                    await self._waiter.look(request_id)
                 return await asyncio.shield(future)
         except TimeoutError:
             if timeout_s is None or not limit.expired():

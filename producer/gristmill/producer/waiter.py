@@ -65,6 +65,8 @@ class Waiter:
         self._awaited: dict[str, _Awaited] = {}
         self._task: asyncio.Task[None] | None = None
         self._sweep_s = FOREIGN_SWEEP_MIN_S
+        self._unseen: list[str] = []
+        self._looking = asyncio.Lock()
 
     def expect(self, request_id: str, *, is_own: bool) -> "asyncio.Future[Result]":
         """Return the future of an id; `forget` it when it no longer matters."""
@@ -77,6 +79,20 @@ class Waiter:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="gristmill-waiter")
         return awaited.future
+
+    async def look(self, request_id: str) -> None:
+        """Resolve an expected id if it has its result already: its end may have been announced before.
+
+        Calls at the same time share one look, so that thousands of them need one connection.
+        """
+        self._unseen.append(request_id)
+        async with self._looking:
+            ids, self._unseen = self._unseen, []
+            try:
+                await self._collect(ids)
+            except BaseException:
+                self._unseen += ids  # for the calls that wait here
+                raise
 
     def forget(self, request_id: str, future: "asyncio.Future[Result]") -> None:
         """Take back the `expect` that returned this future."""
@@ -108,7 +124,7 @@ class Waiter:
         while self._awaited:
             has_foreign = any(not awaited.is_own for awaited in self._awaited.values())
             finished = await self._next_replies(self._sweep_s if has_foreign else BLOCK_S)
-            await self.collect(
+            await self._collect(
                 [request_id for request_id in finished if request_id in self._awaited]
             )
             if time.monotonic() >= next_own_sweep:
@@ -133,7 +149,7 @@ class Waiter:
             return []
         return [request_id.decode() for request_id in (first[1], *(more or ()))]
 
-    async def collect(self, ids: Sequence[str]) -> int:
+    async def _collect(self, ids: Sequence[str]) -> int:
         """Resolve those of `ids` that have results now; returns how many."""
         found = 0
         for chunk in chunks(ids, RESULTS_A_CALL):
@@ -154,7 +170,7 @@ class Waiter:
         found = 0
         for chunk in chunks(ids, IDS_A_CALL):
             states = await retrying(partial(self._queue.status, chunk))
-            found += await self.collect(
+            found += await self._collect(
                 [i for i, (state, _) in zip(chunk, states, strict=True) if state == "done"]
             )
             for request_id, (state, _) in zip(chunk, states, strict=True):
