@@ -37,6 +37,10 @@ class Stats:
         num_admitting: Workers with inbox elements that are no requests yet; not part of `num_inbox`.
         silent_ms: Time since the last heartbeat of any worker; 0 before the first.
         grace_ms: Time left of the grace after a silence of all workers, in which no lease counts as ended.
+        deadlines: Rank and ms of Redis' clock of at most 16 deadlines, from the earliest (rank 1) to the latest.
+        num_braked: Workers whose engine fails everything, those with an ended lease included.
+        oldest_ms: Lane -> when the request that waits there longest was submitted. It lacks a lane that is empty or
+            is not served first come first served.
     """
 
     now_ms: int
@@ -57,6 +61,9 @@ class Stats:
     num_admitting: int = 0
     silent_ms: int = 0
     grace_ms: int = 0
+    deadlines: Sequence[tuple[int, int]] = ()
+    num_braked: int = 0
+    oldest_ms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -89,7 +96,8 @@ class Stats:
         """Read what `lua/stats.lua` returns."""
         now_ms, counters, lanes, workers = reply[:4]
         num_delayed, num_inbox, num_dead, used_memory, max_memory, scheduling = reply[4:10]
-        pace, pauses, parked, wrong_types, producers, num_admitting, times = reply[10:]
+        pace, pauses, parked, wrong_types, producers, num_admitting, times = reply[10:17]
+        deadlines, num_braked, oldest = reply[17:20]
         last_beat_ms, grace_until_ms = (int(value or 0) for value in times)
         return cls(
             now_ms=now_ms,
@@ -110,6 +118,9 @@ class Stats:
             num_admitting=num_admitting,
             silent_ms=now_ms - last_beat_ms if last_beat_ms else 0,
             grace_ms=max(0, grace_until_ms - now_ms),
+            deadlines=tuple(zip(deadlines[::2], deadlines[1::2], strict=True)),
+            num_braked=num_braked,
+            oldest_ms=dict(pairs(oldest)),
         )
 
 

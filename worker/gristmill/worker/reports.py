@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from gristmill.shared.backlog import Backlog
 from gristmill.shared.pauses import WHOLE_QUEUE, Pause
 from gristmill.shared.queue_stats import Stats
 from gristmill.shared.records import Claimed
@@ -67,19 +68,18 @@ def report_queue(queue: str, stats: Stats) -> None:
 
     What a pause keeps from all workers counts as `paused`, not as `queued` or `inbox`: more workers would not help.
     """
-    is_paused = WHOLE_QUEUE in stats.pauses
-    num_inbox = 0 if is_paused else stats.num_inbox
+    backlog = Backlog.of(queue, stats)
     numbers = {
-        "queued": stats.counters.get("queued", 0) - stats.num_paused,
-        "paused": stats.num_paused + stats.num_inbox - num_inbox,
-        "in_flight": stats.counters.get("in_flight", 0),
-        "delayed": stats.num_delayed,
-        "dead": stats.num_dead,
-        "inbox": num_inbox,
+        "queued": backlog.num_queued,
+        "paused": backlog.num_paused,
+        "in_flight": backlog.num_in_flight,
+        "delayed": backlog.num_delayed,
+        "dead": backlog.num_dead,
+        "inbox": backlog.num_inbox,
     }
     for state, number in numbers.items():
         metrics.queue_requests.labels(queue, state).set(number)
-    metrics.queue_paused.labels(queue).set(is_paused)
+    metrics.queue_paused.labels(queue).set(WHOLE_QUEUE in stats.pauses)
     metrics.queue_bytes.labels(queue).set(stats.counters.get("bytes", 0))
 
 

@@ -6,7 +6,14 @@
 --           {tokens, busy_ms} of the pace (nil if nothing was settled), {scope, note, ...} of the pauses,
 --           {reason, num_parked, ...}, {name, type, ...} of the keys that were moved away for a wrong type,
 --           {producer, lease_expiry_ms, ...}, number of workers with inbox elements that they have not admitted,
---           {last_beat_ms, grace_until_ms} of times, nil if they were never set}
+--           {last_beat_ms, grace_until_ms} of times, nil if they were never set,
+--           {rank, deadline_ms, ...} of at most 16 deadlines from the earliest (rank 1) to the latest,
+--           number of braked workers, dead ones included,
+--           {lane, enqueued_ms, ...} of the request that has waited longest in a lane, as far as the heads of 64 lists
+--           tell; a lane without an entry is empty or has another order than first come first served}
+
+local MAX_DEADLINES, MAX_HEADS = 16, 64
+local NUM_TOMBSTONES = 4 -- ids at the head of a list that may have ended before the list counts as unknown
 
 local wrong_format = format_error(false)
 if wrong_format then
@@ -24,15 +31,35 @@ local function memory(field)
   return type(info) == "string" and tonumber(string.match(info, field .. ":(%d+)")) or 0
 end
 
-local lanes = {}
+-- Return when the first request of a list was submitted, or nil. An id without a record has ended.
+local function first_enqueued_ms(key)
+  for _, id in ipairs(call("LRANGE", key, 0, NUM_TOMBSTONES - 1)) do
+    local beginning = redis.pcall("GETRANGE", prefix .. "request:" .. id, 0, 31)
+    local enqueued_ms = type(beginning) == "string" and string.match(beginning, "^1|(%d+)|")
+    if enqueued_ms then
+      return tonumber(enqueued_ms)
+    end
+  end
+end
+
+local lanes, oldest, num_heads = {}, {}, 0
 for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
-  local depth = 0
+  local depth, lane_ms = 0, nil
   for _, flow in ipairs(call("ZRANGE", prefix .. "flows:" .. lane, 0, -1)) do
     for _, kind in ipairs(scheduling().is_mixed and KINDS or { kind_of(lane) }) do
-      depth = depth + call(kind == "pending" and "LLEN" or "ZCARD", place_key(lane, flow, kind))
+      local key = place_key(lane, flow, kind)
+      depth = depth + call(kind == "pending" and "LLEN" or "ZCARD", key)
+      if kind == "pending" and num_heads < MAX_HEADS then
+        num_heads = num_heads + 1
+        local first_ms = first_enqueued_ms(key)
+        lane_ms = first_ms and math.min(first_ms, lane_ms or first_ms) or lane_ms
+      end
     end
   end
   lanes[#lanes + 1], lanes[#lanes + 2] = lane, depth
+  if lane_ms then
+    oldest[#oldest + 1], oldest[#oldest + 2] = lane, lane_ms
+  end
 end
 local parked = {}
 for _, reason in ipairs(call("SMEMBERS", prefix .. "parked")) do
@@ -45,8 +72,15 @@ for _, name in ipairs(call("SMEMBERS", prefix .. "wrong_types")) do
     wrong_types[#wrong_types + 1], wrong_types[#wrong_types + 2] = name, kind
   end
 end
-local workers, num_admitting = call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"), 0
+local deadlines, num_deadlines = {}, call("ZCARD", prefix .. "deadlines")
+for i = 0, math.min(num_deadlines, MAX_DEADLINES) - 1 do
+  local rank = 1 + math.floor(i * (num_deadlines - 1) / math.max(1, math.min(num_deadlines, MAX_DEADLINES) - 1))
+  local found = call("ZRANGE", prefix .. "deadlines", rank - 1, rank - 1, "WITHSCORES")
+  deadlines[#deadlines + 1], deadlines[#deadlines + 2] = rank, tonumber(found[2])
+end
+local workers, num_admitting, num_braked = call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"), 0, 0
 for i = 1, #workers, 2 do
+  num_braked = num_braked + call("HEXISTS", key_of("worker:" .. workers[i], "HLEN"), "braked")
   num_admitting = num_admitting + call("EXISTS", prefix .. "admitting:" .. workers[i])
 end
 return {
@@ -67,4 +101,7 @@ return {
   call("ZRANGE", prefix .. "producers", 0, -1, "WITHSCORES"),
   num_admitting,
   call("HMGET", prefix .. "times", "last_beat_ms", "grace_until_ms"),
+  deadlines,
+  num_braked,
+  oldest,
 }
