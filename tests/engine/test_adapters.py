@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import orjson
+import pytest
 from models import lora_adapter
 from workers import TRUE, worker_process
 
@@ -54,6 +55,7 @@ async def test_adapter_is_a_model_of_its_own_beside_the_base(
     assert (base_again, poet_again) == (base, poet)
 
 
+@pytest.mark.long
 def test_adapter_that_cannot_be_loaded_ends_the_worker_with_one_event(
     redis_url: str, model_dir: Path, tmp_path: Path
 ) -> None:

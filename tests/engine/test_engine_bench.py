@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gristmill.bench.bench_report import BenchReport
 from gristmill.bench.figures import setup_figures
 
@@ -13,6 +15,7 @@ PREFIX_TOKENS = 256
 """Of a scale of 0.5: two blocks of vLLM's cache on a CPU."""
 
 
+@pytest.mark.long
 def test_bench_measures_the_true_engine(model_dir: Path, tmp_path: Path) -> None:
     options = (
         "--load shared-prefix --requests 64 --scale 0.5 --policies static,continuous --batch-size 8"

@@ -83,6 +83,7 @@ async def check_that_an_aborted_request_is_no_answer(
         await engine.post(COMPLETIONS, SHORT)
 
 
+@pytest.mark.long
 async def test_signals_to_the_workers_group_leave_the_engine_alone(argv: list[str]) -> None:
     program = Path(__file__).with_name("isolated_worker.py")
     worker = await asyncio.create_subprocess_exec(

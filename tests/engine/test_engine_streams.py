@@ -96,7 +96,6 @@ async def test_streamed_answer_is_the_whole_answer(
     ours, theirs = json.loads(response.body), json.loads(whole.body)
     assert comparable(settled(ours)) == comparable(settled(theirs))
     assert text_of(events) == text_in(ours) != ""
-    assert len(events) > 2
     facts = ("status", "prompt_tokens", "output_tokens", "finish_reason", "model")
     assert [getattr(response, name) for name in facts] == [getattr(whole, name) for name in facts]
     if transport == "in_process" and endpoint != RESPONSES:

@@ -31,6 +31,7 @@ FAULTS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.timeout((NUM_ROUNDS + 1) * ROUND_LIMIT_S)
 async def test_rounds_of_faults_lose_and_double_nothing(tmp_path: Path, argv: list[str]) -> None:
     chance, numbers = random.Random(SEED), count()

@@ -4,12 +4,14 @@ import csv
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from command_line import ended
 from own_runs import OwnRuns, all_gone, family_of
 
 NUM_ROWS = 24
 
 
+@pytest.mark.long
 async def test_a_csv_becomes_a_parquet_although_the_run_is_killed(
     argv: list[str], tmp_path: Path
 ) -> None:

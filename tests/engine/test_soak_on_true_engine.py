@@ -14,6 +14,7 @@ from gristmill.shared.queue import Queue
 NUM_REQUESTS = int(os.environ.get("GRISTMILL_SOAK_ENGINE_REQUESTS", "1000"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_neither_processes_nor_redis_grow(
     redis_url: str, tmp_path: Path, argv: list[str]

@@ -72,6 +72,7 @@ async def until_running(queue: Queue, number: int) -> None:
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.long
 async def test_hanging_engine_is_noticed_and_built_anew_under_the_same_lease(
     queue: Queue, client: Client, redis_url: str, tmp_path: Path, worker_argv: list[str]
 ) -> None:

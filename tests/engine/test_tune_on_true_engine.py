@@ -82,6 +82,7 @@ async def test_each_setting_is_an_engine_of_its_own_and_one_that_breaks_is_a_poi
     assert engine_processes() == []
 
 
+@pytest.mark.long
 async def test_written_command_starts_a_worker_that_answers(
     flags: list[str], sample: Path, tmp_path: Path, redis_url: str
 ) -> None:

@@ -148,6 +148,7 @@ async def check_all(queue: Queue, client: Client, requests: list[Request]) -> No
     assert await audit(queue) == []
 
 
+@pytest.mark.long
 async def test_mixed_requests_over_two_workers_survive_a_sigterm(
     redis_url: str, queue: Queue, client: Client, worker_argv: list[str], tmp_path: Path
 ) -> None:
@@ -261,7 +262,12 @@ def kill_engine(worker: WorkerProcess) -> None:
     [
         (["--model", "/no/such/model"], 2, "model folder /no/such/model does not exist"),
         (["--model", "MODEL", "--no-such-flag"], 2, "no-such-flag"),
-        (["--model", "MODEL", "--enforce-eager", "--kv-cache-memory-bytes", "1000"], 1, "memory"),
+        pytest.param(
+            ["--model", "MODEL", "--enforce-eager", "--kv-cache-memory-bytes", "1000"],
+            1,
+            "memory",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 async def test_engine_that_cannot_start_says_why_and_claims_nothing(

@@ -57,12 +57,13 @@ def test_the_demo_answers_every_request_and_leaves_no_process(
         assert told in said + rest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "word", "code"),
     [
         (signal.SIGINT, b"finished", 130),
-        pytest.param(signal.SIGTERM, b"running: gristmill worker", 143, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, b"finished", -9, marks=pytest.mark.long),
+        (signal.SIGTERM, b"running: gristmill worker", 143),
+        (signal.SIGKILL, b"finished", -9),
     ],
 )
 def test_a_demo_that_is_ended_leaves_no_process(

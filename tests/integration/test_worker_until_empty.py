@@ -318,6 +318,7 @@ async def test_parent_ends_when_each_of_its_workers_has_ended(
     assert (await queue.stats()).counters["succeeded"] == len(ids)
 
 
+@pytest.mark.long
 async def test_worker_waits_for_the_lines_of_a_batch(one_redis_url: str, tmp_path: Path) -> None:
     narrow = {"GRISTMILL_BATCH_WINDOW_REQUESTS": "16"}
     async with opened(one_redis_url, tmp_path) as place:

@@ -276,6 +276,7 @@ async def test_rqs_suspend_pauses_a_steward_and_resume_ends_it(tmp_path: Path) -
             assert (await steward.terminate())[0] == 0
 
 
+@pytest.mark.long
 async def test_more_batches_than_jobs_that_may_wait_all_get_their_turn(place: Place) -> None:
     made = [await place.create() for _ in range(40)]
     async with steward_process(STUB, place.url, place.queue, place.folder):
