@@ -13,6 +13,7 @@ from gristmill.producer.batches.creations import CreationKey
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.tenants import Tenant, Tenants
+from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.operations import Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.request import Request
@@ -79,7 +80,8 @@ def _request(tenant: str, name: str, **fields: Any) -> Request:
 async def _fill_with_claimed(queue: Queue, tenant: str) -> None:
     await Tenants(queue.redis).create(Tenant(name=tenant))
     await queue.tenants.set_weights({tenant: 2})
-    await queue.redis.zadd(queue.keys.live(tenant), {f"{tenant}.live": 1})
+    live = {f"{queue.keys.queue}|{tenant}.live": 1}
+    await queue.redis.zadd(DirectoryKeys().live(tenant), live)
     worker = await open_worker(queue, f"worker-{tenant}")
     await queue.submit([_request(tenant, "ended", max_tokens=9), _request(tenant, "ended-2")])
     await settle(queue, tenant, worker, 2)

@@ -1,5 +1,6 @@
 """`gristmill usage` shows the ledger as a table and as CSV."""
 
+import asyncio
 import csv
 import io
 from datetime import UTC, datetime, timedelta
@@ -87,3 +88,24 @@ def test_no_requests_are_said(filled: Queue, any_redis_url: str) -> None:
     done = invoke(filled, any_redis_url, *words, "--tenant", "nobody", "--csv")
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == "no requests of tenant nobody from 2026-01-01 to 2026-01-02\n"
+
+
+async def test_all_queues_are_summed_up_unless_one_is_named(
+    filled: Queue, any_redis_url: str
+) -> None:
+    second = Queue(filled.redis, f"{filled.keys.queue}-b")
+    tenant = second.keys.queue  # other tests leave their queues on the same server
+    for queue in (filled, second):
+        await queue.submit(some_requests(1, tenant=tenant))
+        worker = await open_worker(queue)
+        (item,) = await claim(queue, worker)
+        used = Use(tenant, "m", 0, 0)
+        await queue.ack(
+            worker,
+            [Settlement(item.id, item.delivery, "succeeded", outcome(item), 5, 1, usage=used)],
+        )
+    words = ["--redis-url", any_redis_url, "--tenant", tenant, "--by", "tenant", "--csv"]
+    for more, number in (([], "2"), (["--queue", tenant], "1")):
+        done = await asyncio.to_thread(CliRunner().invoke, usage, [*words, *more])
+        (row,) = csv.DictReader(io.StringIO(done.stdout))
+        assert row["requests"] == number

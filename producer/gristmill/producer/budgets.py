@@ -1,28 +1,34 @@
-"""The token budgets of tenants: what they used of them, and whether they are used up.
+"""The token budgets of tenants: what they used of them in all queues, and whether they are used up.
 
-The gateway asks before each submit, a steward once a second for each batch. The ledger has the tokens of requests that
-have ended. So a tenant may exceed its budget by its requests in the queue, and by those of the last `FRESH_S`.
+The gateway asks before each submit, a steward once a second for each batch. The ledgers have the tokens of requests that
+have ended. So a tenant may exceed its budget by its requests in the queues, and by those of the last `FRESH_S`.
 """
 
 import asyncio
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
 from datetime import date, timedelta
 from math import inf
 from typing import NamedTuple
 
+from gristmill.producer.noted_queues import noted_queues
 from gristmill.producer.tenants import Tenant
+from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import BudgetUsedUp
 from gristmill.shared.queue import Queue
-from gristmill.shared.usage_ledger import Ledger
+from gristmill.shared.usage_ledger import DayTokens, Ledger
 
 FRESH_S = 2.0
-"""Seconds for which the tokens of a tenant count as known. A read takes Redis up to 2 ms on a full day."""
+"""Seconds for which the tokens of the tenants count as known. Then one call for each queue reads those of all."""
+
+ASKED_S = 60.0
+"""Seconds for which the tokens of a tenant are read, after somebody has asked for them."""
+
+QUEUES_AT_ONCE = 16
+"""Queues that are read at the same time; each takes a connection."""
 
 
 class TokenUse(NamedTuple):
-    """Prompt and output tokens that a tenant used.
+    """Prompt and output tokens that a tenant used in all queues.
 
     Attributes:
         today: The UTC day by Redis' clock.
@@ -35,43 +41,31 @@ class TokenUse(NamedTuple):
     tokens_this_month: int
 
 
-_NEVER_READ = TokenUse(date.min, 0, 0)
-
-
-@dataclass(slots=True)
-class _Known:
-    """What is known of one tenant.
-
-    Attributes:
-        lock: Held by the call that reads; others at the same time wait for what it finds.
-        use: What it found.
-        read_s: When, on the monotonic clock.
-    """
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    use: TokenUse = _NEVER_READ
-    read_s: float = -inf
-
-
 class Budgets:
-    """The token budgets of the tenants in one queue.
+    """The token budgets of the tenants, in all queues that a gateway or steward has served.
 
     Args:
-        queue: The queue; each queue counts on its own.
+        queue: A queue of the Redis. Its tokens count even if nobody has noted it.
     """
 
     def __init__(self, queue: Queue) -> None:
-        self._ledger = Ledger(queue)
-        self._known = defaultdict[str, _Known](_Known)
+        self._queue = queue
+        self._uses: dict[str, TokenUse] = {}
+        self._asked_s: dict[str, float] = {}
+        self._read_s = -inf
+        self._reading: asyncio.Task[None] | None = None
+        self._today = date.min
+        self._days: dict[str, DayTokens] = {}
+        self._earlier: dict[tuple[str, str], int] = {}
 
     async def use_of(self, tenant: str) -> TokenUse:
         """Return what a tenant used, as of the last `FRESH_S` seconds."""
-        known = self._known[tenant]
-        async with known.lock:
-            if time.monotonic() - known.read_s >= FRESH_S:
-                known.use = await self._read(tenant, known.use)
-                known.read_s = time.monotonic()
-        return known.use
+        self._asked_s[tenant] = time.monotonic()
+        if tenant not in self._uses or time.monotonic() - self._read_s >= FRESH_S:
+            await self._join_read()
+        if tenant not in self._uses:  # that read had begun before
+            await self._join_read()
+        return self._uses[tenant]
 
     async def check(self, tenant: Tenant) -> None:
         """Check that a tenant has tokens left.
@@ -93,15 +87,44 @@ class Budgets:
                     f" {renews}T00:00:00Z, or ask the operator to raise it"
                 )
 
-    async def _read(self, tenant: str, known: TokenUse) -> TokenUse:
-        today = await self._ledger.today()
-        earlier = known.tokens_this_month - known.tokens_today
-        if today != known.today:
-            yesterday = today - timedelta(days=1)
-            earlier = await self._tokens(tenant, today.replace(day=1), yesterday)
-        tokens_today = await self._tokens(tenant, today, today)
-        return TokenUse(today, tokens_today, earlier + tokens_today)
+    async def _join_read(self) -> None:
+        """Read the tokens of all tenants that somebody asks for, or wait for the read that goes on."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read(), name="gristmill-budgets")
+        await asyncio.shield(self._reading)
 
-    async def _tokens(self, tenant: str, first: date, last: date) -> int:
-        rows = await self._ledger.rows(first, last, tenant)
+    async def _read(self) -> None:
+        since_s = time.monotonic() - ASKED_S
+        self._asked_s = {name: at_s for name, at_s in self._asked_s.items() if at_s > since_s}
+        tenants = set(self._asked_s)
+        today = await Ledger(self._queue).today()
+        if today != self._today:
+            self._today, self._days, self._earlier = today, {}, {}
+        own = self._queue.keys.queue
+        sums = dict.fromkeys(tenants, (0, 0))
+        for names in chunks(sorted({own} | await noted_queues(self._queue.redis)), QUEUES_AT_ONCE):
+            found = await asyncio.gather(*(self._tokens(name, tenants) for name in names))
+            for tokens in found:
+                sums = {name: (now + tokens[name][0], month + tokens[name][1]) for name, (now, month) in sums.items()}  # fmt: skip
+        self._uses = {name: TokenUse(today, now, month) for name, (now, month) in sums.items()}
+        self._read_s = time.monotonic()
+
+    async def _tokens(self, name: str, tenants: set[str]) -> dict[str, tuple[int, int]]:
+        """Return the tokens of tenants in one queue: those of today, and those of this month."""
+        queue = Queue(self._queue.redis, name)
+        if name not in self._days:
+            self._days[name] = DayTokens(queue, self._today)
+        tokens = await self._days[name].read(tenants)
+        for tenant in tenants:
+            if (name, tenant) not in self._earlier:
+                self._earlier[name, tenant] = await self._tokens_before(queue, tenant)
+        return {
+            tenant: (tokens[tenant], self._earlier[name, tenant] + tokens[tenant])
+            for tenant in tenants
+        }
+
+    async def _tokens_before(self, queue: Queue, tenant: str) -> int:
+        """Return the tokens of this month before today, which change no more."""
+        first, yesterday = self._today.replace(day=1), self._today - timedelta(days=1)
+        rows = await Ledger(queue).rows(first, yesterday, tenant)
         return sum(row.usage.num_tokens for row in rows)

@@ -12,6 +12,7 @@ from typing import Any
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.file_purge import FilePurge
+from gristmill.producer.noted_queues import forget_queue
 from gristmill.shared.key_scan import scan_keys
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_purge import all_keys
@@ -177,4 +178,6 @@ async def purge_queue(
     await files.check_storage(may_lack_objects=may_lack_objects)
     await files.stop_batches()
     kinds = [*files.kinds(), all_keys(store.queue)]
-    return await Purge(store, files, kinds, tell, PurgeReport()).run()
+    report = await Purge(store, files, kinds, tell, PurgeReport()).run()
+    await forget_queue(store.queue.redis, store.queue.keys.queue)
+    return report

@@ -93,8 +93,7 @@ def _lists(queue: QueueAccess, tenant: str) -> DataKind:
     redis: Any = queue.redis
     keys = queue.keys
     lists = (
-        keys.files(tenant), keys.batches(tenant), keys.batches_open(tenant), keys.storage(tenant),
-        keys.live(tenant),
+        keys.files(tenant), keys.batches(tenant), keys.batches_open(tenant), keys.storage(tenant)
     )  # fmt: skip
 
     async def find() -> AsyncIterator[Sequence[Any]]:

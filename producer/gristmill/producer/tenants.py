@@ -36,14 +36,14 @@ class Tenant(BaseModel):
 
     Attributes:
         name: 1 to 64 of `a-z`, `0-9` and `-`; no dot, since ids are `<tenant>.<rest>`.
-        max_depth: Most requests in the queue, waiting or in flight.
+        max_depth: Most requests in each queue, waiting or in flight.
         max_bytes: Most bytes of those requests.
-        max_batches: Most batches that have not ended.
-        max_storage_bytes: Most bytes of its files and of the results of its batches.
-        max_live: Most live requests, waiting or in flight.
+        max_batches: Most batches of each queue that have not ended.
+        max_storage_bytes: Most bytes of its files and of the results of its batches, in each queue.
+        max_live: Most live requests in all queues, waiting or in flight.
         max_priority: Highest lane that its requests and batches may ask for.
         requests_per_minute: Most calls of the gateway per minute.
-        tokens_per_day: Prompt and output tokens of a UTC day, in each queue; 0 for any number.
+        tokens_per_day: Prompt and output tokens of a UTC day, in all queues; 0 for any number.
         tokens_per_month: The same of a calendar month.
         over_budget: What its batches do when a budget is used up: wait until it renews, or fail.
         webhook_url: Receives an event when a batch ends; None for no webhook.
@@ -208,9 +208,8 @@ class Tenants:
     async def traces(self, name: str) -> Sequence[str]:
         """Return the keys of the directory that exist because of a tenant."""
         keys = self._keys
-        found = [
-            key for key in (keys.tenant(name), keys.rate(name)) if await self.redis.exists(key)
-        ]
+        own = (keys.tenant(name), keys.rate(name), keys.live(name))
+        found = [key for key in own if await self.redis.exists(key)]
         found += [key.decode() async for key in self._notes(name)]
         found += [keys.tenants] if await self.redis.sismember(keys.tenants, name) else []
         return found + ([keys.api_keys] if await self._key_digests(name) else [])
@@ -225,7 +224,7 @@ class Tenants:
         """Remove a tenant; its record goes last, so that a call cut short can be repeated."""
         await self.revoke_keys(name)
         await self.redis.srem(self._keys.tenants, name)
-        await self.redis.unlink(self._keys.rate(name))
+        await self.redis.unlink(self._keys.rate(name), self._keys.live(name))
         await self.redis.unlink(self._keys.tenant(name))
 
     def _notes(self, name: str) -> AsyncIterator[bytes]:

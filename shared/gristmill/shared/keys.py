@@ -250,13 +250,6 @@ class Keys:
         """Any type, with a TTL: the value that the key of this name had."""
         return f"{self.prefix}wrong_type:{name}"
 
-    def live(self, tenant: str) -> str:
-        """ZSET with a TTL: ids of a tenant's live requests.
-
-        Each has the moment in ms until which it counts though its request is not queued yet.
-        """
-        return f"{self.prefix}live:{tenant}"
-
     def file(self, file_id: str) -> str:
         """STRING: the record of a stored file, JSON."""
         return f"{self.prefix}file:{file_id}"
@@ -330,6 +323,9 @@ class DirectoryKeys:
     api_keys = f"{prefix}api_keys"
     """HASH: digest of an API key -> tenant."""
 
+    queues = f"{prefix}queues"
+    """SET of the names of queues that a gateway or steward has served."""
+
     def tenant(self, tenant: str) -> str:
         """STRING: a tenant's limits and webhook, JSON."""
         return f"{self.prefix}tenant:{tenant}"
@@ -337,6 +333,13 @@ class DirectoryKeys:
     def rate(self, tenant: str) -> str:
         """LIST with a TTL: when a tenant's last calls of the gateways came, in ms of Redis' clock."""
         return f"{self.prefix}rate:{tenant}"
+
+    def live(self, tenant: str) -> str:
+        """ZSET with a TTL: "<queue>|<id>" of a tenant's live requests.
+
+        Each has the moment in ms until which it counts though its request is not queued yet.
+        """
+        return f"{self.prefix}live:{tenant}"
 
     def request_queue(self, request_id: str) -> str:
         """STRING with a TTL: queue of a request whose caller chose the id, if its gateway serves several queues."""

@@ -3,11 +3,13 @@
 `gristmill usage`, the gateway and the budgets of tenants call it.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple, Self
 
+from gristmill.shared.chunking import chunks
 from gristmill.shared.queue import Queue
 from gristmill.shared.snapshot import read_together
 
@@ -102,11 +104,60 @@ class Ledger:
 
     async def _read(self, day: date, tenant: str | None) -> list[LedgerRow]:
         """Return the rows of a day. MATCH lets Redis send only those of the tenant, unless it is `OTHERS`."""
-        key = self._queue.keys.usage((day - _EPOCH).days)
+        key = _key(self._queue, day)
         pages = self._queue.redis.hscan_iter(key, f"{tenant or '*'}|*", count=FIELDS_A_CALL)
         by_field = {field: _row(day, field, value) async for field, value in pages}
         found = (row for row in by_field.values() if tenant in (None, row.tenant))
         return sorted(found, key=lambda row: (row.tenant, row.model))
+
+
+class DayTokens:
+    """The tokens of tenants on one day, for whoever reads them again and again.
+
+    The first read of a tenant looks at all fields of the day. A later one asks for the tenants' own fields, unless the
+    day has got a new field since.
+
+    Args:
+        queue: The queue.
+        day: The UTC day.
+    """
+
+    def __init__(self, queue: Queue, day: date) -> None:
+        self._queue = queue
+        self._day = day
+        self._num_fields = -1
+        self._fields: dict[str, list[str]] = {}
+
+    async def read(self, tenants: Set[str]) -> Counter[str]:
+        """Return the prompt and output tokens of some tenants."""
+        key = _key(self._queue, self._day)
+        fields = [(name, field) for name in tenants for field in self._fields.get(name, ())]
+        asked = [("HMGET", key, *(field for _, field in some)) for some in chunks(fields, FIELDS_A_CALL)]  # fmt: skip
+        num_fields, *pages = await read_together(self._queue, ("HLEN", key), *asked)
+        values = [value for page in pages for value in page]
+        is_known = num_fields == self._num_fields and tenants <= self._fields.keys()
+        if not is_known or None in values:
+            return await self._scan(num_fields, tenants)
+        tokens: Counter[str] = Counter()
+        for (name, _), value in zip(fields, values, strict=True):
+            tokens[name] += Usage.parse(value).num_tokens
+        return tokens
+
+    async def _scan(self, num_fields: int, tenants: Set[str]) -> Counter[str]:
+        if num_fields != self._num_fields:
+            self._num_fields, self._fields = num_fields, {}
+        self._fields |= {name: [] for name in tenants}
+        tokens: Counter[str] = Counter()
+        only = next(iter(tenants)) if len(tenants) == 1 else None
+        for row in await Ledger(self._queue).rows(self._day, self._day, only):
+            if row.tenant in tenants:
+                tokens[row.tenant] += row.usage.num_tokens
+                self._fields[row.tenant].append(f"{row.tenant}|{row.model}")
+        return tokens
+
+
+def _key(queue: Queue, day: date) -> str:
+    return queue.keys.usage((day - _EPOCH).days)
 
 
 def _row(day: date, field: bytes, value: bytes) -> LedgerRow:

@@ -1,6 +1,10 @@
 """A batch of a tenant without tokens waits until its budget renews, or fails, as the tenant chose."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Callable
 from datetime import date
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,12 @@ from queues import claimed_by, counters, outcome
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.budgets import Budgets
+from gristmill.producer.noted_queues import note_queue
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.errors import BudgetUsedUp
 from gristmill.shared.operations import Settlement, Use
 from gristmill.shared.queue import Queue
-from gristmill.shared.usage_ledger import Ledger
+from gristmill.shared.usage_ledger import DayTokens, Ledger
 
 
 @pytest.fixture
@@ -135,3 +140,56 @@ async def test_budget_holds_on_a_day_that_other_tenants_filled(queue: Queue) -> 
     await queue.ack("w", [used])
     with pytest.raises(BudgetUsedUp, match="used 100 of 100 tokens"):
         await Budgets(queue).check(tenant)
+
+
+async def test_known_tenants_cost_one_call_for_each_queue_and_none_while_fresh(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = Queue(queue.redis, f"{queue.keys.queue}-b")
+    await note_queue(queue.redis, second.keys.queue)
+    budgets, calls = Budgets(queue), Counter[str]()
+    for name in ("read", "_scan"):
+        monkeypatch.setattr(DayTokens, name, counted(getattr(DayTokens, name), calls))
+    monkeypatch.setattr("gristmill.producer.budgets.FRESH_S", 60.0)
+    tenants = [TENANT, *(f"t{number}" for number in range(50))]
+    for each in (queue, second):
+        await use_tokens(each, 10)
+    await asyncio.gather(*map(budgets.use_of, tenants))
+    assert calls["read"] <= 4  # those that came while a read went on share the next
+    for each in (queue, second):
+        await use_tokens(each, 30)
+    for is_fresh, expected in ((True, {}), (False, {"read": 2})):
+        calls.clear()
+        if not is_fresh:
+            monkeypatch.setattr(budgets, "_read_s", -inf)
+        await asyncio.gather(*map(budgets.use_of, tenants))
+        assert calls == expected
+    assert (await budgets.use_of(TENANT)).tokens_today == 60
+
+
+def counted(function: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
+    """Return a method that counts its calls."""
+
+    def counting(*args: Any) -> Any:
+        calls[function.__name__] += 1
+        return function(*args)
+
+    return counting
+
+
+async def test_a_new_model_and_a_new_queue_are_found(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill.producer.budgets.FRESH_S", 0.0)
+    budgets, second = Budgets(queue), Queue(queue.redis, f"{queue.keys.queue}-b")
+    await use_tokens(queue, 10)
+    assert (await budgets.use_of(TENANT)).tokens_today == 10
+    key = queue.keys.usage((await Ledger(queue).today() - date(1970, 1, 1)).days)
+    await queue.redis.hset(key, mapping={f"{TENANT}|new": "1|5|0|0|0"})
+    assert (await budgets.use_of(TENANT)).tokens_today == 15
+    await use_tokens(second, 100)
+    await note_queue(queue.redis, second.keys.queue)
+    assert (await budgets.use_of(TENANT)).tokens_today == 115
+    await queue.redis.unlink(key)  # as by a purge
+    await queue.redis.hset(key, mapping={f"{TENANT}|x": "1|1|0|0|0", f"{TENANT}|y": "1|1|0|0|0"})
+    assert (await budgets.use_of(TENANT)).tokens_today == 102

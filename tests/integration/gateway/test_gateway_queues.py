@@ -1,5 +1,6 @@
 """Several queues behind one gateway: the map from models to queues, ids that name their queue, repeated calls."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from prometheus_client import REGISTRY
 from queues import a_request, claim, open_worker, outcome
 
 from gristmill.producer.gateway.settings import GatewaySettings
+from gristmill.producer.noted_queues import note_queue
 from gristmill.producer.tenant_purge import purge_tenant
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.errors import SettingsError
@@ -187,7 +189,7 @@ async def test_a_key_whose_request_was_refused_may_go_to_another_queue(place: Pl
     assert await depths(place) == (0, 1)
 
 
-async def test_limits_hold_in_each_queue_and_usage_is_the_sum(place: Place) -> None:
+async def test_depth_is_limited_in_each_queue_and_usage_is_the_sum(place: Place) -> None:
     async with place.gateway.caller(await place.gateway.add_tenant("small", max_depth=1)) as api:
         await place.serve(place.second, "model-b")
         codes = [
@@ -198,16 +200,69 @@ async def test_limits_hold_in_each_queue_and_usage_is_the_sum(place: Place) -> N
         assert (await api.get("/v1/tenant")).json()["usage"]["depth"] == 2
 
 
+async def test_live_requests_are_limited_in_all_queues_together(
+    place: Place, redis_url: str, tmp_path: Path
+) -> None:
+    """Also those of a gateway whose first queue, which its ids do not name, is another."""
+    await place.serve(place.second, "model-b")
+    key = await place.gateway.add_tenant("small", max_live=2)
+    other = running_gateway(gateway_settings(redis_url, place.second, tmp_path))
+    async with other as gateway, gateway.caller(key) as there, place.gateway.caller(key) as here:
+
+        async def send(api: httpx.AsyncClient, model: str) -> httpx.Response:
+            return await api.post("/v1/completions", json={"model": model, "prompt": "x"})
+
+        calls = [
+            asyncio.create_task(send(*each)) for each in ((here, "model-a"), (there, "model-b"))
+        ]
+        while await depths(place) != (1, 1):
+            await asyncio.sleep(0.01)
+        for api, model in ((here, "model-a"), (here, "model-b"), (there, "model-b")):
+            full = await send(api, model)
+            assert (full.status_code, problem(full)["code"]) == (429, "limit_reached")
+        assert (await there.get("/v1/tenant")).json()["usage"]["live"] == 2
+        (second,) = [
+            key async for key in place.second.redis.scan_iter(place.second.keys.request("*"))
+        ]
+        await place.second.cancel([place.second.keys.parse(second)[1]])
+        assert (await calls[1]).status_code == 409
+        calls.append(asyncio.create_task(send(here, "model-b")))
+        while await depths(place) != (1, 1):
+            await asyncio.sleep(0.01)
+        for call in calls:
+            call.cancel()
+
+
+async def use(queue: Queue, tenant: str) -> None:
+    """Let a tenant use 12 tokens of a queue."""
+    await queue.submit([a_request(tenant=tenant)])
+    worker = await open_worker(queue)
+    (item,) = await claim(queue, worker)
+    used = Use(tenant, "m", 0, 1000)
+    await queue.ack(
+        worker, [Settlement(item.id, item.delivery, "succeeded", outcome(item), 10, 2, usage=used)]
+    )
+
+
+async def test_tokens_are_limited_in_all_noted_queues_together(place: Place) -> None:
+    alone = Queue(place.first.redis, f"{place.first.keys.queue}-c")  # of another gateway
+    await note_queue(alone.redis, alone.keys.queue)
+    key = await place.gateway.add_tenant("thrifty", tokens_per_day=36)
+    for queue in (place.first, place.second, alone):
+        await use(queue, "thrifty")
+    await place.serve(place.second, "model-b")
+    async with place.gateway.caller(key) as api:
+        for model in ("model-a", "model-b"):
+            body = {"model": model, "prompt": "x"}
+            refused = await api.post("/v1/requests", json=body)
+            assert (refused.status_code, problem(refused)["code"]) == (429, "insufficient_quota")
+            assert "used 36 of 36 tokens (tokens_per_day)" in problem(refused)["message"]
+        assert (await api.get("/v1/tenant")).json()["usage"]["tokens_today"] == 36
+
+
 async def test_usage_is_the_sum_of_all_queues(place: Place) -> None:
     for queue in (place.first, place.second):
-        await queue.submit([a_request(tenant="acme")])
-        worker = await open_worker(queue)
-        (item,) = await claim(queue, worker)
-        used = Use("acme", "m", 0, 1000)
-        await queue.ack(
-            worker,
-            [Settlement(item.id, item.delivery, "succeeded", outcome(item), 10, 2, usage=used)],
-        )
+        await use(queue, "acme")
     (line,) = (await place.api.get("/v1/usage")).json()["data"]
     assert (line["requests"], line["prompt_tokens"], line["device_seconds"]) == (2, 20, 2)
 

@@ -73,7 +73,7 @@ async def test_request_over_a_token_budget_gets_a_429(
         assert (await caller.post("/v1/requests", json=body, headers=known)).status_code == 202
         await queue.cancel(["thrifty.known"])
         await use(queue, "thrifty", 1)
-        gateway.gateway.tenant_limits._budgets = Budgets(queue)
+        gateway.gateway.batches.store.budgets = Budgets(queue)
         refused = await caller.post("/v1/requests", json=body)
         again = await caller.post("/v1/requests", json=body, headers=known)
         chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

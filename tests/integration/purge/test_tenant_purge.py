@@ -333,7 +333,7 @@ HANDLED = {
     "dead_letter_info", "pending", "pending_sjf", "pending_deadline", "pending_prefix", "parked", "flows", "debt",
     "tenant_weights", "tenant_output_shares", "prefix_groups", "tenant_load", "batch_record", "batch_parts",
     "batch_lease", "batches", "batches_open", "batches_due", "steward_time", "file", "files", "files_expiring",
-    "storage", "idempotency", "live", "events",
+    "storage", "idempotency", "events",
 }  # fmt: skip
 WITHOUT_CONTENT = {  # ids, names and counts only
     "scheduling", "pauses", "virtual_time", "workers", "worker", "last_claim", "abort", "batch", "batches_done",
@@ -351,8 +351,6 @@ def test_every_kind_of_key_is_known_to_the_purge() -> None:
         lua_text("includes/schema") + lua.read_text(),
         re.M,
     )
-    formatted = re.findall(
-        r"\{self\.prefix\}([a-z_]+)", inspect.getsource(Keys)
-    )  # `live`: no script of a queue has it
+    formatted = re.findall(r"\{self\.prefix\}([a-z_]+)", inspect.getsource(Keys))
     assert min(len(named), len(formatted)) > 40
     assert {*named, *formatted} == HANDLED | WITHOUT_CONTENT | OF_OTHER_PROGRAMS

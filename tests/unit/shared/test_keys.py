@@ -35,7 +35,15 @@ def test_other_queue_names_are_refused_by_name(name: str) -> None:
 
 def test_directory_has_one_hash_tag_that_no_queue_can_have() -> None:
     keys = DirectoryKeys()
-    made = [keys.format, keys.tenants, keys.api_keys, keys.tenant("t"), keys.rate("t")]
+    made = [
+        keys.format,
+        keys.tenants,
+        keys.api_keys,
+        keys.queues,
+        keys.tenant("t"),
+        keys.rate("t"),
+        keys.live("t"),
+    ]
     assert len(set(made)) == len(made)
     assert all(key.startswith(keys.prefix) for key in made)
     assert keys.prefix == Keys("q").prefix.replace("{q}", "{@}")

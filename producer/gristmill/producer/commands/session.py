@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, BinaryIO, TypeVar
 
@@ -16,6 +16,7 @@ from gristmill.shared.cli import say
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.format_check import check_format
+from gristmill.shared.key_scan import queue_names
 from gristmill.shared.one_line import json_line
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_stats import num_live
@@ -80,6 +81,28 @@ def on_queue(
             return await work(queue)
 
     return run(on_open_queue())
+
+
+def on_queues(
+    settings: QueueSettings,
+    only: str | None,
+    work: Callable[[Sequence[Queue]], Coroutine[Any, Any, T]],
+) -> T:
+    """Run a coroutine on one queue, or on all that have a key; see `run`.
+
+    Raises:
+        WrongFormat: Another version wrote a queue.
+    """
+
+    async def on_open_redis() -> T:
+        async with open_redis(settings) as redis:
+            names = [only] if only else sorted(await queue_names(redis))
+            queues = [Queue(redis, name, settings.limits) for name in names]
+            for each in queues:
+                await check_format(redis, each.keys)
+            return await work(queues)
+
+    return run(on_open_redis())
 
 
 def on_tenants(settings: QueueSettings, work: Callable[[Tenants], Coroutine[Any, Any, T]]) -> T:

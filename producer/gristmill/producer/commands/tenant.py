@@ -47,17 +47,17 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--tokens-per-month",
             type=int,
-            help="Most prompt and output tokens of a calendar month (UTC), in each queue; 0 for any number.  [default at creation: 0]",
+            help="Most prompt and output tokens of a calendar month (UTC), in all queues; 0 for any number.  [default at creation: 0]",
         ),
         click.option(
             "--tokens-per-day",
             type=int,
-            help="Most prompt and output tokens of a day (UTC), in each queue; 0 for any number.  [default at creation: 0]",
+            help="Most prompt and output tokens of a day (UTC), in all queues; 0 for any number.  [default at creation: 0]",
         ),
         click.option(
             "--max-storage-bytes",
             type=int,
-            help="Most bytes of files and results of batches.  [default at creation: 107374182400]",
+            help="Most bytes of files and results of batches, in each queue.  [default at creation: 107374182400]",
         ),
         click.option(
             "--max-priority",
@@ -67,22 +67,22 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--max-live",
             type=int,
-            help="Most live requests, waiting or in flight.  [default at creation: 256]",
+            help="Most live requests in all queues, waiting or in flight.  [default at creation: 256]",
         ),
         click.option(
             "--max-batches",
             type=int,
-            help="Most batches that have not ended.  [default at creation: 100]",
+            help="Most batches of each queue that have not ended.  [default at creation: 100]",
         ),
         click.option(
             "--max-bytes",
             type=int,
-            help="Most bytes of requests in the queue.  [default at creation: 1073741824]",
+            help="Most bytes of requests in each queue.  [default at creation: 1073741824]",
         ),
         click.option(
             "--max-depth",
             type=int,
-            help="Most requests in the queue, waiting or in flight.  [default at creation: 100000]",
+            help="Most requests in each queue, waiting or in flight.  [default at creation: 100000]",
         ),
     ):
         command = option(command)

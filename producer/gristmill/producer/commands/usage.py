@@ -3,14 +3,15 @@
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gristmill.shared.cli import queue_options, say
+from gristmill.shared.cli import redis_options, say
 
 if TYPE_CHECKING:
-    from datetime import date, datetime
+    from datetime import date
 
     from gristmill.producer.usage_report import By, UsageLine
     from gristmill.shared.queue import Queue
@@ -40,7 +41,10 @@ _COSTS = ("cost", "cost_per_million_tokens")
     help="What a line stands for; may be repeated.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@queue_options
+@click.option(
+    "--queue", "only_queue", metavar="NAME", help="The one queue to show.  [default: all queues]"
+)
+@redis_options
 def usage(
     *,
     first: "datetime | None",
@@ -48,24 +52,27 @@ def usage(
     tenant: str | None,
     by: "Sequence[By]",
     as_csv: bool,
+    only_queue: str | None,
     settings: "QueueSettings",
 ) -> None:
-    """Show requests, tokens and device time of each tenant and model in one queue.
+    """Show requests, tokens and device time of each tenant and model in all queues.
 
     GRISTMILL_DEVICE_HOUR_PRICE adds what they cost.
     """
-    from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.commands.session import on_queues
     from gristmill.producer.usage_report import usage_lines
     from gristmill.shared.usage_ledger import Ledger
 
-    async def read(queue: "Queue") -> "tuple[date, date, list[LedgerRow]]":
-        ledger = Ledger(queue)
-        until = last.date() if last else await ledger.today()
+    async def read(queues: "Sequence[Queue]") -> "tuple[date, date, list[LedgerRow]]":
+        ledgers = [Ledger(queue) for queue in queues]
+        today = await ledgers[0].today() if ledgers else datetime.now(UTC).date()
+        until = last.date() if last else today
         since = first.date() if first else until.replace(day=1)
         _check_days(since, until)
-        return since, until, await ledger.rows(since, until, tenant)
+        rows = [row for each in ledgers for row in await each.rows(since, until, tenant)]
+        return since, until, rows
 
-    since, until, rows = on_queue(settings, read)
+    since, until, rows = on_queues(settings, only_queue, read)
     price = settings.device_hour_price
     lines = usage_lines(rows, by, price)
     if not lines:

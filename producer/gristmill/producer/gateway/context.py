@@ -28,6 +28,7 @@ from gristmill.producer.gateway.model_map import ModelMap, ServedQueue
 from gristmill.producer.gateway.settings import GatewaySettings, is_loopback
 from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
+from gristmill.producer.noted_queues import note_queue
 from gristmill.producer.tenant_move import move_tenants
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
@@ -48,6 +49,7 @@ class Gateway:
         batches: The files and batches of the first queue.
         authenticator: Finds the tenant of an API key.
         tenant_limits: The limits of each tenant.
+        live_limit: The limit of live requests of each tenant.
         media: Checks the media URLs of requests.
         body_pools: The memory for the bodies that are being read.
         parsing: Lets one large body at a time be parsed; its objects take more memory than its bytes.
@@ -61,6 +63,7 @@ class Gateway:
     batches: Batches
     authenticator: Authenticator
     tenant_limits: TenantLimiter
+    live_limit: LiveLimit
     media: MediaGuard
     body_pools: BodyPools
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -68,7 +71,7 @@ class Gateway:
     right_format: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def check_format(self) -> None:
-        """Check the format of the queues and move the tenants of an earlier version, until all went well once.
+        """Check and note the queues, and move the tenants of an earlier version, until all went well once.
 
         Raises:
             WrongFormat: Another version wrote a queue, or a tenant of it cannot move.
@@ -82,6 +85,7 @@ class Gateway:
         for each in self.models.queues:
             await check_format(each.queue.redis, each.queue.keys)
             await move_tenants(each.queue.redis, each.name)
+            await note_queue(each.queue.redis, each.name)
 
 
 @asynccontextmanager
@@ -102,6 +106,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             batches=Batches(BatchStore(queue, Storage(settings.storage_url), settings)),
             authenticator=Authenticator(Tenants(queue.redis), is_open=settings.is_open),
             tenant_limits=served[0].limits,
+            live_limit=LiveLimit(queue.redis),
             media=media,
             body_pools=BodyPools(max_element_bytes(settings.max_request_bytes)),
         )
@@ -119,7 +124,6 @@ async def _served(settings: GatewaySettings, name: str, clients: AsyncExitStack)
         queue=queue,
         client=await clients.enter_async_context(Client(unchecked, queue=queue)),
         limits=TenantLimiter(queue),
-        live_limit=LiveLimit(queue),
         streams=streams,
         fleet=FleetCache(queue),
     )

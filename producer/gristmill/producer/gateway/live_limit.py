@@ -1,19 +1,24 @@
-"""The limit of live requests of one tenant, counted in Redis for all gateways of a queue.
+"""The limit of live requests of one tenant, counted in the directory for all gateways and queues of a Redis.
 
-A live request counts while it is in the queue, also after its call has ended: a caller could otherwise send requests
-and hang up, as many as it likes. So nothing is counted down. Once a tenant is at its limit, the script looks which of
+A live request counts while it is in its queue, also after its call has ended: a caller could otherwise send requests
+and hang up, as many as it likes. So nothing is counted down. Once a tenant is at its limit, the gateway looks which of
 its live requests have ended. It looks at a part of them, so that a refused call costs Redis the same at every limit.
 The part has the oldest, which end first in most cases. It also has some at random, because the oldest may wait in
 a low lane.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
 from gristmill.producer.gateway.tenant_limits import refused_calls
 from gristmill.producer.tenants import Tenant
+from gristmill.shared.chunking import pairs
 from gristmill.shared.errors import LimitReached
+from gristmill.shared.keys import DirectoryKeys, Keys
 from gristmill.shared.queue import Queue
+from gristmill.shared.redis_types import AnyRedis
 
 SUBMIT_MS = int(6 * REDIS_RETRY_S * 1000)
 """Time for which an id counts before its request is in the queue; a submit gives up after `REDIS_RETRY_S`."""
@@ -28,41 +33,45 @@ AT_RANDOM = 256
 """Ids at random at which it looks too: all of a tenant with the default limit."""
 
 _COUNT = """
--- Count a live request of a tenant, unless the tenant is at its limit. The same id again counts once.
--- KEYS[1]  ZSET: ids of live requests -> moment in ms until which an id counts though its request is not queued yet
--- ARGV     id ("" only counts), most live requests, ms that a submit may take, TTL in ms,
---          beginning of the keys of requests, and of those of results, ids to look at: oldest, at random
--- Returns  live requests, this one included if it is counted; then 1 if it is counted, else 0
-local id, limit, submit_ms, ttl_ms, requests, results = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
-local oldest, at_random = tonumber(ARGV[7]), tonumber(ARGV[8])
+-- Count a live request of a tenant, unless the tenant is at its limit. The same request again counts once.
+-- KEYS[1]  ZSET: "<queue>|<id>" of live requests -> ms until which one counts though its request is not queued yet
+-- ARGV     "<queue>|<id>" ("" only counts), most live requests, ms that a submit may take, TTL in ms,
+--          requests to return: oldest, at random; then those that have ended, each with its score
+-- Returns  live requests, this one included if it is counted; 1 if it is counted, else 0; ms of the clock;
+--          if it is not counted, some of the tenant's requests, each with its score
+local member, limit, submit_ms, ttl_ms, oldest, at_random = unpack(ARGV, 1, 6)
 local time = redis.call("TIME")
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-
-local function has_ended(id, until_ms)
-  return redis.call("EXISTS", requests .. id) == 0
-    and (now_ms > tonumber(until_ms) or redis.call("EXISTS", results .. id) == 1)
-end
-
-local function drop_ended(members)
-  for i = 1, #members, 2 do
-    if has_ended(members[i], members[i + 1]) then
-      redis.call("ZREM", KEYS[1], members[i])
-    end
+for i = 7, #ARGV, 2 do
+  if redis.call("ZSCORE", KEYS[1], ARGV[i]) == ARGV[i + 1] then -- else it counts again since
+    redis.call("ZREM", KEYS[1], ARGV[i])
   end
 end
-
-local is_known = id ~= "" and redis.call("ZSCORE", KEYS[1], id)
-if id == "" or (not is_known and redis.call("ZCARD", KEYS[1]) >= limit) then
-  drop_ended(redis.call("ZRANGE", KEYS[1], 0, oldest - 1, "WITHSCORES"))
-  drop_ended(redis.call("ZRANDMEMBER", KEYS[1], at_random, "WITHSCORES"))
-end
 local number = redis.call("ZCARD", KEYS[1])
-if id == "" or (not is_known and number >= limit) then
-  return { number, 0 }
+if member == "" or (number >= tonumber(limit) and not redis.call("ZSCORE", KEYS[1], member)) then
+  local found = redis.call("ZRANGE", KEYS[1], 0, oldest - 1, "WITHSCORES")
+  for _, value in ipairs(redis.call("ZRANDMEMBER", KEYS[1], at_random, "WITHSCORES")) do
+    found[#found + 1] = value
+  end
+  return { number, 0, now_ms, unpack(found) }
 end
-redis.call("ZADD", KEYS[1], string.format("%.0f", now_ms + submit_ms), id)
+redis.call("ZADD", KEYS[1], string.format("%.0f", now_ms + submit_ms), member)
 redis.call("PEXPIRE", KEYS[1], ttl_ms)
-return { redis.call("ZCARD", KEYS[1]), 1 }
+return { redis.call("ZCARD", KEYS[1]), 1, now_ms }
+"""
+
+_ENDED = """
+-- Return which of some live requests have ended.
+-- KEYS[1]  beginning of the keys of their queue
+-- ARGV     ms of the directory's clock, then for each request: id, ms until which it counts though it is not queued yet
+-- Returns  1 for a request that has ended, 0 for another one
+local ended = {}
+for i = 2, #ARGV, 2 do
+  local has_ended = redis.call("EXISTS", KEYS[1] .. "request:" .. ARGV[i]) == 0
+    and (tonumber(ARGV[1]) > tonumber(ARGV[i + 1]) or redis.call("EXISTS", KEYS[1] .. "result:" .. ARGV[i]) == 1)
+  ended[#ended + 1] = has_ended and 1 or 0
+end
+return ended
 """
 
 
@@ -70,35 +79,42 @@ class LiveLimit:
     """Enforces the limit of live requests of each tenant.
 
     Args:
-        queue: The queue that has the requests.
+        redis: The Redis of the queues.
     """
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._script: Any = queue.redis.register_script(_COUNT)
+    def __init__(self, redis: AnyRedis) -> None:
+        self._redis: Any = redis
+        self._keys = DirectoryKeys()
+        self._count_script: Any = redis.register_script(_COUNT)
+        self._ended_script: Any = redis.register_script(_ENDED)
 
-    async def add(self, tenant: Tenant, request_id: str) -> None:
+    async def add(self, tenant: Tenant, queue: Queue, request_id: str) -> None:
         """Count a live request before it is submitted. It counts until it ends.
 
         At the limit, a request that the queue has already passes: it adds nothing.
 
+        Args:
+            tenant: The calling tenant.
+            queue: The queue of the request.
+            request_id: Its id.
+
         Raises:
             LimitReached: The tenant has `max_live` live requests.
         """
-        number, is_counted = await self._count(tenant, request_id)
-        if not is_counted and not await self._is_known(request_id):
+        number, is_counted = await self._count(tenant, _member(queue, request_id))
+        if not is_counted and not await _is_known(queue, request_id):
             refused_calls.labels("live").inc()
             raise LimitReached(
-                f"tenant {tenant.name} has {number:,} of {tenant.max_live:,} live requests (max_live) in the queue;"
+                f"tenant {tenant.name} has {number:,} of {tenant.max_live:,} live requests (max_live) in the queues;"
                 " call again when some have ended, send files as POST /v1/batches, or ask the operator:"
                 f" gristmill tenant change {tenant.name} --max-live NUMBER"
             )
 
-    async def drop_refused(self, tenant: Tenant, request_id: str) -> None:
+    async def drop_refused(self, tenant: Tenant, queue: Queue, request_id: str) -> None:
         """Stop counting a request that the queue refused, unless it has one of this id from an earlier call."""
-        if not await self._is_known(request_id):
-            redis: Any = self._queue.redis
-            await retry_redis(redis.zrem, self._queue.keys.live(tenant.name), request_id)
+        if not await _is_known(queue, request_id):
+            key = self._keys.live(tenant.name)
+            await retry_redis(self._redis.zrem, key, _member(queue, request_id))
 
     async def number(self, tenant: Tenant) -> int:
         """Return how many live requests of a tenant count for its limit.
@@ -108,16 +124,38 @@ class LiveLimit:
         number, _ = await self._count(tenant, "")
         return number
 
-    async def _is_known(self, request_id: str) -> bool:
-        ((state, _),) = await retry_redis(self._queue.status, [request_id])
-        return state != "unknown"
+    async def _count(self, tenant: Tenant, member: str) -> tuple[int, bool]:
+        """Count a request; return the tenant's number, and whether the request is in it."""
+        number, is_counted, now_ms, *some = await self._run_count(tenant, member)
+        if not is_counted and (ended := await self._ended(now_ms, some)):
+            number, is_counted, *_ = await self._run_count(tenant, member, *ended)
+        return int(number), bool(is_counted)
 
-    async def _count(self, tenant: Tenant, request_id: str) -> tuple[int, int]:
-        keys = self._queue.keys
-        args = [
-            request_id, tenant.max_live, SUBMIT_MS, TTL_MS, keys.request(""), keys.result(""), OLDEST, AT_RANDOM
-        ]  # fmt: skip
-        number, is_counted = await retry_redis(
-            self._script, keys=[keys.live(tenant.name)], args=args
-        )
-        return int(number), int(is_counted)
+    async def _run_count(self, tenant: Tenant, member: str, *ended: bytes) -> Sequence[Any]:
+        args = [member, tenant.max_live, SUBMIT_MS, TTL_MS, OLDEST, AT_RANDOM, *ended]
+        keys = [self._keys.live(tenant.name)]
+        counted: Sequence[Any] = await retry_redis(self._count_script, keys=keys, args=args)
+        return counted
+
+    async def _ended(self, now_ms: int, some: Sequence[bytes]) -> Sequence[bytes]:
+        """Return those of some live requests that have ended, each with its score."""
+        by_queue = defaultdict[str, dict[str, bytes]](dict)
+        for member, until_ms in pairs(some):
+            queue, _, request_id = member.partition("|")
+            by_queue[queue][request_id] = until_ms
+        ended: list[Any] = []
+        for queue, found in by_queue.items():
+            args = [now_ms, *(word for pair in found.items() for word in pair)]
+            codes = await retry_redis(self._ended_script, keys=[Keys(queue).prefix], args=args)
+            for (request_id, until_ms), code in zip(found.items(), codes, strict=True):
+                ended += [f"{queue}|{request_id}", until_ms] if code else []
+        return ended
+
+
+def _member(queue: Queue, request_id: str) -> str:
+    return f"{queue.keys.queue}|{request_id}"
+
+
+async def _is_known(queue: Queue, request_id: str) -> bool:
+    ((state, _),) = await retry_redis(queue.status, [request_id])
+    return state != "unknown"

@@ -14,7 +14,6 @@ from redis.exceptions import RedisError
 
 from gristmill.producer.client import Client
 from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
-from gristmill.producer.gateway.live_limit import LiveLimit
 from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.shared.errors import NotServed
@@ -36,7 +35,6 @@ class ServedQueue:
         queue: The queue.
         client: Submits requests and waits for their results. It does not check models; `ModelMap.check` does.
         limits: The limits of each tenant in this queue.
-        live_limit: The limit of live requests of each tenant in this queue.
         streams: Reads the events of its streamed requests.
         fleet: What its live workers serve, at most 5 s old.
     """
@@ -44,7 +42,6 @@ class ServedQueue:
     queue: Queue
     client: Client
     limits: TenantLimiter
-    live_limit: LiveLimit
     streams: StreamReader
     fleet: FleetCache
 

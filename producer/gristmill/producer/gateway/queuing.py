@@ -51,7 +51,7 @@ async def incoming(
     Raises:
         ApiError: See `read_body` and `MediaGuard.check`.
         InvalidRequest: The body or a media URL breaks a rule.
-        LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
+        LimitReached: The tenant would exceed `max_depth` or `max_bytes`, or used up a token budget.
     """
     max_bytes = max_element_bytes(gateway.settings.max_request_bytes)
     declared = declared_bytes(call)
@@ -103,10 +103,11 @@ async def _check_load(gateway: Gateway, tenant: Tenant, request_id: str, num_byt
     """Check that a request stays within the tenant's limits; one that the queue has already adds nothing.
 
     Raises:
-        LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
+        LimitReached: The tenant would exceed `max_depth` or `max_bytes`, or used up a token budget.
     """
     served = gateway.models.of_id(request_id)
     try:
+        await retry_redis(gateway.batches.store.budgets.check, tenant)
         await served.limits.check_load(tenant, num_bytes)
     except LimitReached:
         ((state, _),) = await retry_redis(served.queue.status, [request_id])

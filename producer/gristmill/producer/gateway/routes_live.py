@@ -126,12 +126,12 @@ async def _queue(call: Request, gateway: Gateway, tenant: Tenant, key: str | Non
         max_request_bytes=gateway.settings.max_request_bytes,
     )
     async with incoming(call, gateway, tenant, key, parse=parse, new_id=new_id) as queued:
-        live_limit = gateway.models.of_id(queued.id).live_limit
-        await live_limit.add(tenant, queued.id)
+        queue = gateway.models.of_id(queued.id).queue
+        await gateway.live_limit.add(tenant, queue, queued.id)
         try:
             await submit(gateway, queued, is_repeatable=key is not None)
         except GristmillError:
-            await live_limit.drop_refused(tenant, queued.id)
+            await gateway.live_limit.drop_refused(tenant, queue, queued.id)
             raise
     return queued
 

@@ -30,12 +30,12 @@ class TenantUsage(BaseModel):
     """What a tenant uses of its limits.
 
     Attributes:
-        depth: Requests in the queue, waiting or in flight.
+        depth: Requests in the queues of this gateway, waiting or in flight.
         bytes: Bytes of those requests.
-        live: Those of them that are live requests; above 256, some that have ended may count too.
+        live: Live requests in all queues; above 256, some that have ended may count too.
         batches: Batches that have not ended.
         storage_bytes: Bytes of files and of the results of batches.
-        tokens_today: Prompt and output tokens of this UTC day, of requests that have ended.
+        tokens_today: Prompt and output tokens of this UTC day in all queues, of requests that have ended.
         tokens_this_month: The same of this calendar month.
     """
 
@@ -63,7 +63,7 @@ async def tenant(gateway: CurrentGateway, tenant: CallingTenant) -> TenantObject
     queues = gateway.models.queues
     loads = [await retry_redis(each.queue.tenants.load, tenant.name) for each in queues]
     num_batches = await retry_redis(gateway.batches.store.records.num_open, tenant.name)
-    num_live = sum([await each.live_limit.number(tenant) for each in queues])
+    num_live = await gateway.live_limit.number(tenant)
     storage_bytes = await retry_redis(gateway.batches.files.use.num_bytes, tenant.name)
     tokens = await retry_redis(gateway.batches.store.budgets.use_of, tenant.name)
     return TenantObject(

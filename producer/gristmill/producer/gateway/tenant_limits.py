@@ -10,7 +10,6 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from gristmill.producer.budgets import Budgets
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.tenants import Tenant
@@ -52,7 +51,6 @@ class TenantLimiter:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
-        self._budgets = Budgets(queue)
         self._keys = DirectoryKeys()
         self._count_call: Any = queue.redis.register_script(_COUNT_CALL)
 
@@ -85,9 +83,7 @@ class TenantLimiter:
 
         Raises:
             LimitReached: The tenant would exceed `max_depth` or `max_bytes`.
-            BudgetUsedUp: The tenant used up its tokens of the day or of the month.
         """
-        await retry_redis(self._budgets.check, tenant)
         depth, queued_bytes = await retry_redis(self._queue.tenants.load, tenant.name)
         if depth < tenant.max_depth and queued_bytes + num_bytes <= tenant.max_bytes:
             return

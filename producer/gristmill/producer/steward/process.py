@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.storage import Storage
+from gristmill.producer.noted_queues import note_queue
 from gristmill.producer.steward.concurrent_work import ConcurrentWork
 from gristmill.producer.steward.dispatcher import Dispatcher
 from gristmill.producer.steward.job_registry import JobRegistry
@@ -137,6 +138,7 @@ class Steward:
             await warn_of_eviction(store.queue.redis, self._settings.redis_url.get_secret_value())
             await store.queue.stats()  # it needs rights that PING does not, and checks the format
             await move_tenants(store.queue.redis, self._settings.queue)
+            await note_queue(store.queue.redis, self._settings.queue)
 
     def _work(self) -> None:
         """Run RQ's worker until a signal stops it or Redis does not answer."""

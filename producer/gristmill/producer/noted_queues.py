@@ -1,0 +1,27 @@
+"""The list of queues in the directory: those that a gateway or steward has served.
+
+The token budgets of tenants count in all of them. A scan over all keys would find them too, but takes 1 s for a million.
+"""
+
+from typing import Any
+
+from gristmill.shared.keys import DirectoryKeys
+from gristmill.shared.redis_types import AnyRedis
+
+
+async def note_queue(redis: AnyRedis, name: str) -> None:
+    """Note a queue; twice is once."""
+    connected: Any = redis
+    await connected.sadd(DirectoryKeys.queues, name)
+
+
+async def noted_queues(redis: AnyRedis) -> set[str]:
+    """Return the names of the noted queues."""
+    connected: Any = redis
+    return {name.decode() for name in await connected.smembers(DirectoryKeys.queues)}
+
+
+async def forget_queue(redis: AnyRedis, name: str) -> None:
+    """Remove a queue that was purged from the list."""
+    connected: Any = redis
+    await connected.srem(DirectoryKeys.queues, name)
