@@ -57,7 +57,15 @@ async def test_batch_waits_without_a_steward_and_goes_on_when_it_may(
     await advance(batches.store, batch.id, Steps(10))
     assert "submitted" not in await counters(queue)
     assert await batches.store.due.batches("steps") == []
+    for shown in (await batches.batch(TENANT, batch.id), (await batches.batches(TENANT)).data[0]):
+        assert shown.waiting
+        assert shown.waiting.code == "token_budget_used_up"
+        assert (
+            "used 1,000 of 1,000 tokens (tokens_per_day); the budget renews"
+            in shown.waiting.message
+        )
     await limit(queue, tokens_per_day=1001)
+    assert (await batches.batch(TENANT, batch.id)).waiting is None
     async with SettlingWorker(queue).running():
         ended = await run(batches, batch)
     assert (ended.status, ended.request_counts.completed) == ("completed", 20)

@@ -27,6 +27,7 @@ ADDITIONS = {
     "batch.Batch.warnings",
     "batch.Batch.retry_of",
     "batch.Batch.device_ms",
+    "batch.Batch.waiting",
     "batch_request_counts.BatchRequestCounts.cancelled",
     "batch_request_counts.BatchRequestCounts.expired",
     "model.Model.max_model_len",

@@ -7,6 +7,7 @@ A batch is run by stewards, and clients see it through the gateway or `gristmill
     submit_run/     the files of one `gristmill submit`
     lifecycle/      the steps of a steward, from validation to the output files
     batch_service   what a client can ask for: create, list, cancel, retry, read results
+    shown_batches   what a client sees of a batch beside its record
     batch_store     the state of batches: queue, storage, settings, and the modules below
       batch_records   batches in Redis; batch_state is one of them as read
       due_batches     which batch needs a steward, and when

@@ -15,14 +15,9 @@ from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.creations import CreationKey
 from gristmill.producer.batches.failed_lines import FailedLines, find_failed, read_failed
-from gristmill.producer.batches.objects import (
-    BatchRecord,
-    FileObject,
-    Page,
-    page,
-    with_cancelling_status,
-)
+from gristmill.producer.batches.objects import BatchRecord, FileObject, Page, page
 from gristmill.producer.batches.row_stream import RowStream, no_order_yet
+from gristmill.producer.batches.shown_batches import as_shown
 from gristmill.producer.batches.stored_files import StoredFiles
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.highest_lane import lower_of
@@ -107,7 +102,7 @@ class Batches:
             limit: Most batches of the page.
         """
         found = await self.store.records.page(tenant, after=after, limit=limit + 1)
-        return page([with_cancelling_status(record) for record in found], limit)
+        return page(await as_shown(self.store, found), limit)
 
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
         """Return a batch.
@@ -115,7 +110,9 @@ class Batches:
         Raises:
             NotFound: The tenant has no batch of this id.
         """
-        return with_cancelling_status((await self.store.records.state(batch_id, tenant)).record)
+        state = await self.store.records.state(batch_id, tenant)
+        (shown,) = await as_shown(self.store, [state.record])
+        return shown
 
     async def pause(self, tenant: str, batch_id: str, by: str, reason: str) -> bool:
         """Let no worker claim lines of a batch; its completion window goes on.

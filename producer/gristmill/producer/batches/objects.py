@@ -119,7 +119,8 @@ class BatchUsage(_ApiObject):
 class BatchObject(_ApiObject):
     """A batch, as clients see it.
 
-    `mode`, `order`, `unknown_fields`, `warnings`, `retry_of` and `device_ms` are Gristmill's; the other fields are OpenAI's.
+    `mode`, `order`, `unknown_fields`, `warnings`, `retry_of`, `device_ms` and `waiting` are Gristmill's; the other fields are
+    OpenAI's.
 
     Attributes:
         mode: strict: a bad line fails the file; lenient: it gets an error row and the rest runs.
@@ -128,6 +129,7 @@ class BatchObject(_ApiObject):
         warnings: The first lines with such fields; None for none.
         retry_of: Id of the batch whose failed lines this one repeats.
         device_ms: Share of the time of the engines' devices of all lines so far, in milliseconds.
+        waiting: Why no further lines are submitted now; None if they are, and in Redis.
     """
 
     id: str
@@ -158,6 +160,7 @@ class BatchObject(_ApiObject):
     warnings: BatchErrors | None = None
     retry_of: str | None = None
     device_ms: int = 0
+    waiting: BatchError | None = None
 
 
 class BatchRecord(BatchObject):
@@ -202,13 +205,6 @@ def page(found: Sequence[FileObject | BatchObject], limit: int) -> Page:
         last_id=data[-1].id if data else None,
         has_more=len(found) > limit,
     )
-
-
-def with_cancelling_status(record: BatchRecord) -> BatchRecord:
-    """Return a batch as clients see it: a cancelled one is cancelling until it has stopped."""
-    if record.cancelling_at and record.status in ("validating", "in_progress"):
-        return record.model_copy(update={"status": "cancelling"})
-    return record
 
 
 def public_fields(record: FileRecord | BatchRecord) -> dict[str, Any]:

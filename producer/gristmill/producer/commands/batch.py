@@ -170,8 +170,8 @@ def show(
     session.show(record, as_json=as_json)
     if not as_json and not record.is_final and (paused := session.paused(batch_id)):
         click.echo(f"paused   {paused}")
-    if not as_json and not record.is_final and (spent := session.over_budget(record)):
-        click.echo(f"waiting  {spent}")
+    if not as_json and record.waiting:
+        click.echo(f"waiting  {record.waiting.message}")
     session.tell_untaken(record)
     return session.exit_code(record) if wait else 0
 

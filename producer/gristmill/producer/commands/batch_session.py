@@ -15,9 +15,9 @@ from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.objects import (
     BatchRecord,
     public_fields,
-    with_cancelling_status,
 )
 from gristmill.producer.batches.settings import BatchSettings
+from gristmill.producer.batches.shown_batches import as_shown
 from gristmill.producer.batches.storage import Storage, unusable
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.commands.batch_files import write_rows
@@ -26,7 +26,7 @@ from gristmill.producer.commands.pause_words import is_named_by_client, told_of_
 from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.producer.usage_report import cost_of
 from gristmill.shared.cli import say
-from gristmill.shared.errors import BudgetUsedUp, GristmillError, InvalidRequest, NotFound
+from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.one_line import one_line
 from gristmill.shared.pauses import Pause, batch_scope, pause_in_words, this_user
 from gristmill.shared.queue import Queue
@@ -151,21 +151,6 @@ class BatchSession:
         pauses = self._run(lambda batches: batches.store.queue.pauses.all())
         return pause_in_words(self._settings.queue, pauses, batch_id)
 
-    def over_budget(self, record: BatchRecord) -> str | None:
-        """Return which token budget keeps a batch waiting, in words, or None."""
-
-        async def found(batches: Batches) -> str | None:
-            store = batches.store
-            tenant = await store.tenants.get(record.tenant)
-            try:
-                if tenant:
-                    await store.budgets.check(tenant)
-            except BudgetUsedUp as error:
-                return str(error)
-            return None
-
-        return self._run(found)
-
     def retry_failed(self, batch_id: str, window: str | None, *, is_all: bool) -> BatchRecord:
         """Create a batch from the failed lines of an ended one; None keeps its `window`.
 
@@ -204,8 +189,9 @@ class BatchSession:
             else:
                 column = f"  {record.tenant:<{width}}" if owner else ""
                 pause = "  paused" if batch_scope(record.id) in pauses else ""
+                wait = "  waiting" if record.waiting else ""
                 click.echo(
-                    f"{record.id}{column}  {record.status:<11}  {_counts(record)}{pause}{_first_error(record, self._on)}"
+                    f"{record.id}{column}  {record.status:<11}  {_counts(record)}{pause}{wait}{_first_error(record, self._on)}"
                 )
         if paused := pause_in_words(self._settings.queue, pauses):
             say(paused)
@@ -220,7 +206,7 @@ class BatchSession:
         if self._tenant:
             return (await batches.batches(self._tenant, limit=limit)).data, pauses
         newest = await batches.store.records.newest(limit)
-        return list(map(with_cancelling_status, newest)), pauses
+        return await as_shown(batches.store, newest), pauses
 
     def write_results(self, batch_id: str, output: Path | None, *, follow: bool = False) -> None:
         """Write the rows of a batch to a file, or to stdout if `output` is None."""

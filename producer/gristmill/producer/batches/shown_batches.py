@@ -1,0 +1,37 @@
+"""Batches as clients see them: with what their records in Redis do not say."""
+
+from collections.abc import Sequence
+
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.objects import BatchError, BatchRecord
+from gristmill.shared.errors import BudgetUsedUp
+
+
+async def as_shown(store: BatchStore, records: Sequence[BatchRecord]) -> Sequence[BatchRecord]:
+    """Return batches with `waiting`, and with `cancelling` as the status of a cancelled one that has not stopped yet."""
+    running = {record.tenant for record in records if _is_running(record)}
+    waits = {tenant: await _wait_of(store, tenant) for tenant in sorted(running)}
+    return [_shown(record, waits.get(record.tenant)) for record in records]
+
+
+def _shown(record: BatchRecord, wait: BatchError | None) -> BatchRecord:
+    if not _is_running(record):
+        return record
+    if record.cancelling_at:
+        return record.model_copy(update={"status": "cancelling"})
+    return record.model_copy(update={"waiting": wait}) if wait else record
+
+
+def _is_running(record: BatchRecord) -> bool:
+    return record.status in ("validating", "in_progress")
+
+
+async def _wait_of(store: BatchStore, tenant: str) -> BatchError | None:
+    """Return why the batches of a tenant submit no further lines, or None."""
+    known = await store.tenants.get(tenant)
+    try:
+        if known:
+            await store.budgets.check(known)
+    except BudgetUsedUp as error:
+        return BatchError(code="token_budget_used_up", message=str(error))
+    return None
