@@ -68,7 +68,7 @@ async def test_a_name_that_leads_to_loopback_is_no_loopback_name(
 async def test_a_host_is_any_with_a_key_or_where_calls_without_one_are_allowed(
     gateway: RunningGateway, redis_url: str, queue: Queue, tmp_path: Path
 ) -> None:
-    settings = gateway_settings(redis_url, queue, tmp_path, gateway_allow_anonymous=True)
+    settings = gateway_settings(redis_url, queue, tmp_path, gateway_allow_anonymous="true")
     async with running_gateway(settings) as allowing, allowing.caller(Host="app.example") as api:
         assert (await api.get("/v1/files")).status_code == 200
     async with gateway.caller(await gateway.add_tenant("acme"), Host="app.example") as api:
@@ -78,12 +78,14 @@ async def test_a_host_is_any_with_a_key_or_where_calls_without_one_are_allowed(
 async def test_without_a_tenant_nobody_is_let_in_from_elsewhere(
     redis_url: str, queue: Queue, tmp_path: Path
 ) -> None:
-    for allowed, status in ((False, 401), (True, 200)):
+    for allowed, status in (("false", 401), ("true", 200), ("loopback", 200)):
         settings = gateway_settings(
             redis_url, queue, tmp_path, gateway_host="0.0.0.0", gateway_allow_anonymous=allowed  # noqa: S104
         )  # fmt: skip
         async with running_gateway(settings) as gateway, gateway.caller("anything") as api:
             assert (await api.get("/v1/files")).status_code == status
+            other = await api.get("/v1/files", headers={"Host": "app.example"})
+            assert other.status_code == (403 if allowed == "loopback" else status)
 
 
 async def test_a_key_is_needed_once_there_is_a_tenant(gateway: RunningGateway, key: str) -> None:

@@ -195,7 +195,12 @@ async def test_the_504_of_a_stream_says_that_no_worker_lives(
     settings = gateway_settings(redis_url, queue, tmp_path, gateway_live_timeout_s=0.05)
     async with running_gateway(settings) as gateway, gateway.caller() as api:
         answer = await api.post(PATH, json=CHAT | {"stream": True})
-    assert answer.status_code == 504
+        assert answer.headers["x-should-retry"] == "false"
+        headers = {"Idempotency-Key": "k"}
+        keyed = await api.post(PATH, json=CHAT | {"stream": True}, headers=headers)
+        assert "x-should-retry" not in keyed.headers
+        assert int(keyed.headers["Retry-After"]) > 0
+    assert (answer.status_code, keyed.status_code) == (504, 504)
     assert f"no worker of queue {queue.keys.queue} lives" in problem(answer)["message"]
 
 

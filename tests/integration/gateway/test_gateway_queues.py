@@ -114,6 +114,7 @@ async def test_a_declared_model_is_listed_accepted_and_waits(place: Place) -> No
     listed = {each["id"]: each for each in (await place.api.get("/v1/models")).json()["data"]}
     assert set(listed) == {"model-a", "model-b", "org/asleep"}
     assert listed["model-b"]["max_model_len"] == 64
+    assert {each["created"] for each in listed.values()} == {0}
     assert (await place.api.get("/v1/models/org/asleep")).status_code == 200
     assert (await place.send("org/asleep")).status_code == 202
     assert await depths(place) == (0, 1)

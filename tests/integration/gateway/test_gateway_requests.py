@@ -10,6 +10,7 @@ import pytest
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from workers import STUB, worker_process
 
+from gristmill.producer.gateway.context import MAX_SUBMITTING
 from gristmill.shared.audit import audit
 from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.queue import Queue
@@ -293,3 +294,19 @@ async def test_the_engines_own_paths_say_where_to_go(api: httpx.AsyncClient) -> 
     assert (answer.status_code, problem(answer)["code"]) == (404, "not_found")
     for part in ("POST /v1/requests", '"endpoint": "/tokenize"', "POST /v1/batches"):
         assert part in problem(answer)["message"]
+
+
+async def test_the_time_limit_of_a_submit_begins_at_its_turn(
+    gateway: RunningGateway, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 calls at once, each with 5 s from its arrival on, gave a 503 to the last of them."""
+    submitting = gateway.gateway.submitting
+    for _ in range(MAX_SUBMITTING):
+        await submitting.acquire()
+    monkeypatch.setattr("gristmill.producer.gateway.queuing.REDIS_RETRY_S", 0.0)
+    call = asyncio.create_task(api.post("/v1/requests", json={"prompt": "x"}))
+    while not submitting._waiters:
+        await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    submitting.release()
+    assert (await call).status_code == 202

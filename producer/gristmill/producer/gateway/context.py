@@ -37,6 +37,9 @@ from gristmill.shared.format_check import check_format
 from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.queue import Queue
 
+MAX_SUBMITTING = 64
+"""Most submits of a process at a time. More would only wait for each other, and each takes a connection of Redis."""
+
 
 @dataclass(frozen=True)
 class Gateway:
@@ -53,6 +56,7 @@ class Gateway:
         media: Checks the media URLs of requests.
         body_pools: The memory for the bodies that are being read.
         parsing: Lets one large body at a time be parsed; its objects take more memory than its bytes.
+        submitting: Lets some calls at a time submit, so that the time limit of a submit begins at its turn.
         stopping: Set when the process is stopping; calls then stop waiting for a result.
         right_format: Set when the queues were seen in the format that this version reads, their tenants included.
     """
@@ -67,6 +71,7 @@ class Gateway:
     media: MediaGuard
     body_pools: BodyPools
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    submitting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_SUBMITTING))
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     right_format: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -159,7 +164,7 @@ async def calling_tenant(
     await gateway.check_format()
     tenant = await gateway.authenticator.tenant_of(credentials.credentials if credentials else "")
     if tenant is ANONYMOUS:
-        _check_site(request, any_host=gateway.settings.gateway_allow_anonymous)
+        _check_site(request, any_host=gateway.settings.gateway_allow_anonymous == "true")
     request.state.call.tenant = tenant.name
     await gateway.tenant_limits.count_call(tenant)
     return tenant

@@ -75,7 +75,7 @@ async def incoming(
 
 
 async def submit(gateway: Gateway, request: QueuedRequest, *, is_repeatable: bool) -> None:
-    """Submit a request, for `REDIS_RETRY_S` at most. `Client` alone would wait for Redis without a limit.
+    """Submit a request, for `REDIS_RETRY_S` at most from its turn on. `Client` alone would wait without a limit.
 
     Args:
         gateway: The gateway.
@@ -89,7 +89,7 @@ async def submit(gateway: Gateway, request: QueuedRequest, *, is_repeatable: boo
     served = gateway.models.of_id(request.id)
     with creating(MAY_EXIST, is_repeatable=is_repeatable):
         try:
-            async with asyncio.timeout(REDIS_RETRY_S):
+            async with gateway.submitting, asyncio.timeout(REDIS_RETRY_S):
                 await gateway.models.check(request)
                 await served.client.submit(request, wait_if_full=False)
         except QueueFull as full:  # a full Redis is the operator's, a 503

@@ -105,7 +105,8 @@ async def _stream(
     except Unstreamed as plain:
         return _answer(plain.result)
     except ApiError as error:
-        error.headers = {REQUEST_ID: queued.id, **NO_RETRY, **error.headers}
+        may_repeat = key is not None and error.code in ("timeout", "gateway_stopping")
+        error.headers = {REQUEST_ID: queued.id, **_repeat_headers(may_repeat), **error.headers}
         raise
     return EventAnswer(first, events, {REQUEST_ID: queued.id})
 
@@ -258,8 +259,12 @@ def _unanswered(request_id: str, key: str | None, status: int, code: str, why: s
         status,
         f"the answer of request {request_id} {why}; the request goes on: GET /v1/requests/{request_id}, {repeat}",
         code=code,
-        headers={REQUEST_ID: request_id, **({"Retry-After": str(RETRY_AFTER_S)} if key else NO_RETRY)},
-    )  # fmt: skip
+        headers={REQUEST_ID: request_id, **_repeat_headers(key is not None)},
+    )
+
+
+def _repeat_headers(may_repeat: bool) -> dict[str, str]:
+    return {"Retry-After": str(RETRY_AFTER_S)} if may_repeat else NO_RETRY
 
 
 def _answer(result: Result) -> Response:

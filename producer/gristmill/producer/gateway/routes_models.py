@@ -1,6 +1,5 @@
 """Routes of `/v1/models`, and a 404 with a remedy for the engine's own paths."""
 
-import time
 from typing import Literal
 
 from fastapi import APIRouter, Request
@@ -13,6 +12,10 @@ from gristmill.shared.request import ENDPOINTS
 
 router = APIRouter(tags=["models"])
 unsupported_router = APIRouter(include_in_schema=False)
+
+
+CREATED_S = 0
+"""`created` of each model: no worker knows when it was made, and the time of the call would change with each call."""
 
 
 class Model(BaseModel):
@@ -55,9 +58,8 @@ async def model(model_id: str, gateway: CurrentGateway, tenant: CallingTenant) -
 
 async def _served(gateway: Gateway) -> list[Model]:
     models = await gateway.models.models()
-    now_s = int(time.time())  # as vLLM reports it; no worker knows when its model was made
     return [
-        Model(id=name, created=now_s, max_model_len=length or None)
+        Model(id=name, created=CREATED_S, max_model_len=length or None)
         for name, length in sorted(models.items())
     ]
 

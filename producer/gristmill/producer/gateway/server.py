@@ -39,6 +39,12 @@ from gristmill.shared.redis_trouble import error_in_words, remedy, trouble_in_sh
 log = structlog.get_logger()
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""Seconds for which an idle connection stays open: longer than clients (httpx: 5 s) and most proxies (60 s) keep theirs.
+
+Otherwise a call may go into a connection that the gateway is just closing.
+"""
+
 MAX_HEAD_BYTES = 64 * 1024
 """Most bytes of a call's request line and headers; h11 closes the connection of a longer one."""
 
@@ -178,6 +184,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         server_header=False,
         lifespan="off",
         ws="none",
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
 

@@ -56,11 +56,11 @@ class GatewaySettings(BatchSettings):
         ),
     ] = {}
     gateway_allow_anonymous: Annotated[
-        bool,
+        Literal["false", "true", "loopback"],
         Field(
-            description="whether the gateway accepts calls without a key while no tenant exists, although other machines can reach it. On a loopback address it always does"
+            description="whether the gateway accepts calls without a key while no tenant exists, although other machines can reach its address. `loopback` accepts those whose `Host` is `localhost` or a loopback address, for a container whose port only its machine can reach. On a loopback address, it always does so"
         ),
-    ] = False
+    ] = "false"
     gateway_max_wait_s: Annotated[
         float,
         Field(
@@ -106,7 +106,7 @@ class GatewaySettings(BatchSettings):
     @property
     def is_open(self) -> bool:
         """True if calls need no key while no tenant exists."""
-        return self.gateway_allow_anonymous or is_loopback(self.gateway_host)
+        return self.gateway_allow_anonymous != "false" or is_loopback(self.gateway_host)
 
 
 def is_loopback(host: str) -> bool:
