@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from gristmill.producer.submit_spans import submit_spans
 from gristmill.shared.errors import (
     IdConflict,
     InvalidRequest,
@@ -63,7 +64,8 @@ class Submitter:
         own = [replace(request, reply=self._client) for request in good]
         codes: list[SubmitCode] = []
         if own:
-            codes, refusal = await self._submit(own, wait_if_full=wait_if_full)
+            with submit_spans(own, self._queue.keys.queue) as traced:
+                codes, refusal = await self._submit(traced, wait_if_full=wait_if_full)
             error = refusal or error
         if "conflict" in codes:
             index = codes.index("conflict")

@@ -21,6 +21,8 @@ from gristmill.shared.redis_trouble import remedy, trouble
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.settings import read_settings
 from gristmill.shared.tasks import end
+from gristmill.shared.tracing import Tracing, start_tracing
+from gristmill.worker import metrics
 from gristmill.worker.drain import Drain
 from gristmill.worker.engine.factory import engine_from
 from gristmill.worker.engine.interface import Engine
@@ -81,7 +83,9 @@ def run_with_engine(
     """
     configure_logging(settings.log_level, {"engine": parent.engine} if parent else None)
     announce_redis_waits(settings.redis_url.get_secret_value())
+    tracing: Tracing | None = None
     try:
+        tracing = start_tracing("gristmill-worker", metrics.lost_spans.inc)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(settings, engine, parent))
     except SettingsError as error:
@@ -92,6 +96,9 @@ def run_with_engine(
         message = f"Redis {trouble(error)}"
         log.error("redis.refused", url=url, error=message, remedy=remedy(error))  # noqa: TRY400  # for people
         return EXIT_SETTINGS
+    finally:
+        if tracing:
+            tracing.stop()
 
 
 async def serve(settings: WorkerSettings, engine: Engine, parent: ParentLink | None = None) -> int:

@@ -92,7 +92,7 @@ class AckWriter:
             self._queue.is_answering,
             max_breaks=1 if len(batch) > 1 else MAX_BREAKS,  # alone, it is tried again
         )
-        _report(settlements, codes)
+        _report(batch, codes)
         self._written(settlements)
         for _ in batch:
             self._finished.task_done()
@@ -114,10 +114,13 @@ class AckWriter:
         return batch, None
 
 
-def _report(batch: Sequence[Settlement], codes: Sequence[int]) -> None:
-    """Log each settlement that Redis did not store (0), or stored after the lease was lost (2)."""
-    for settlement, code in zip(batch, codes, strict=True):
+def _report(batch: Sequence[Finished], codes: Sequence[int]) -> None:
+    """Log each settlement that Redis did not store (0), or stored after the lease was lost (2); end the spans."""
+    for each, code in zip(batch, codes, strict=True):
+        settlement = each.settlement
         if code == 0:
             log.warning("settle.refused", id=settlement.id, delivery=settlement.delivery)
         elif code == 2:
             log.info("settle.late", id=settlement.id, delivery=settlement.delivery)
+        if each.request.spans:
+            each.request.spans.settled(code=code)

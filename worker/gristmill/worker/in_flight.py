@@ -26,6 +26,7 @@ from gristmill.worker.engine.refusals import refused_by_redis
 from gristmill.worker.engine_load import EngineLoad
 from gristmill.worker.event_buffers import EventBuffer, EventBuffers
 from gristmill.worker.provenance import Provenance
+from gristmill.worker.request_spans import spans_of
 
 log = structlog.get_logger()
 
@@ -43,10 +44,12 @@ class ClaimedRequest:
         queue_wait_s: Seconds from submit to claim, by Redis's clock.
         task: The task that runs it; None until it has started.
         stream_options: The `stream_options` of its caller; None if it does not stream.
+        spans: Records the spans of this claim; None if it has no trace, or the worker records none.
     """
 
     __slots__ = (
-        "_events", "_in_flight", "claimed", "claimed_at", "queue_wait_s", "stream_options", "task", "worker",
+        "_events", "_in_flight", "claimed", "claimed_at", "queue_wait_s", "spans", "stream_options", "task",
+        "worker",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +61,7 @@ class ClaimedRequest:
         self.queue_wait_s = queue_wait_s
         self.task: asyncio.Task[None] | None = None
         self._in_flight = in_flight
+        self.spans = spans_of(claimed, worker, self.queue)
         self.stream_options = stream_options(claimed.record.facts)
         self._events: EventBuffer | None = None
         if self.stream_options is not None and claimed.record.endpoint in STREAMED:
@@ -137,6 +141,8 @@ class ClaimedRequest:
             fence=claimed.fence,
         )
         metrics.settling.inc()
+        if self.spans:
+            self.spans.settling("ack", status=status)
         self._in_flight.finished.put_nowait(Finished(self, settlement, made_by))
 
     def refused_by_redis(self, finished: "Finished") -> "Finished":
@@ -169,7 +175,11 @@ class ClaimedRequest:
             held it, and nothing changed.
         """
         in_flight, claimed = self._in_flight, self.claimed
+        if self.spans:
+            self.spans.settling("nack", delay_ms=delay_ms, error=str(error.get("code", "")))
         code = await retrying(lambda: in_flight.queue.nack(self.worker, claimed, delay_ms, error))
+        if self.spans:
+            self.spans.settled(code=code)
         in_flight.forget([claimed])
         metrics.retried.inc()
         return code
@@ -262,7 +272,10 @@ class InFlight:
         for claimed in claim.claimed:
             wait_s = max(0.0, (claim.now_ms - claimed.record.enqueued_ms) / 1000)
             metrics.queue_wait.observe(wait_s)
-            added.append(ClaimedRequest(claimed, worker, wait_s, self))
+            request = ClaimedRequest(claimed, worker, wait_s, self)
+            if request.spans:
+                request.spans.waited(claimed.record.enqueued_ms, claim.now_ms)
+            added.append(request)
         self._requests |= {request.id: request for request in added}
         metrics.claimed.inc(len(added))
         return added
@@ -305,7 +318,12 @@ class InFlight:
         """
         for chunk in reversed(list(chunks(requests, MAX_CLAIM))):
             worker, claimed = chunk[0].worker, [request.claimed for request in chunk]
+            traced = [request.spans for request in chunk if request.spans]
+            for spans in traced:
+                spans.settling("release", delay_ms=delay_ms)
             released = await retrying(partial(self.queue.release, worker, claimed, delay_ms))
+            for spans in traced:
+                spans.settled()
             metrics.released.inc(released)
             self.forget(claimed)
 

@@ -19,6 +19,7 @@ braked = Gauge(
     "gristmill_worker_braked",
     "1 while the engine fails everything, so that single requests are tried",
 )
+lost_spans = Counter("gristmill_lost_spans", "Spans of traces that no OTLP endpoint got")
 leases_lost = Counter("gristmill_leases_lost", "Times this worker lost its lease")
 prompt_tokens = Counter("gristmill_prompt_tokens", "Prompt tokens of finished requests")
 output_tokens = Counter("gristmill_output_tokens", "Output tokens of finished requests")

@@ -14,6 +14,7 @@ from http import HTTPStatus
 import structlog
 
 from gristmill.shared.errors import EngineDied, EngineHungUp, EngineUnavailable
+from gristmill.shared.trace_context import trace_id_of
 from gristmill.worker.context import WorkerContext
 from gristmill.worker.engine.interface import Response
 from gristmill.worker.engine.refusals import bounded
@@ -22,6 +23,7 @@ from gristmill.worker.failed_tries import FailedTries
 from gristmill.worker.failures import Failure, failure_of_error
 from gristmill.worker.in_flight import ClaimedRequest
 from gristmill.worker.reports import report_request
+from gristmill.worker.request_spans import note_response
 from gristmill.worker.verdicts import (
     Nack,
     backoff_s,
@@ -73,6 +75,8 @@ class Runner:
 
     async def _run(self, request: ClaimedRequest) -> None:
         structlog.contextvars.bind_contextvars(queue=request.queue)  # for this task's log lines
+        if trace_id := trace_id_of(request.record.facts):
+            structlog.contextvars.bind_contextvars(trace_id=trace_id)
         if self._brake.holds_back(request):
             await request.release()
             return
@@ -101,13 +105,21 @@ class Runner:
         """Return the engine's answer, with the device time that it is charged."""
         self._device_time.enter(started_s)
         try:
-            response = await self._post(request)
+            response = await self._traced_post(request)
         except BaseException:
             self._device_time.leave_unanswered(started_s, time.monotonic())
             raise
         num_tokens = response.prompt_tokens + response.output_tokens
         device_ms = self._device_time.leave_answered(started_s, num_tokens, time.monotonic())
         return replace(response, device_ms=device_ms)
+
+    async def _traced_post(self, request: ClaimedRequest) -> Response:
+        if request.spans is None:
+            return await self._post(request)
+        with request.spans.engine() as span:
+            response = await self._post(request)
+            note_response(span, response)
+        return response
 
     async def _post(self, request: ClaimedRequest) -> Response:
         record = request.record

@@ -24,6 +24,7 @@ from gristmill.producer.highest_lane import lower_of
 from gristmill.shared.errors import IdConflict, InvalidRequest, LimitReached, NotFound
 from gristmill.shared.pauses import batch_scope
 from gristmill.shared.request import Priority
+from gristmill.shared.trace_context import TRACEPARENT, trace_headers
 
 
 class Batches:
@@ -68,6 +69,8 @@ class Batches:
         if key and (first := await self.created_by(tenant, key)):
             return first
         record = spec.record(batch_id or new_batch_id(), tenant, int(time.time()))
+        if traceparent := trace_headers().get(TRACEPARENT):
+            record = record.model_copy(update={"traceparent": traceparent})
         await self.files.get(tenant, spec.input_file_id)
         await self.files.use.check_room(tenant)
         if key:

@@ -172,6 +172,7 @@ class BatchRecord(BatchObject):
         max_priority: Highest lane that its lines may ask for, as of its creation.
         output_expires_after_s: Seconds after which its output and error file are deleted.
         closing: Status that the batch will have once its last rows are written; None while it runs on.
+        traceparent: Context of the call that created it, to which the traces of its lines link; "" for none.
     """
 
     tenant: str
@@ -179,6 +180,7 @@ class BatchRecord(BatchObject):
     max_priority: Priority = "high"
     output_expires_after_s: int | None = None
     closing: Closing | None = None
+    traceparent: str = ""
 
     @property
     def is_final(self) -> bool:

@@ -5,6 +5,7 @@ It never logs bodies, keys or query strings.
 
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ulid import ULID
 
+from gristmill.producer.gateway.call_spans import call_span, note_status
 from gristmill.producer.gateway.http_errors import NO_RETRY, ApiError, api_error
 
 log = structlog.get_logger()
@@ -102,11 +104,13 @@ class CallMiddleware:
             await send(message)
 
         _open_calls.inc()
-        try:
-            await self._answer(call, scope, counted_receive, counted_send)
-        finally:
-            _open_calls.dec()
-            _report(call, scope)
+        with nullcontext() if scope["path"] in QUIET else call_span(scope, _method(scope)) as span:
+            try:
+                await self._answer(call, scope, counted_receive, counted_send)
+            finally:
+                _open_calls.dec()
+                note_status(span, call.status)
+                _report(call, scope)
 
     async def _answer(self, call: HttpCall, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -137,10 +141,14 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else f"req-{ULID()}"
 
 
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in METHODS else OTHER
+
+
 def _report(call: HttpCall, scope: Scope) -> None:
     route = getattr(scope.get("route"), "path", "none")
     duration_s = time.monotonic() - call.started_s
-    method = scope["method"] if scope["method"] in METHODS else OTHER
+    method = _method(scope)
     _calls.labels(method, route, call.status).inc()
     _call_seconds.labels(route).observe(duration_s)
     _received_bytes.inc(call.num_received)

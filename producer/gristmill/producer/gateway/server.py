@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import PlainTextResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.storage import Storage
@@ -35,6 +35,7 @@ from gristmill.shared.log import configure_logging
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
 from gristmill.shared.redis_trouble import error_in_words, remedy, trouble_in_short
+from gristmill.shared.tracing import start_tracing
 
 log = structlog.get_logger()
 
@@ -49,6 +50,8 @@ MAX_HEAD_BYTES = 64 * 1024
 """Most bytes of a call's request line and headers; h11 closes the connection of a longer one."""
 
 READY_TIMEOUT_S = 2.0
+
+_lost_spans = Counter("gristmill_gateway_lost_spans", "Spans of traces that no OTLP endpoint got")
 
 probes = APIRouter(tags=["probes"], default_response_class=PlainTextResponse)
 """The routes for Kubernetes and Prometheus; they need no key."""
@@ -121,8 +124,13 @@ def run_gateway(settings: GatewaySettings) -> int:
     Storage(settings.storage_url).check()
     announce_redis_waits(settings.redis_url.get_secret_value())
     listener = listen(settings.gateway_host, settings.gateway_port)
-    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, listener))
+    tracing = start_tracing("gristmill-gateway", _lost_spans.inc)
+    try:
+        with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, listener))
+    finally:
+        if tracing:
+            tracing.stop()
     return 0
 
 

@@ -35,6 +35,7 @@ from gristmill.shared.probes import ProbeServer
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
 from gristmill.shared.redis_trouble import error_in_words
+from gristmill.shared.tracing import start_tracing
 
 log = structlog.get_logger()
 
@@ -194,4 +195,9 @@ def run_steward(
     Storage(settings.storage_url).check()
     route_rq_logs()
     announce_redis_waits(settings.redis_url.get_secret_value())
-    return Steward(settings, registry, works).run()
+    tracing = start_tracing("gristmill-steward")
+    try:
+        return Steward(settings, registry, works).run()
+    finally:
+        if tracing:
+            tracing.stop()

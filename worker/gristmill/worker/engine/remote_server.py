@@ -13,6 +13,7 @@ import structlog
 from yarl import URL
 
 from gristmill.shared.errors import EngineDied, SettingsError
+from gristmill.shared.trace_context import trace_headers
 from gristmill.worker.engine.remote_facts import (
     MODELS,
     NO_SIZE,
@@ -118,7 +119,7 @@ class RemoteServer:
 
     def post(self, path: str, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Return the context manager of a reply to a JSON body; it follows no redirect."""
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **trace_headers()}
         return self._live().post(path[1:], data=body, headers=headers, allow_redirects=False)
 
     def _new_session(self) -> aiohttp.ClientSession:

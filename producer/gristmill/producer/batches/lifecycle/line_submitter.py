@@ -9,9 +9,11 @@ from gristmill.producer.batches.lifecycle.line_tracker import LineTracker, numbe
 from gristmill.producer.batches.lifecycle.slice_clock import SliceClock
 from gristmill.producer.batches.lifecycle.window import room
 from gristmill.producer.batches.rows import BadLine, Line, bad_request, lines_of, take_lines
+from gristmill.producer.submit_spans import submit_spans
 from gristmill.shared.errors import IdConflict, QueueFull
 from gristmill.shared.operations import IDS_A_CALL
 from gristmill.shared.request import Request
+from gristmill.shared.trace_context import TRACEPARENT
 
 LINES_A_SUBMIT = 128
 """Lines that one call reads and submits."""
@@ -48,6 +50,7 @@ class LineSubmitter:
         self._input_path = input_path
         self._reader = leased.line_reader()
         self._num_in_flight = 0
+        self._created_in = {TRACEPARENT: leased.record.traceparent}
         self._waiting: list[Request] = []
         self.is_held = False
 
@@ -141,7 +144,8 @@ class LineSubmitter:
             return
         self._clock.mark("work")
         try:
-            codes = await self._queue.submit(requests, lease=self._leased.held)
+            with submit_spans(requests, self._queue.keys.queue, self._created_in) as traced:
+                codes = await self._queue.submit(traced, lease=self._leased.held)
         except QueueFull:
             self._waiting = requests
             if len(requests) > 1:

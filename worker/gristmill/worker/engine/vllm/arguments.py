@@ -13,6 +13,7 @@ from typing import Any
 
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.media import NO_DOMAIN
+from gristmill.shared.tracing import traces_endpoint
 from gristmill.worker.engine.vllm import compat
 from gristmill.worker.engine.vllm.devices import Devices, available_memory_bytes, compute_threads
 from gristmill.worker.flag_secrets import without_secrets
@@ -83,7 +84,9 @@ def serve_arguments(argv: Sequence[str], media_domains: Collection[str] = ()) ->
     """
     try:
         domains = sorted(media_domains) or [NO_DOMAIN]
-        args = compat.parse_serve_arguments(_model_first(argv), domains)
+        args = compat.parse_serve_arguments(
+            _model_first(argv), domains, traces_endpoint(os.environ)
+        )
     except SettingsError as error:
         raise _reworded(error, argv) from None
     except (TypeError, ValueError) as error:

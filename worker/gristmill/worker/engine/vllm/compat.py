@@ -145,20 +145,24 @@ def _ask_torch(name: str) -> bool:
     return bool(function and function())
 
 
-def parse_serve_arguments(argv: Sequence[str], media_domains: Sequence[str]) -> Namespace:
-    """Parse the arguments of `vllm serve`, with three defaults that differ from vLLM's.
+def parse_serve_arguments(
+    argv: Sequence[str], media_domains: Sequence[str], otlp_traces_endpoint: str | None
+) -> Namespace:
+    """Parse the arguments of `vllm serve`, with four defaults that differ from vLLM's.
 
     - `--scheduling-policy` is `priority`.
     - `--shutdown-timeout` is `DEFAULT_SHUTDOWN_TIMEOUT_S`. A signal may reach the engine's process
       in spite of its session, because systemd signals every process of a unit. The engine then
       drains and aborts nothing.
     - `--allowed-media-domains` are `media_domains`. vLLM allows all domains unless some are named.
+    - `--otlp-traces-endpoint` is that of the worker. Without one, vLLM drops the context of a request.
 
     All versions have `ServeSubcommand` at the same import path.
 
     Args:
         argv: The model, then flags.
         media_domains: Hosts from which vLLM may fetch media; not empty.
+        otlp_traces_endpoint: Where the worker sends its spans; None for nowhere.
 
     Raises:
         SettingsError: vLLM does not know a flag or value; the message is argparse's.
@@ -177,6 +181,7 @@ def parse_serve_arguments(argv: Sequence[str], media_domains: Sequence[str]) -> 
         scheduling_policy="priority",
         shutdown_timeout=DEFAULT_SHUTDOWN_TIMEOUT_S,
         allowed_media_domains=list(media_domains),
+        otlp_traces_endpoint=otlp_traces_endpoint,
     )
     args: Namespace = parser.parse_args(["serve", *argv])
     command.validate(args)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from gristmill.shared.trace_context import trace_headers
 from gristmill.worker.engine.bodies import ABORTED
 from gristmill.worker.engine.interface import Response
 
@@ -89,16 +90,16 @@ def traced() -> Iterator[Trace]:
 
 
 def watch(engine: Any) -> Set[Generation]:
-    """Make the engine note each output in the trace of its caller.
+    """Make the engine note each output in the trace of its caller, and get the caller's span.
 
     Args:
-        engine: An AsyncLLM. The function replaces its `generate` in place, where the serving
-            objects look it up.
+        engine: An AsyncLLM. The function replaces its `generate` and `encode` in place, where the
+            serving objects look them up.
 
     Returns:
         The running calls of `generate`; the set changes as they start and end.
     """
-    generate = engine.generate
+    generate, encode = engine.generate, engine.encode
     running: set[Generation] = set()
     numbers = count()
 
@@ -109,6 +110,8 @@ def watch(engine: Any) -> Set[Generation]:
         request_id = f"{request_id}-{next(numbers)}"  # bodies may name the same id
         trace.request_ids.append(request_id)
         trace.on_tokens()
+        if headers := trace_headers():  # the span of the engine, for vLLM's own spans
+            options["trace_headers"] = headers
         generation = Generation(request_id, bool(getattr(sampling_params, "ignore_eos", False)))
         running.add(generation)
         try:
@@ -122,5 +125,11 @@ def watch(engine: Any) -> Set[Generation]:
         finally:
             running.discard(generation)
 
-    engine.generate = noting
+    def encoding(*values: Any, **options: Any) -> AsyncIterator[Any]:
+        if headers := trace_headers():
+            options["trace_headers"] = headers
+        outputs: AsyncIterator[Any] = encode(*values, **options)
+        return outputs
+
+    engine.generate, engine.encode = noting, encoding
     return running
