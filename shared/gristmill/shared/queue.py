@@ -273,13 +273,17 @@ class Queue:
         held: Any = await self.redis.hgetall(self.keys.in_flight(worker))
         return [Delivery(request_id.decode(), int(number)) for request_id, number in held.items()]
 
-    async def beat(self, worker: str) -> Beat:
+    async def beat(self, worker: str, load: bytes = b"") -> Beat:
         """Renew a worker's lease.
+
+        Args:
+            worker: A registered worker.
+            load: What its engine does, as `WorkerLoad.dump` returns it; empty leaves what is known.
 
         Raises:
             LeaseLost: The worker was reaped, and the queue gave its requests away.
         """
-        reply = await self.scripts.run("beat", worker, self.limits.lease_ms)
+        reply = await self.scripts.run("beat", worker, self.limits.lease_ms, load)
         if reply[0] == 0:
             raise LeaseLost(f"worker {worker} was reaped from queue {self.keys.queue}", worker)
         return Beat(reply[2], [request_id.decode() for request_id in reply[3:]])

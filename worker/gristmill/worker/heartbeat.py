@@ -22,6 +22,7 @@ from gristmill.shared.queue_brakes import write_brake
 from gristmill.shared.queue_stats import Stats, moved_in_words
 from gristmill.shared.redis_trouble import remedy
 from gristmill.worker.liveness import Liveness
+from gristmill.worker.load_report import LoadReport
 from gristmill.worker.other_models import OtherModels
 
 log = structlog.get_logger()
@@ -57,6 +58,7 @@ class Heartbeat:
             there.
         events: Callbacks, run on the event loop that creates this object.
         others: Looks at the other workers of the queue after each heartbeat.
+        load_report: Has what the engine does, which each heartbeat sends.
     """
 
     def __init__(
@@ -65,13 +67,16 @@ class Heartbeat:
         beat_s: float,
         liveness: Liveness,
         events: HeartbeatEvents,
+        *,
         others: OtherModels,
+        load_report: LoadReport,
     ) -> None:
         self._open_queue = open_queue
         self._beat_s = beat_s
         self._liveness = liveness
         self._events = events
         self._others = others
+        self._load_report = load_report
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._worker = ""
@@ -121,7 +126,7 @@ class Heartbeat:
             log.error("lease.withheld", worker=worker, reason=self._liveness.stalled_reason())
             return
         try:
-            beat = await queue.beat(worker)
+            beat = await queue.beat(worker, self._load_report.note)
             while reaped := await queue.reap():
                 log.info("workers.reaped", workers=reaped)
             await queue.expire()

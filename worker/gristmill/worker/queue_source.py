@@ -35,6 +35,7 @@ from gristmill.worker.in_flight import InFlight, cancel
 from gristmill.worker.inbox import admit_element
 from gristmill.worker.lease import Lease
 from gristmill.worker.lease_losses import LeaseLosses
+from gristmill.worker.load_report import LoadReport
 from gristmill.worker.other_models import OtherModels
 from gristmill.worker.redis_memory import ClaimPause
 from gristmill.worker.reports import PauseLog, report_queue
@@ -95,8 +96,11 @@ class QueueSource:
             stats_read=self._take_stats,
         )
         beat_s = context.settings.beat_interval_s
-        others = OtherModels(context.served)
-        self._heartbeat = Heartbeat(open_queue, beat_s, context.liveness, heartbeat_events, others)
+        self._load_report = LoadReport(context.engine.stats)
+        self._heartbeat = Heartbeat(
+            open_queue, beat_s, context.liveness, heartbeat_events, others=OtherModels(context.served),
+            load_report=self._load_report,
+        )  # fmt: skip
         self._losses = LeaseLosses(self._name, context.settings.lease_s, context.liveness)
         self._lease = Lease(
             self._queue,
@@ -306,5 +310,7 @@ class QueueSource:
     def _take_stats(self, stats: Stats) -> None:
         report_queue(self._name, stats)
         self._pause_log.take(stats.pauses)
+        load, waits_for = self._context.load, self._context.liveness.waits_for
+        self._load_report.sample(time.monotonic(), load.num_running, waits_for)
         if self._pause.take(stats):
-            self._context.load.changed.set()
+            load.changed.set()

@@ -30,7 +30,7 @@
 --   owner                    HASH    id -> "worker" or "worker|cost|lane|tenant", for in-flight ids; the cost is what the
 --                                    claim charged to the tenant
 --   workers                  ZSET    worker -> lease expiry in ms
---   worker:<worker>          HASH    what it serves, and why it is braked; for people and routing
+--   worker:<worker>          HASH    what it serves, what its engine does, and why it is braked; for people and routing
 --   last_claim:<worker>      STRING  "nonce|id,id,..." of its last claim
 --   abort:<worker>           LIST    ids it must abort
 --   producers                ZSET    producer that is still submitting -> lease expiry in ms
