@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from typing import Any
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.key_scan import queue_names, scan_names
+from gristmill.shared.queue import Queue
 from gristmill.shared.queue_access import QueueAccess
 
 
@@ -26,11 +26,8 @@ async def unknown_queue(queue: QueueAccess) -> str:
     return f"this Redis has no queue {name!r}{_nearest(name, known)}; check --queue and --redis-url"
 
 
-async def _tenants_of(queue: QueueAccess) -> set[str]:
-    redis: Any = queue.redis
-    names = {
-        field.decode().rpartition("|")[0] for field in await redis.hkeys(queue.keys.tenant_load)
-    }
+async def _tenants_of(queue: Queue) -> set[str]:
+    names = await queue.tenants.names()
     return names.union(*[owners async for owners in scan_names(queue, "files")])
 
 

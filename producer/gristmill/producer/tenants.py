@@ -184,10 +184,13 @@ class Tenants:
         name = await self.redis.hget(self._keys.api_keys, _digest(key))
         return await self.get(name.decode()) if name else None
 
+    async def names(self) -> Sequence[str]:
+        """Return the names of all tenants, sorted."""
+        return sorted(name.decode() for name in await self.redis.smembers(self._keys.tenants))
+
     async def list(self) -> list[Tenant]:
         """Return all tenants by name."""
-        names = sorted(name.decode() for name in await self.redis.smembers(self._keys.tenants))
-        found = await asyncio.gather(*(self.get(name) for name in names))
+        found = await asyncio.gather(*(self.get(name) for name in await self.names()))
         return [tenant for tenant in found if tenant]
 
     async def exist(self) -> bool:

@@ -8,6 +8,9 @@ from gristmill.shared.one_line import shown
 NAME = re.compile(r"[A-Za-z0-9._:/@=+-]{1,128}")
 NAME_RULE = "1 to 128 letters, digits or any of . _ : / @ = + -"
 
+DEFAULT_TENANT = "default"
+"""Tenant of requests and batches whose caller names none."""
+
 
 def check_tenant(name: object) -> None:
     """Check that a name is allowed for a tenant.

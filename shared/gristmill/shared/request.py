@@ -18,7 +18,7 @@ from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.facts import encode_facts
 from gristmill.shared.json_encoding import check_metadata, encode_body, encode_metadata
 from gristmill.shared.known_fields import unknown_fields
-from gristmill.shared.names import NAME, NAME_RULE, is_match
+from gristmill.shared.names import DEFAULT_TENANT, NAME, NAME_RULE, is_match
 from gristmill.shared.one_line import shown
 from gristmill.shared.prefix import prefix_of
 
@@ -103,7 +103,7 @@ class Request:
     endpoint: str = CHAT
     id: str = field(default_factory=new_id)
     priority: Priority = "normal"
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     batch: str = ""
     deadline_s: float = 0
     delay_s: float = 0

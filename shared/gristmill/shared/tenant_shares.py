@@ -63,6 +63,11 @@ class TenantShares:
         requests, num_bytes = await self._redis.hmget(self._keys.tenant_load, fields)
         return int(requests or 0), int(num_bytes or 0)
 
+    async def names(self) -> set[str]:
+        """Return the tenants that have requests which are not terminal."""
+        fields: Any = await self._redis.hkeys(self._keys.tenant_load)
+        return {field.decode(errors="replace").rpartition("|")[0] for field in fields}
+
 
 def _weight(text: bytes) -> float:
     """Read a weight as `lua/includes/tenants.lua` does; `set_weights` may not have set it."""

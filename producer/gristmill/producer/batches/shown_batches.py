@@ -11,10 +11,11 @@ async def as_shown(store: BatchStore, records: Sequence[BatchRecord]) -> Sequenc
     """Return batches with `waiting`, and with `cancelling` as the status of a cancelled one that has not stopped yet."""
     running = {record.tenant for record in records if _is_running(record)}
     waits = {tenant: await _wait_of(store, tenant) for tenant in sorted(running)}
-    return [_shown(record, waits.get(record.tenant)) for record in records]
+    return [shown(record, waits.get(record.tenant)) for record in records]
 
 
-def _shown(record: BatchRecord, wait: BatchError | None) -> BatchRecord:
+def shown(record: BatchRecord, wait: BatchError | None = None) -> BatchRecord:
+    """Return one batch as `as_shown` does, if its tenant waits for this reason."""
     if not _is_running(record):
         return record
     if record.cancelling_at:

@@ -27,6 +27,7 @@ from gristmill.producer.commands.session import on_queue, print_json
 from gristmill.producer.usage_report import cost_of
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
+from gristmill.shared.names import DEFAULT_TENANT
 from gristmill.shared.one_line import one_line
 from gristmill.shared.pauses import Pause, batch_scope, pause_in_words, this_user
 from gristmill.shared.queue import Queue
@@ -34,9 +35,6 @@ from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.request_json import request_from_json
 
 T = TypeVar("T")
-
-DEFAULT_TENANT = "default"
-"""Owner of a batch for which no tenant was named."""
 
 MAX_ERROR = 100
 """Most characters of an error in a line of `batch list`."""

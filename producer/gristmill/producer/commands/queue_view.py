@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gristmill.producer.overview import read_queue
 from gristmill.shared.brakes import Brake, all_braked
-from gristmill.shared.fleet import Served, read_served
+from gristmill.shared.fleet import Served
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue import Queue
-from gristmill.shared.queue_brakes import read_brakes
 from gristmill.shared.queue_stats import Stats, moved_in_words, num_live
 from gristmill.shared.redis_full import in_words
 
@@ -47,9 +47,10 @@ class View:
 
 async def read_view(queue: Queue) -> View:
     """Look at a queue."""
-    stats = await queue.stats()
-    brakes = await read_brakes(queue.redis, queue.keys, stats.workers)
-    return View(stats, brakes, await read_served(queue, stats.workers))
+    view = await read_queue(queue)
+    brakes = {worker.name: worker.brake for worker in view.workers if worker.brake}
+    served = {worker.name: worker.served for worker in view.workers}
+    return View(view.backlog.stats, brakes, served)
 
 
 def queue_facts(name: str, view: View) -> dict[str, Any]:

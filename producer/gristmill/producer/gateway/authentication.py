@@ -6,6 +6,7 @@ from hashlib import sha256
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.tenants import Tenant, Tenants
+from gristmill.shared.names import DEFAULT_TENANT
 
 CACHE_TTL_S = 5.0
 """Longest time until the gateway notices a changed tenant or a revoked key."""
@@ -14,7 +15,7 @@ MAX_CACHED_KEYS = 10_000
 """Most keys in the cache; when it is full, all are dropped."""
 
 ANONYMOUS = Tenant(
-    name="default", max_depth=2**53, max_bytes=2**53, max_batches=2**31, max_storage_bytes=2**53, requests_per_minute=1_000_000,
+    name=DEFAULT_TENANT, max_depth=2**53, max_bytes=2**53, max_batches=2**31, max_storage_bytes=2**53, requests_per_minute=1_000_000,
     max_live=10_000, max_priority="high",
 )  # fmt: skip
 """The tenant of every call while no tenant exists. The queue's own limits apply to it."""
