@@ -4,7 +4,9 @@ The text of a new delivery is compared with what was sent, for each choice and a
 What is identical is left out. `Diverged` tells of a difference.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from io import StringIO
 from typing import Any
 
 import orjson
@@ -19,13 +21,34 @@ class Diverged(Exception):
     """The new answer differs from what was sent."""
 
 
+class _GrowingText:
+    """A text that grows at its end; a string would be copied whole with each token.
+
+    Attributes:
+        num_chars: Its length.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = StringIO(newline="")
+        self.num_chars = 0
+
+    def append(self, text: str) -> None:
+        self._buffer.seek(self.num_chars)
+        self._buffer.write(text)
+        self.num_chars += len(text)
+
+    def part(self, start: int, num_chars: int) -> str:
+        self._buffer.seek(start)
+        return self._buffer.read(num_chars)
+
+
 class SentText:
     """What one stream of a chat or of completions has sent."""
 
     def __init__(self) -> None:
         self._delivery = 0
         self._is_replay = False
-        self._texts: dict[Key, str] = {}
+        self._texts = defaultdict[Key, _GrowingText](_GrowingText)
         self._replayed: dict[Key, int] = {}
         self._begun: set[int] = set()
         self._finished: dict[int, str] = {}
@@ -86,7 +109,7 @@ class SentText:
     def _lacks(self, index: int) -> bool:
         """Return whether the present delivery has less of a choice than what was sent."""
         return any(
-            self._replayed.get(key, 0) < len(text)
+            self._replayed.get(key, 0) < text.num_chars
             for key, text in self._texts.items()
             if key[0] == index
         )
@@ -98,7 +121,7 @@ class SentText:
             index = part.get("index", 0)
             self._begun.add(index)
             for key, holder, name in _texts_in(part):
-                self._texts[key] = self._texts.get(key, "") + holder[name]
+                self._texts[key].append(holder[name])
             if part.get("finish_reason"):
                 self._finished[index] = part["finish_reason"]
 
@@ -132,16 +155,16 @@ class SentText:
 
     def _cut(self, key: Key, holder: dict[str, Any], name: str) -> int:
         """Cut the sent beginning out of a text; return how many characters it has."""
-        text, sent = holder[name], self._texts.get(key, "")
+        text, sent = holder[name], self._texts[key]
         at = self._replayed.get(key, 0)
-        num_cut = min(len(text), len(sent) - at)
-        if text[:num_cut] != sent[at : at + num_cut] or (
+        num_cut = min(len(text), sent.num_chars - at)
+        if text[:num_cut] != sent.part(at, num_cut) or (
             len(text) > num_cut and key[0] in self._finished
         ):
             raise Diverged
         holder[name] = text[num_cut:]
         self._replayed[key] = at + len(text)
-        self._texts[key] = sent + holder[name]
+        sent.append(holder[name])
         return num_cut
 
 
