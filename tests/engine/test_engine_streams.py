@@ -5,9 +5,11 @@ import json
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 from engine_bodies import NAMED, TOOL, body_of, settled
 
+from gristmill.producer.gateway.sent_events import SentEvents
 from gristmill.worker.engine import Engine, InProcessEngine, RemoteEngine, Response
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -184,3 +186,30 @@ async def test_cancelled_stream_is_aborted_in_the_engine(engine: InProcessEngine
         await posted
     processor = engine._core.engine.output_processor  # type: ignore[union-attr]
     assert not processor.request_states
+
+
+async def test_a_response_that_is_computed_again_goes_on_wherever_it_broke_off(
+    in_process: tuple[InProcessEngine, Any],
+) -> None:
+    body = streamed_body({"input": "hello", "max_output_tokens": 12, "temperature": 0})
+    (_, first), (answer, second) = [await streamed(in_process[0], RESPONSES, body) for _ in range(2)]  # fmt: skip
+    names = [data_of(events[0])["response"]["id"] for events in (first, second)]
+    assert names[0] != names[1]
+    whole = orjson.loads(answer.body)
+    for number in range(1, len(first)):
+        for how in ("events", "answer"):
+            sent = SentEvents()
+            got = [sent.pass_on(1, event) for event in first[:number]]
+            if how == "events":
+                got += [sent.pass_on(2, event) for event in second]
+            else:
+                got += sent.rest_of(whole, shows_usage=False)
+            events = [data_of(event) for event in got if event]
+            assert not sent.is_behind
+            assert [event["sequence_number"] for event in events] == [*range(len(events))]
+            text = "".join(event.get("delta", "") for event in events)
+            assert text == "".join(data_of(event).get("delta", "") for event in first)
+            assert events[-1]["type"] == "response.completed"
+            assert {event["response"]["id"] for event in events if "response" in event} == {
+                names[0]
+            }

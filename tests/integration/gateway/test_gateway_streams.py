@@ -430,6 +430,80 @@ async def test_stream_of_the_responses_api_has_its_events_and_no_done(
     assert (await call).content == b"id: 1-1.1\n" + event
 
 
+def response_events(number: int, *parts: str, text: str = "") -> list[bytes]:
+    """Return the events of a response as vLLM makes them in one delivery: with ids and a time of its own.
+
+    Args:
+        number: Number of the delivery.
+        parts: Parts of the text.
+        text: The whole text, if the response ends.
+    """
+    response = {"id": f"resp_{number}", "created_at": 1000 + number, "status": "in_progress"}
+    item = {"id": f"msg_{number}", "type": "message"}
+    place = {"item_id": f"msg_{number}", "output_index": 0, "content_index": 0}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": response},
+        {"type": "response.in_progress", "response": response},
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        {"type": "response.content_part.added", **place, "part": {"text": ""}},
+        *({"type": "response.output_text.delta", **place, "delta": part} for part in parts),
+    ]
+    if text:
+        done = response | {"status": "completed", "output": [item | {"text": text}]}
+        events += [
+            {"type": "response.output_text.done", **place, "text": text},
+            {"type": "response.content_part.done", **place, "part": {"text": text}},
+            {"type": "response.output_item.done", "output_index": 0, "item": item},
+            {"type": "response.completed", "response": done},
+        ]
+    return [
+        b"event: %s\ndata: %s\n\n"
+        % (event["type"].encode(), orjson.dumps(event | {"sequence_number": n}))
+        for n, event in enumerate(events)
+    ]
+
+
+@pytest.mark.parametrize("how", ["events", "result"])
+async def test_response_that_is_computed_again_goes_on_with_its_ids_and_numbers(
+    api: httpx.AsyncClient, queue: Queue, how: str
+) -> None:
+    body = {"model": "stub", "input": "hi", "stream": True}
+    call = asyncio.create_task(api.post("/v1/responses", json=body))
+    first = await holder(queue)
+    await first.append(*response_events(1, "one", " tw"))
+    await first.give_back()
+    second = await holder(queue)
+    if how == "events":
+        events = response_events(2, "o", "ne two", " three", text="one two three")
+        await second.append(*events[:5])
+        await second.append(*events[5:], ending="succeeded")
+    else:
+        part = {"type": "output_text", "text": "one two three"}
+        item = {"id": "msg_2", "type": "message", "content": [part]}
+        response = {"id": "resp_2", "created_at": 1002, "status": "completed", "output": [item]}
+        await second._ack("succeeded", 200, orjson.dumps(response))
+    text = (await call).text
+    got = [orjson.loads(line[5:]) for line in text.splitlines() if line.startswith("data:")]
+    assert [event["sequence_number"] for event in got] == [*range(len(got))]
+    assert "".join(event.get("delta", "") for event in got) == "one two three"
+    assert got[-1]["response"]["status"] == "completed"
+    assert "_2" not in text
+    assert "1002" not in text
+
+
+async def test_response_with_another_text_is_interrupted(
+    api: httpx.AsyncClient, queue: Queue
+) -> None:
+    body = {"model": "stub", "input": "hi", "stream": True}
+    call = asyncio.create_task(api.post("/v1/responses", json=body))
+    first = await holder(queue)
+    await first.append(*response_events(1, "one"))
+    await first.give_back()
+    second = await holder(queue)
+    await second.append(*response_events(2, "other"))
+    assert '"code":"stream_interrupted"' in (await call).text
+
+
 async def test_response_of_an_older_worker_becomes_events(
     api: httpx.AsyncClient, queue: Queue
 ) -> None:

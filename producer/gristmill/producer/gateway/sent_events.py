@@ -1,7 +1,8 @@
-"""Remember what a stream of the Responses API has sent, and make a whole response a stream of events.
+"""Remember what a stream of the Responses API has sent, so that a response that is computed again goes on in it.
 
-The events of this API number themselves and name ids that each delivery makes anew. So a response that is computed
-again cannot go on in a stream that has begun.
+The events of this API number themselves and name ids that each delivery makes anew. So those of a new delivery are
+compared with what was sent: by their types, and the parts of a text by the text. What is identical is left out. What
+follows gets the ids and the time of the first delivery, and the next numbers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,46 +10,172 @@ from typing import Any
 
 import orjson
 
-from gristmill.producer.gateway.sent_text import Diverged
+from gristmill.producer.gateway.sent_text import Diverged, GrowingText
 from gristmill.shared.answers import list_in, mapping
+
+NAMES = ("id", "item_id", "call_id", "created_at")
+"""Fields that differ in each delivery of the same answer."""
+
+
+class _Sent:
+    """One event that was sent, or the parts of one text that came one after the other.
+
+    Attributes:
+        kind: Its type, and where its text belongs.
+        names: The values of its `NAMES`.
+        text: The parts; None for an event without a part of a text.
+    """
+
+    def __init__(self, event: Mapping[str, Any]) -> None:
+        self.kind = _kind_of(event)
+        self.names = list(_names_in(event))
+        self.text = GrowingText() if _is_part(event) else None
 
 
 class SentEvents:
-    """What one stream of the Responses API has sent.
-
-    Attributes:
-        is_behind: False: a new delivery never goes on where another one broke off.
-    """
-
-    is_behind = False
+    """What one stream of the Responses API has sent."""
 
     def __init__(self) -> None:
         self._delivery = 0
+        self._sent: list[_Sent] = []
+        self._num_events = 0
+        self._is_first = True
+        self._begin()
+
+    @property
+    def is_behind(self) -> bool:
+        """True while the present delivery has less than what was sent."""
+        rest = self._sent[self._at :]
+        return bool(rest) and (len(rest) > 1 or not self._is_at_end_of(rest[0]))
 
     def pass_on(self, delivery: int, event: bytes) -> bytes | None:
-        """Return an event.
+        """Return what the client gets of an event; None for nothing.
+
+        Args:
+            delivery: Delivery of the request that the event is of.
+            event: The `event:` and `data:` lines of vLLM.
 
         Raises:
-            Diverged: An earlier delivery has sent events.
+            Diverged: It differs from what an earlier delivery has sent.
         """
-        if self._delivery not in (0, delivery):
-            raise Diverged
-        self._delivery = delivery
-        return event
+        if delivery != self._delivery:
+            self._delivery = delivery
+            self._begin()
+        passed = self._pass(orjson.loads(event.partition(b"data:")[2]))
+        if self._is_first:
+            return event
+        return None if passed is None else _as_event(passed)
 
     def rest_of(
         self, answer: Mapping[str, Any], *, shows_usage: bool
     ) -> Iterator[bytes]:  # the last event has the usage
-        """Yield a whole response as events.
+        """Yield the events that complete what was sent to a whole response.
 
         Raises:
-            Diverged: Events have been sent.
+            Diverged: What was sent is no beginning of the response.
         """
-        if self._delivery:
+        self._begin()
+        passed = [self._pass({"type": kind, **fields}) for kind, fields in _events_of(answer)]
+        if self.is_behind:
             raise Diverged
-        for number, (kind, fields) in enumerate(_events_of(answer)):
-            data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
-            yield b"event: " + kind.encode() + b"\ndata: " + data
+        yield from map(_as_event, filter(None, passed))
+
+    def _begin(self) -> None:
+        self._is_first = not self._sent
+        self._at, self._at_char = 0, 0
+        self._first_names: dict[Any, Any] = {}
+
+    def _is_at_end_of(self, sent: _Sent) -> bool:
+        return sent.text is not None and self._at_char == sent.text.num_chars
+
+    def _pass(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Return an event without what was sent, with the first names and its number; None if nothing is left."""
+        kind = _kind_of(event)
+        if self._at < len(self._sent):
+            sent = self._sent[self._at]
+            if kind != sent.kind and self._is_at_end_of(sent):
+                self._at, self._at_char = self._at + 1, 0
+        is_new = self._at == len(self._sent)
+        if is_new:
+            self._sent.append(_Sent(_renamed(event, self._first_names)))
+        return self._numbered(event) if self._take(event, kind) or is_new else None
+
+    def _take(self, event: dict[str, Any], kind: str) -> bool:
+        """Compare an event with the one at this place, and cut its text; return whether some of its text is new."""
+        sent = self._sent[self._at]
+        if kind != sent.kind:
+            raise Diverged
+        self._first_names |= dict(zip(_names_in(event), sent.names, strict=False))
+        if sent.text is None:
+            self._at += 1
+            return False
+        text: str = event["delta"]
+        num_cut = min(len(text), sent.text.num_chars - self._at_char)
+        if text[:num_cut] != sent.text.part(self._at_char, num_cut):
+            raise Diverged
+        event["delta"] = text[num_cut:]
+        if num_cut:
+            event["logprobs"] = _after(list_in(event.get("logprobs")), num_cut)
+        if event["delta"] and self._at < len(self._sent) - 1:
+            raise Diverged  # this text had ended here
+        sent.text.append(event["delta"])
+        self._at_char += len(text)
+        return bool(event["delta"])
+
+    def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
+        event = _renamed(event, self._first_names) | {"sequence_number": self._num_events}
+        self._num_events += 1
+        return event
+
+
+def _is_part(event: Mapping[str, Any]) -> bool:
+    return isinstance(event.get("delta"), str)
+
+
+def _kind_of(event: Mapping[str, Any]) -> str:
+    places = [
+        event.get(name) for name in ("type", "output_index", "content_index", "summary_index")
+    ]
+    return " ".join(map(str, places))
+
+
+def _names_in(value: Any) -> Iterator[Any]:
+    """Yield the values of `NAMES`, in the order in which they stand."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _names_in(each)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if name in NAMES and isinstance(each, str | int):
+                yield each
+            else:
+                yield from _names_in(each)
+
+
+def _renamed(value: Any, names: Mapping[Any, Any]) -> Any:
+    """Return JSON with other values of `NAMES`."""
+    if isinstance(value, list):
+        return [_renamed(each, names) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: names.get(each, each)
+        if name in NAMES and isinstance(each, str | int)
+        else _renamed(each, names)
+        for name, each in value.items()
+    }
+
+
+def _after(logprobs: list[Any], num_chars: int) -> list[Any]:
+    """Return the logprobs of the tokens after this number of characters."""
+    while logprobs and num_chars >= len(mapping(logprobs[0]).get("token", "")) > 0:
+        num_chars -= len(logprobs[0]["token"])
+        logprobs = logprobs[1:]
+    return logprobs
+
+
+def _as_event(event: Mapping[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s" % (event["type"].encode(), orjson.dumps(event))
 
 
 def _events_of(answer: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -21,7 +21,7 @@ class Diverged(Exception):
     """The new answer differs from what was sent."""
 
 
-class _GrowingText:
+class GrowingText:
     """A text that grows at its end; a string would be copied whole with each token.
 
     Attributes:
@@ -33,11 +33,13 @@ class _GrowingText:
         self.num_chars = 0
 
     def append(self, text: str) -> None:
+        """Add a text at the end."""
         self._buffer.seek(self.num_chars)
         self._buffer.write(text)
         self.num_chars += len(text)
 
     def part(self, start: int, num_chars: int) -> str:
+        """Return the characters from `start` on, this many or up to the end."""
         self._buffer.seek(start)
         return self._buffer.read(num_chars)
 
@@ -48,7 +50,7 @@ class SentText:
     def __init__(self) -> None:
         self._delivery = 0
         self._is_replay = False
-        self._texts = defaultdict[Key, _GrowingText](_GrowingText)
+        self._texts = defaultdict[Key, GrowingText](GrowingText)
         self._replayed: dict[Key, int] = {}
         self._begun: set[int] = set()
         self._finished: dict[int, str] = {}
