@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import instructor
 import litellm
+from instructor.dsl.partial import PartialLiteralMixin
 from langchain_openai import ChatOpenAI
 from openai import APIStatusError, OpenAI
 from pydantic import BaseModel
@@ -29,6 +30,10 @@ class Place(BaseModel):
 
     city: Literal["Oslo", "Rome"]
     ok: bool
+
+
+class GrowingPlace(Place, PartialLiteralMixin):  # type: ignore[misc]  # the checks have no instructor
+    """A town whose parts come one by one; the mixin leaves out a literal that is not whole yet."""
 
 
 TOOL: Any = {
@@ -60,7 +65,29 @@ def lite(**fields: Any) -> Any:
         "max_tokens": 1000,
         "temperature": 0,
     }
-    return litellm.completion(**common | fields).choices[0].message
+    return litellm.completion(**common | fields)
+
+
+def streams() -> dict[str, list[str]]:
+    """Return texts that came as a stream, each after the same text in one piece."""
+    fields: Any = {"max_tokens": 8}
+    chunks = lite(stream=True, **fields)
+    return {
+        "langchain": [
+            str(langchain.invoke("hello", **fields).content),
+            "".join(str(chunk.content) for chunk in langchain.stream("hello", **fields)),
+        ],
+        "litellm": [
+            lite(**fields).choices[0].message.content,
+            "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
+        ],
+    }
+
+
+def partial_places() -> list[Any]:
+    """Return the objects of instructor that grow while the answer comes."""
+    fields: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 1000, "temperature": 0}
+    return list(structured.create_partial(response_model=GrowingPlace, max_retries=0, **fields))
 
 
 def refused(**fields: Any) -> int:
@@ -71,7 +98,10 @@ def refused(**fields: Any) -> int:
     return 200
 
 
+growing = partial_places()
 answers: dict[str, Any] = {
+    "streams": streams(),
+    "num_partial": len(growing),
     "models": [model.id for model in openai.models.list()],
     "texts": [
         isinstance(text, str) and text != "" for text in (
@@ -79,7 +109,7 @@ answers: dict[str, Any] = {
             openai.completions.create(model=MODEL, prompt="hello", max_tokens=5, temperature=0).choices[0].text,
             openai.responses.create(model=MODEL, input="hello", max_output_tokens=5, temperature=0).output_text,
             langchain.invoke("hello").content,
-            lite().content,
+            lite().choices[0].message.content,
         )
     ],
     "structured": [
@@ -87,15 +117,16 @@ answers: dict[str, Any] = {
             openai.chat.completions.parse(model=MODEL, messages=MESSAGES, max_tokens=1000, temperature=0, response_format=Place).choices[0].message.parsed,
             openai.responses.parse(model=MODEL, input="hello", max_output_tokens=1000, temperature=0, text_format=Place).output_parsed,
             langchain.with_structured_output(Place, method="json_schema").invoke("hello"),
-            Place.model_validate_json(lite(response_format=Place).content),
+            Place.model_validate_json(lite(response_format=Place).choices[0].message.content),
             structured.create(model=MODEL, messages=MESSAGES, max_tokens=1000, temperature=0, response_model=Place, max_retries=0),
+            growing[-1].model_dump(),
         )
     ],
     "tools": [
         Place.model_validate(arguments).model_dump() for arguments in (
             json.loads(chat(tools=[TOOL], tool_choice=NAMED).tool_calls[0].function.arguments),
             langchain.bind_tools([Place], tool_choice="Place").invoke("hello").tool_calls[0]["args"],
-            json.loads(lite(tools=[TOOL], tool_choice=NAMED).tool_calls[0].function.arguments),
+            json.loads(lite(tools=[TOOL], tool_choice=NAMED).choices[0].message.tool_calls[0].function.arguments),
             called.create(model=MODEL, messages=MESSAGES, max_tokens=1000, temperature=0, response_model=Place, max_retries=0),
         )
     ],
