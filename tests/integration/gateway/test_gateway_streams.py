@@ -431,7 +431,7 @@ async def test_stream_of_the_responses_api_has_its_events_and_no_done(
 
 
 def response_events(number: int, *parts: str, text: str = "") -> list[bytes]:
-    """Return the events of a response as vLLM makes them in one delivery: with ids and a time of its own.
+    """Return the events of a response as vLLM makes them in one delivery, with other ids and another time each.
 
     Args:
         number: Number of the delivery.

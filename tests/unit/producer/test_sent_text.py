@@ -1,4 +1,4 @@
-"""What a stream has sent is kept and compared with work that grows as the text does."""
+"""The gateway keeps and compares the text of a stream with work that grows as the text does."""
 
 from collections import Counter
 from typing import Any

@@ -1,8 +1,8 @@
 """Remember what a stream of the Responses API has sent, so that a response that is computed again goes on in it.
 
-The events of this API number themselves and name ids that each delivery makes anew. So those of a new delivery are
-compared with what was sent: by their types, and the parts of a text by the text. What is identical is left out. What
-follows gets the ids and the time of the first delivery, and the next numbers.
+The events of this API have numbers, and each delivery of a request makes other ids. So the gateway compares the events of
+a new delivery with those that it sent: by their types, and the parts of a text by the text. It leaves out identical ones.
+The rest gets the ids and the time of the first delivery, and the next numbers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class _Sent:
 
 
 class SentEvents:
-    """What one stream of the Responses API has sent."""
+    """Record of the events that one stream of the Responses API has sent."""
 
     def __init__(self) -> None:
         self._delivery = 0
@@ -72,7 +72,7 @@ class SentEvents:
         """Yield the events that complete what was sent to a whole response.
 
         Raises:
-            Diverged: What was sent is no beginning of the response.
+            Diverged: The response begins with other events than the stream.
         """
         self._begin()
         passed = [self._pass({"type": kind, **fields}) for kind, fields in _events_of(answer)]
