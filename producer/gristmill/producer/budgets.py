@@ -6,6 +6,7 @@ have ended. So a tenant may exceed its budget by its requests in the queues, and
 
 import asyncio
 import time
+from collections import Counter
 from datetime import date, timedelta
 from math import inf
 from typing import NamedTuple
@@ -115,16 +116,19 @@ class Budgets:
         if name not in self._days:
             self._days[name] = DayTokens(queue, self._today)
         tokens = await self._days[name].read(tenants)
-        for tenant in tenants:
-            if (name, tenant) not in self._earlier:
-                self._earlier[name, tenant] = await self._tokens_before(queue, tenant)
+        if new := {tenant for tenant in tenants if (name, tenant) not in self._earlier}:
+            earlier = await self._tokens_before(queue, new)
+            self._earlier |= {(name, tenant): earlier[tenant] for tenant in new}
         return {
             tenant: (tokens[tenant], self._earlier[name, tenant] + tokens[tenant])
             for tenant in tenants
         }
 
-    async def _tokens_before(self, queue: Queue, tenant: str) -> int:
+    async def _tokens_before(self, queue: Queue, tenants: set[str]) -> Counter[str]:
         """Return the tokens of this month before today, which change no more."""
         first, yesterday = self._today.replace(day=1), self._today - timedelta(days=1)
-        rows = await Ledger(queue).rows(first, yesterday, tenant)
-        return sum(row.usage.num_tokens for row in rows)
+        only = next(iter(tenants)) if len(tenants) == 1 else None
+        tokens: Counter[str] = Counter()
+        for row in await Ledger(queue).rows(first, yesterday, only):
+            tokens[row.tenant] += row.usage.num_tokens
+        return tokens

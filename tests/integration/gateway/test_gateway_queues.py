@@ -120,6 +120,21 @@ async def test_a_declared_model_is_listed_accepted_and_waits(place: Place) -> No
     assert await depths(place) == (0, 1)
 
 
+async def test_a_live_call_of_a_declared_model_waits_and_ends_as_a_504(
+    place: Place, redis_url: str, tmp_path: Path
+) -> None:
+    settings = gateway_settings(
+        redis_url, place.first, tmp_path, gateway_live_timeout_s=0.2,
+        gateway_queues=place.second.keys.queue, gateway_models=f"org/asleep={place.second.keys.queue}",
+    )  # fmt: skip
+    key = await place.gateway.add_tenant("waits")
+    async with running_gateway(settings) as gateway, gateway.caller(key) as api:
+        late = await api.post("/v1/completions", json={"model": "org/asleep", "prompt": "x"})
+    assert (late.status_code, problem(late)["code"]) == (504, "timeout")
+    assert f"no worker of queue {place.second.keys.queue} lives" in problem(late)["message"]
+    assert await depths(place) == (0, 1)
+
+
 async def test_a_model_that_nobody_serves_is_refused(place: Place) -> None:
     refused = await place.send("model-x")
     assert (refused.status_code, problem(refused)["code"]) == (404, "model_not_found")

@@ -10,6 +10,7 @@ from queues import end_lease, open_worker
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
+from gristmill.producer.noted_queues import note_queue, noted_queues
 from gristmill.producer.purge import purge_queue
 from gristmill.producer.purge_checks import check_unheld
 from gristmill.shared.errors import GristmillError
@@ -23,9 +24,12 @@ async def test_every_key_and_object_of_a_queue_goes(
     await fill(batches, "acme", "acme-2")
     await fill(open_batches(other, tmp_path / "storage"), "others")
     before, objects = await _keys(other), found_in_objects(tmp_path, marker_of("others"))
+    for each in (queue, other):
+        await note_queue(queue.redis, each.keys.queue)
     report = await purge_queue(batches.store)
     assert not report.left
     assert await _keys(queue) == set()
+    assert await noted_queues(queue.redis) == {other.keys.queue}
     assert found_in_objects(tmp_path, "marker-of-acme") == []
     assert (await _keys(other), found_in_objects(tmp_path, marker_of("others"))) == (
         before,
