@@ -33,7 +33,7 @@ first section in code: `QueueSettings(queue="bulk")`, see [python.md](python.md#
 | --- | --- |
 | client, commands | [Queue](#queue) |
 | worker, `gristmill bench` | [Queue](#queue), [Worker](#worker) |
-| `gristmill batch` | [Queue](#queue), [Files and batches](#files-and-batches) |
+| `gristmill batch` | [Queue](#queue), [Files and batches](#files-and-batches), two of [Gateway](#gateway) |
 | gateway | [Queue](#queue), [Files and batches](#files-and-batches), [Gateway](#gateway) |
 | steward | [Queue](#queue), [Files and batches](#files-and-batches), [Steward](#steward) |
 

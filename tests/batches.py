@@ -84,18 +84,21 @@ def files_in(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
-async def rows_of(batches: Batches, file_id: str | None) -> list[dict[str, Any]]:
+async def rows_of(
+    batches: Batches, file_id: str | None, tenant: str = TENANT
+) -> list[dict[str, Any]]:
     """Return the rows of a file of results."""
     if file_id is None:
         return []
-    file = await batches.files.get(TENANT, file_id)
+    file = await batches.files.get(tenant, file_id)
     return [orjson.loads(row) for row in b"".join(batches.files.content(file)).splitlines()]
 
 
-async def all_rows(batches: Batches, batch: BatchRecord) -> list[dict[str, Any]]:
-    return await rows_of(batches, batch.output_file_id) + await rows_of(
-        batches, batch.error_file_id
-    )
+async def all_rows(
+    batches: Batches, batch: BatchRecord, tenant: str = TENANT
+) -> list[dict[str, Any]]:
+    files = (batch.output_file_id, batch.error_file_id)
+    return [row for file_id in files for row in await rows_of(batches, file_id, tenant)]
 
 
 @asynccontextmanager

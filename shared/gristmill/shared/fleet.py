@@ -13,6 +13,9 @@ from gristmill.shared.errors import NotServed
 from gristmill.shared.queue_access import QueueAccess
 from gristmill.shared.request import ENDPOINTS, Request
 
+ALL_MODELS = "GET /v1/models lists the models of all queues"
+"""End of the refusal of a model by a gateway of several queues."""
+
 NUM_NAMED = 10
 """Models that an error or a line names; it counts the others."""
 
@@ -95,6 +98,11 @@ class Fleet:
             f"no worker of queue {self.queue} serves {what}; they serve"
             f" {_shortened(served)}. Ask for one of these, or have the operator start a worker for it"
         )
+
+
+def queue_serving(fleets: Iterable[Fleet], model: str) -> str | None:
+    """Return the first of several queues whose live workers serve a model, or None."""
+    return next((fleet.queue for fleet in fleets if model in fleet.max_model_len), None)
 
 
 async def read_served(queue: QueueAccess, workers: Iterable[str]) -> dict[str, Served]:

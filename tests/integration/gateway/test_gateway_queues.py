@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
+from batches import chat, jsonl, stewarded
 from command_line import SettlingWorker
 from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from prometheus_client import REGISTRY
 from queues import a_request, claim, open_worker, outcome
 
+from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.children import child_id
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.noted_queues import note_queue
 from gristmill.producer.tenant_purge import purge_tenant
@@ -294,6 +298,48 @@ async def test_readiness_and_metrics_name_the_queue(place: Place) -> None:
         unready.status_code,
         f"queue {place.second.keys.queue} has format 2" in unready.text,
     ) == (503, True)
+
+
+async def test_a_file_of_several_models_is_one_batch(place: Place) -> None:
+    """The steward of each queue runs its lines; a model without a worker waits, and the rest goes on."""
+    models = ("model-a", "model-b", "org/asleep")
+    lines = [chat(f"c{i}", model=models[i % 3]) for i in range(12)]
+    store = place.gateway.gateway.batches.store
+    second = Batches(store.of_queue(place.second.keys.queue))
+    workers = (
+        SettlingWorker(place.first, facts=serving("model-a")),
+        SettlingWorker(place.second, facts=serving("model-b,org/asleep")),
+    )
+    await place.serve(place.second, "model-b")
+    async with stewarded(place.gateway.gateway.batches), workers[0].running():
+        form = {"file": ("in.jsonl", jsonl(lines))}
+        uploaded = await place.api.post("/v1/files", files=form, data={"purpose": "batch"})
+        file = uploaded.json()["id"]
+        new = {"input_file_id": file, "endpoint": "/v1/chat/completions"}
+        headers = {"Idempotency-Key": "once"}
+        made = (await place.api.post("/v1/batches", json=new, headers=headers)).json()
+        again = (await place.api.post("/v1/batches", json=new, headers=headers)).json()
+        assert made["id"] == again["id"]
+
+        async def seen() -> dict[str, Any]:
+            return dict((await place.api.get(f"/v1/batches/{made['id']}")).json())
+
+        while (await seen())["request_counts"]["completed"] < 4:
+            await asyncio.sleep(0.02)
+        assert (await seen())["status"] == "in_progress"
+        child = child_id(made["id"], place.second.keys.queue)
+        assert (await place.api.get(f"/v1/batches/{child}")).status_code == 404
+        assert (await place.api.get("/v1/tenant")).json()["usage"]["batches"] == 1
+        async with stewarded(second), workers[1].running():
+            while (batch := await seen())["status"] != "completed":
+                await asyncio.sleep(0.02)
+    assert (batch["request_counts"]["completed"], batch["order"]) == (12, "input")
+    listed = (await place.api.get("/v1/batches")).json()["data"]
+    assert [each["id"] for each in listed] == [made["id"]]
+    content = (await place.api.get(f"/v1/files/{batch['output_file_id']}/content")).text
+    assert [orjson.loads(row)["custom_id"] for row in content.splitlines()] == [
+        f"c{i}" for i in range(12)
+    ]
 
 
 async def test_purge_removes_the_notes_of_a_tenants_requests(place: Place, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ulid import ULID
 
-from gristmill.producer.batches.batch_state import WORK_OF, BatchState
+from gristmill.producer.batches.batch_state import WORK_OF, BatchState, Checkpoint
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.parts import Part
 from gristmill.producer.batches.scripts import lua_script
@@ -51,26 +51,34 @@ class BatchRecords:
         Raises:
             LimitReached: The tenant has `max_open` batches that have not ended.
         """
-        args = [record.id, record.tenant, record.model_dump_json(), max_open]
+        args = [record.id, record.tenant, record.model_dump_json(), max_open, ""]
         if not await self._create(keys=[self._keys.prefix], args=args):
             raise LimitReached(
                 f"tenant {record.tenant} has {max_open:,} batches that have not ended, which is its limit;"
                 " wait for one, or cancel one"
             )
 
+    async def create_child(self, record: BatchRecord, checkpoint: Checkpoint) -> None:
+        """Write a child that runs from a checkpoint, and wake a steward; lists and limits leave it out.
+
+        Called again, it changes nothing.
+        """
+        args = [record.id, record.tenant, record.model_dump_json(), 0, checkpoint.dump()]
+        await self._create(keys=[self._keys.prefix], args=args)
+
     async def state(self, batch: str, tenant: str | None = None) -> BatchState:
         """Return the state of a batch.
 
         Args:
             batch: Id of the batch.
-            tenant: The tenant that must own it; None for any.
+            tenant: The tenant that must own it; None for any, and for children too.
 
         Raises:
             NotFound: There is no such batch, or it belongs to another tenant.
         """
         info = await self._redis.hgetall(self._keys.batch_record(batch))
         state = BatchState.parse(info) if b"record" in info else None
-        if state is None or tenant not in (None, state.record.tenant):
+        if state is None or (tenant is not None and not state.record.is_of(tenant)):
             raise NotFound(
                 f"no batch {batch!r}: none was created under this id, its TTL has ended, or it was purged"
             )
@@ -143,6 +151,10 @@ class BatchRecords:
         """Delete the list of a batch's parts; the output files have their rows."""
         await self._free(keys=[self._keys.prefix], args=[tenant, batch])
         await self._redis.unlink(self._keys.batch_parts(batch))
+
+    async def expire(self, batch: str, ttl_s: int) -> None:
+        """Give the record of a batch a TTL in seconds."""
+        await self._redis.expire(self._keys.batch_record(batch), ttl_s)
 
     async def fence(self, batch: str) -> None:
         """Cancel a batch, and take its lease from its steward for `FENCE_S`.

@@ -6,13 +6,15 @@ steward, which does the work (`lifecycle/`).
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from ulid import ULID
 
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.children import children_of
 from gristmill.producer.batches.creations import CreationKey
 from gristmill.producer.batches.failed_lines import FailedLines, find_failed, read_failed
 from gristmill.producer.batches.objects import BatchRecord, FileObject, Page, page
@@ -32,10 +34,20 @@ class Batches:
 
     Args:
         store: The batches and files of the queue.
+        queues: Queues that the lines of a new batch may go to, by their models; the first is that of `store`. Empty
+            if there is one queue.
+        declared: Model -> one of these queues, for models that may have no worker.
     """
 
-    def __init__(self, store: BatchStore) -> None:
+    def __init__(
+        self,
+        store: BatchStore,
+        queues: Sequence[str] = (),
+        declared: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.store = store
+        self._queues = tuple(queues) if len(queues) > 1 else ()
+        self._declared = dict(declared) if self._queues else {}
 
     @property
     def files(self) -> StoredFiles:
@@ -71,6 +83,7 @@ class Batches:
         record = spec.record(batch_id or new_batch_id(), tenant, int(time.time()))
         if traceparent := trace_headers().get(TRACEPARENT):
             record = record.model_copy(update={"traceparent": traceparent})
+        record = record.model_copy(update={"queues": self._queues, "declared": self._declared})
         await self.files.get(tenant, spec.input_file_id)
         await self.files.use.check_room(tenant)
         if key:
@@ -136,7 +149,13 @@ class Batches:
         record = (await self.store.records.state(batch_id, tenant)).record
         if record.is_final:
             raise InvalidRequest(f"batch {batch_id} is {record.status}; it has nothing to pause")
-        return await self.store.queue.pauses.pause(batch_scope(batch_id), by, reason)
+        is_new = await self.store.queue.pauses.pause(batch_scope(batch_id), by, reason)
+        for child in await children_of(
+            self.store, record
+        ):  # one that is created later takes it over
+            if not child.is_over:
+                await child.store.queue.pauses.pause(batch_scope(child.id), by, reason)
+        return is_new
 
     async def resume(self, tenant: str, batch_id: str) -> bool:
         """Let workers claim again; return False if the batch was not paused.
@@ -144,8 +163,11 @@ class Batches:
         Raises:
             NotFound: The tenant has no batch of this id.
         """
-        await self.store.records.state(batch_id, tenant)
-        return await self.store.queue.pauses.resume(batch_scope(batch_id))
+        record = (await self.store.records.state(batch_id, tenant)).record
+        was_paused = await self.store.queue.pauses.resume(batch_scope(batch_id))
+        for child in await children_of(self.store, record):
+            await child.store.queue.pauses.resume(batch_scope(child.id))
+        return was_paused
 
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """Cancel a batch: finished lines keep their row, every other line gets an error row.
@@ -154,13 +176,14 @@ class Batches:
             NotFound: The tenant has no batch of this id.
             InvalidRequest: The batch has ended, or is about to.
         """
-        record = (await self.store.records.state(batch_id, tenant)).record
+        state = await self.store.records.state(batch_id, tenant)
+        record = state.record
         if record.status not in ("validating", "in_progress"):
             raise InvalidRequest(
                 f"batch {batch_id} is {record.status}; only one that is validating or in progress can be cancelled"
             )
         await self.store.records.mark_cancelled(batch_id)
-        await self.store.due.wake("steps", tenant, batch_id)
+        await self.store.due.wake(state.work or "steps", tenant, batch_id)
         return await self.batch(tenant, batch_id)
 
     async def retry_failed(
@@ -260,7 +283,7 @@ class Batches:
         for file_id in (record.output_file_id, record.error_file_id):
             if file_id is not None:
                 await self.files.get(tenant, file_id)
-        return RowStream(self.store.records, self.store.files, batch_id).rows(follow=follow)
+        return RowStream(self.store, batch_id).rows(follow=follow)
 
 
 def new_batch_id() -> str:

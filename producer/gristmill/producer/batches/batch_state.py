@@ -8,8 +8,8 @@ import orjson
 
 from gristmill.producer.batches.objects import BatchRecord, BatchStatus
 
-Phase = Literal["validate", "execute", "finalize", "announce"]
-"""The next step of a batch; jobs have these names."""
+Phase = Literal["validate", "execute", "follow", "finalize", "announce"]
+"""The next step of a batch; jobs have these names. A batch with children follows them."""
 
 Work = Literal["steps", "files", "webhooks"]
 """A kind of work. Tenants take turns in each of them: steps are RQ's jobs, one at a time; stewards write files and
@@ -18,6 +18,7 @@ call webhooks beside them."""
 WORK_OF: Mapping[Phase, Work] = {
     "validate": "steps",
     "execute": "steps",
+    "follow": "files",
     "finalize": "files",
     "announce": "webhooks",
 }
@@ -27,6 +28,13 @@ _PHASES: Mapping[BatchStatus, Phase] = {
     "in_progress": "execute",
     "finalizing": "finalize",
 }
+
+
+class ChildPlan(NamedTuple):
+    """What a child runs: the path of the object that lists the lines it leaves out, and the number of all others."""
+
+    skipped: str
+    num_lines: int
 
 
 class ByteRange(NamedTuple):
@@ -49,6 +57,7 @@ class Validated:
         custom_ids: Paths of the objects with the digests of the custom_ids, in the order of the lines.
         warnings: The first warnings, as the fields of `BatchError`.
         num_warned: Lines with a warning so far.
+        queues: Paths of the objects that say which queue takes each line, in the order of the lines.
     """
 
     line: int = 0
@@ -59,11 +68,13 @@ class Validated:
     custom_ids: Sequence[str] = ()
     warnings: Sequence[Mapping[str, Any]] = ()
     num_warned: int = 0
+    queues: Sequence[str] = ()
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Validated":
         """Read the fields of its JSON."""
-        lists = {name: tuple(fields.get(name, ())) for name in ("errors", "warnings", "custom_ids")}
+        names = ("errors", "warnings", "custom_ids", "queues")
+        lists = {name: tuple(fields.get(name, ())) for name in names}
         return cls(**{**fields, **lists})
 
 
@@ -76,9 +87,11 @@ class Checkpoint:
         offset: Byte at which the next line begins.
         is_read: True once the whole input was read.
         outstanding: Lines that were read and have no row yet, each with its `ByteRange`.
-        skipped: Path of the object that lists the lines to which validation gave a row; "" for no such lines.
+        skipped: Path of the object that lists the lines which execution leaves out: validation gave them a row, or
+            another queue runs them. "" for no such lines.
         has_parts: True while parts lie in the storage.
         validated: How far validation has come; where execution begins does not depend on it.
+        planned: Queue -> what its child runs, until all children exist.
     """
 
     line: int = 0
@@ -88,11 +101,14 @@ class Checkpoint:
     skipped: str = ""
     has_parts: bool = False
     validated: Validated = Validated()
+    planned: Mapping[str, ChildPlan] = field(default_factory=dict)
 
     def dump(self) -> bytes:
         """Return it as JSON."""
         ranges = {number: (start, size) for number, (start, size) in self.outstanding.items()}
-        return orjson.dumps(replace(self, outstanding=ranges), option=orjson.OPT_NON_STR_KEYS)
+        plans = {queue: tuple(plan) for queue, plan in self.planned.items()}
+        plain = replace(self, outstanding=ranges, planned=plans)  # type: ignore[arg-type]  # orjson knows no NamedTuple
+        return orjson.dumps(plain, option=orjson.OPT_NON_STR_KEYS)
 
     @classmethod
     def parse(cls, data: bytes) -> "Checkpoint":
@@ -101,7 +117,9 @@ class Checkpoint:
         ranges = fields.pop("outstanding", {})
         outstanding = {int(number): ByteRange(*place) for number, place in ranges.items()}
         validated = Validated.parse(fields.pop("validated", {}))
-        return cls(**fields, outstanding=outstanding, validated=validated)
+        plans = fields.pop("planned", {})
+        planned = {queue: ChildPlan(*plan) for queue, plan in plans.items()}
+        return cls(**fields, outstanding=outstanding, validated=validated, planned=planned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +167,13 @@ class BatchState:
         """The next step of the batch, or None.
 
         A batch that has ended is finalized again to delete its parts. That happens after the webhook,
-        a minute later or more: a Redis that loses its last moments may need the parts again.
+        a minute later or more: a Redis that loses its last moments may need the parts again. A child that has
+        ended waits for its parent, which reads its parts and deletes them.
         """
         if not self.record.is_final:
             return phase_of(self.record)
+        if self.record.home:
+            return None
         if not self.is_announced:
             return "announce"
         return "finalize" if self.checkpoint.has_parts else None
@@ -165,4 +186,6 @@ class BatchState:
 
 def phase_of(record: BatchRecord) -> Phase | None:
     """Return the next step of a batch that has not ended; None if it has."""
+    if record.children and record.status == "in_progress":
+        return "follow"
     return _PHASES.get(record.status)

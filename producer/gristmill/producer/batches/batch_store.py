@@ -41,6 +41,16 @@ class BatchStore:
         self.tenants = Tenants(queue.redis)
         self.budgets = Budgets(queue)
         self.files = StoredFiles(queue, storage, settings, self.records)
+        self._others: dict[str, BatchStore] = {}
+
+    def of_queue(self, name: str) -> "BatchStore":
+        """Return the batches of a queue of the same Redis, whose files lie in the same storage."""
+        if name == self.queue.keys.queue:
+            return self
+        if name not in self._others:
+            other = Queue(self.queue.redis, name, self.queue.limits)
+            self._others[name] = BatchStore(other, self.storage, self.settings)
+        return self._others[name]
 
     @classmethod
     def from_settings(cls, settings: BatchSettings) -> Self:

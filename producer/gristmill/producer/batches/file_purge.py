@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.children import children_of
 from gristmill.producer.batches.objects import FINAL_STATUSES, FileRecord
 from gristmill.producer.batches.parts import parts_folder, results_folder
 from gristmill.producer.batches.storage import REACH_STORAGE
@@ -141,9 +142,17 @@ class FilePurge:
     async def _remove_batches(self, batches: Sequence[tuple[str, str]]) -> int:
         num_removed = 0
         for batch, owner in batches:
-            await self._store.records.fence(batch)
-            await self._store.records.forget_parts(owner, batch)
-            for folder in (parts_folder(batch), results_folder(batch)):
-                await asyncio.to_thread(self._store.storage.delete_folder, folder)
-            num_removed += await self._store.records.forget(owner, batch)
+            record, _ = await self._store.records.record_and_slices(batch)
+            for child in await children_of(self._store, record) if record else ():
+                await _remove(child.store, owner, child.id)
+            num_removed += await _remove(self._store, owner, batch)
         return num_removed
+
+
+async def _remove(store: BatchStore, owner: str, batch: str) -> int:
+    """Remove a batch with its objects; return 1, or 0 if it did not exist."""
+    await store.records.fence(batch)
+    await store.records.forget_parts(owner, batch)
+    for folder in (parts_folder(batch), results_folder(batch)):
+        await asyncio.to_thread(store.storage.delete_folder, folder)
+    return await store.records.forget(owner, batch)

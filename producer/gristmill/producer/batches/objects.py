@@ -115,6 +115,23 @@ class BatchUsage(_ApiObject):
     output_tokens_details: OutputTokensDetails = OutputTokensDetails()
     total_tokens: int = 0
 
+    def plus(self, other: "BatchUsage") -> "BatchUsage":
+        """Return the sum of both."""
+        num_cached = (
+            self.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens
+        )
+        num_reasoning = (
+            self.output_tokens_details.reasoning_tokens
+            + other.output_tokens_details.reasoning_tokens
+        )
+        return BatchUsage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=num_cached),
+            output_tokens=self.output_tokens + other.output_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning),
+            total_tokens=self.total_tokens + other.total_tokens,
+        )
+
 
 class BatchObject(_ApiObject):
     """A batch, as clients see it.
@@ -173,6 +190,10 @@ class BatchRecord(BatchObject):
         output_expires_after_s: Seconds after which its output and error file are deleted.
         closing: Status that the batch will have once its last rows are written; None while it runs on.
         traceparent: Context of the call that created it, to which the traces of its lines link; "" for none.
+        queues: Queues that its lines may go to, as of its creation; the first has the batch. Empty for one queue.
+        declared: Model -> one of these queues, for models that may have no worker.
+        children: Queues that each run a part of its lines as a batch of their own; empty if it runs its lines itself.
+        home: Queue of the batch whose lines this one runs, which makes it a child; None for a batch of a client.
     """
 
     tenant: str
@@ -181,11 +202,19 @@ class BatchRecord(BatchObject):
     output_expires_after_s: int | None = None
     closing: Closing | None = None
     traceparent: str = ""
+    queues: tuple[str, ...] = ()
+    declared: dict[str, str] = {}
+    children: tuple[str, ...] = ()
+    home: str | None = None
 
     @property
     def is_final(self) -> bool:
         """True once the batch has ended."""
         return self.status in FINAL_STATUSES
+
+    def is_of(self, tenant: str) -> bool:
+        """Return whether a tenant may see the batch: it owns the batch, and the batch is no child."""
+        return self.tenant == tenant and self.home is None
 
 
 class Page(_ApiObject):

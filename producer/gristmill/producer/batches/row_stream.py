@@ -4,9 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
-from gristmill.producer.batches.batch_records import BatchRecords
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.children import parts_of_all, rows_of_part
 from gristmill.producer.batches.objects import BatchRecord
-from gristmill.producer.batches.stored_files import StoredFiles
 from gristmill.shared.errors import InvalidRequest
 
 POLL_S = 1.0
@@ -22,15 +22,12 @@ class RowStream:
     the unread rest of the file begins at the total size of the parts that were read.
 
     Args:
-        records: The batches of the queue.
-        files: The files of the queue.
+        store: The batches and files of the queue.
         batch: Id of the batch.
     """
 
-    def __init__(self, records: BatchRecords, files: StoredFiles, batch: str) -> None:
-        self._records = records
-        self._files = files
-        self._storage = files.storage
+    def __init__(self, store: BatchStore, batch: str) -> None:
+        self._store = store
         self._batch = batch
         self._num_parts = 0
         self._num_bytes: Counter[str] = Counter()
@@ -48,7 +45,7 @@ class RowStream:
         num_missed = 0
         while not (record := await self._record(follow=follow)).is_final:
             try:
-                async for chunk in self._new_parts():
+                async for chunk in self._new_parts(record):
                     yield chunk
             except FileNotFoundError:  # the batch may have ended just now; its files have the rows
                 num_missed += 1
@@ -63,24 +60,25 @@ class RowStream:
             yield chunk
 
     async def _record(self, *, follow: bool) -> BatchRecord:
-        record = (await self._records.state(self._batch)).record
+        record = (await self._store.records.state(self._batch)).record
         is_mixed = (record.is_final and self._num_bytes) or (follow and not record.is_final)
         if record.order == "input" and is_mixed:
             raise no_order_yet(self._batch)
         return record
 
-    async def _new_parts(self) -> AsyncIterator[bytes]:
-        for part in (await self._records.parts(self._batch))[self._num_parts :]:
-            async for chunk in _in_thread(self._storage.chunks(part.path)):
-                self._num_bytes[part.kind] += len(chunk)
+    async def _new_parts(self, record: BatchRecord) -> AsyncIterator[bytes]:
+        for found in (await parts_of_all(self._store, record))[self._num_parts :]:
+            chunks = rows_of_part(self._store.storage, found, self._batch)
+            async for chunk in _in_thread(chunks):
+                self._num_bytes[found.part.kind] += len(chunk)
                 yield chunk
             self._num_parts += 1
 
     async def _rest(self, record: BatchRecord) -> AsyncIterator[bytes]:
         for kind, file_id in (("output", record.output_file_id), ("error", record.error_file_id)):
             if file_id is not None:
-                file = await self._files.get(record.tenant, file_id)
-                chunks = self._storage.chunks(file.path, self._num_bytes[kind])
+                file = await self._store.files.get(record.tenant, file_id)
+                chunks = self._store.storage.chunks(file.path, self._num_bytes[kind])
                 async for chunk in _in_thread(chunks):
                     yield chunk
 

@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 
 from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.children import as_one
 from gristmill.producer.batches.objects import BatchError, BatchRecord
 from gristmill.shared.errors import BudgetUsedUp
 
 
 async def as_shown(store: BatchStore, records: Sequence[BatchRecord]) -> Sequence[BatchRecord]:
-    """Return batches with `waiting`, and with `cancelling` as the status of a cancelled one that has not stopped yet."""
+    """Return batches with `waiting`, and with `cancelling` as the status of a cancelled one that has not stopped yet.
+
+    A batch of several queues has the counts, tokens and device time of its children.
+    """
+    records = [await as_one(store, record) for record in records]
     running = {record.tenant for record in records if _is_running(record)}
     waits = {tenant: await _wait_of(store, tenant) for tenant in sorted(running)}
     return [shown(record, waits.get(record.tenant)) for record in records]

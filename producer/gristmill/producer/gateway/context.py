@@ -108,7 +108,11 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             settings=settings,
             queue=queue,
             models=ModelMap(served, settings.gateway_models, check_models=settings.check_models),
-            batches=Batches(BatchStore(queue, Storage(settings.storage_url), settings)),
+            batches=Batches(
+                BatchStore(queue, Storage(settings.storage_url), settings),
+                settings.queues,
+                settings.gateway_models,
+            ),
             authenticator=Authenticator(Tenants(queue.redis), is_open=settings.is_open),
             tenant_limits=served[0].limits,
             live_limit=LiveLimit(queue.redis),

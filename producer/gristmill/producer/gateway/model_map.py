@@ -17,7 +17,7 @@ from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S, retry_redis
 from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.shared.errors import NotServed
-from gristmill.shared.fleet import Fleet
+from gristmill.shared.fleet import ALL_MODELS, Fleet, queue_serving
 from gristmill.shared.fleet_cache import FleetCache, read_fleet
 from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.queue import Queue
@@ -130,7 +130,7 @@ class ModelMap:
             name = self.of_id(request.id).name
             key = self._keys.request_queue(request.id.removesuffix(f"@{name}"))
             await retry_redis(self._redis.unlink, key)
-            reason = f"{refusal.reason}. GET /v1/models lists the models of all queues"
+            reason = f"{refusal.reason}. {ALL_MODELS}"
             raise NotServed(reason, refusal.code, request_id=request.id) from None
 
     async def models(self) -> Mapping[str, int]:
@@ -151,9 +151,8 @@ class ModelMap:
                 fleets = await asyncio.gather(*(each.fleet.fleet() for each in self.queues))
         except TimeoutError:
             raise ConnectionError(f"no answer of Redis within {REDIS_RETRY_S:g} s") from None
-        if found := _serving(self.queues, fleets, model):
-            return found
-        return _serving(self.queues, await self._fleets_now(), model) or self._first
+        name = queue_serving(fleets, model) or queue_serving(await self._fleets_now(), model)
+        return self._queues[name] if name else self._first
 
     async def _fleets_now(self) -> Sequence[Fleet]:
         return await asyncio.gather(*(retry_redis(read_fleet, each.queue) for each in self.queues))
@@ -173,11 +172,3 @@ class ModelMap:
             return name
         noted = await retry_redis(self._redis.get, key)
         return noted.decode() if noted else name
-
-
-def _serving(
-    queues: Sequence[ServedQueue], fleets: Sequence[Fleet], model: str
-) -> ServedQueue | None:
-    """Return the first queue whose workers serve a model."""
-    pairs = zip(queues, fleets, strict=True)
-    return next((each for each, fleet in pairs if model in fleet.max_model_len), None)

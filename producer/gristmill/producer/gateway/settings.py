@@ -1,33 +1,14 @@
 """The settings of a gateway, in addition to those of files and batches."""
 
 import ipaddress
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_settings import NoDecode
+from pydantic import Field
 
-from gristmill.producer.batches.settings import BatchSettings
+from gristmill.producer.batches.model_settings import ModelSettings
 
 
-def _names(value: Any) -> Any:
-    """Read `queue,queue`."""
-    if not isinstance(value, str):
-        return value
-    return tuple(name.strip() for name in value.split(",") if name.strip())
-
-
-def _models(value: Any) -> Any:
-    """Read `model=queue,model=queue`; the name of a model may have a `=`, that of a queue has none."""
-    if not isinstance(value, str):
-        return value
-    pairs = [each.strip().rpartition("=") for each in value.split(",") if each.strip()]
-    if not all(model and queue for model, _, queue in pairs):
-        raise ValueError("write model=queue,model=queue")
-    return {model: queue for model, _, queue in pairs}
-
-
-class GatewaySettings(BatchSettings):
+class GatewaySettings(ModelSettings):
     """Settings of the gateway: its address, calls without a key, waits and the time to stop."""
 
     gateway_host: Annotated[str, Field(description="address on which the gateway listens")] = (
@@ -39,22 +20,6 @@ class GatewaySettings(BatchSettings):
             ge=0, le=65_535, description="port on which the gateway listens; 0 picks a free port"
         ),
     ] = 8000
-    gateway_queues: Annotated[
-        tuple[str, ...],
-        NoDecode,
-        BeforeValidator(_names),
-        Field(
-            description="further queues that the gateway serves, separated by commas. Files, batches and requests without a model use `GRISTMILL_QUEUE`"
-        ),
-    ] = ()
-    gateway_models: Annotated[
-        Mapping[str, str],
-        NoDecode,
-        BeforeValidator(_models),
-        Field(
-            description="models that may have no worker, and their queues: `model=queue,model=queue`. They are listed, and their requests wait"
-        ),
-    ] = {}
     gateway_allow_anonymous: Annotated[
         Literal["false", "true", "loopback"],
         Field(
@@ -87,21 +52,6 @@ class GatewaySettings(BatchSettings):
         Literal["DEBUG", "INFO", "WARNING", "ERROR"],
         Field(description="lowest level of the JSON log on stdout"),
     ] = "INFO"
-
-    @property
-    def queues(self) -> Sequence[str]:
-        """Names of all queues that the gateway serves; the first has files and batches."""
-        return list(dict.fromkeys((self.queue, *self.gateway_queues)))
-
-    @model_validator(mode="after")
-    def _check_models(self) -> Self:
-        for model, queue in self.gateway_models.items():
-            if queue not in self.queues:
-                raise ValueError(
-                    f"GRISTMILL_GATEWAY_MODELS has {model}={queue}, and the gateway serves no queue {queue!r}; add it to"
-                    " GRISTMILL_GATEWAY_QUEUES"
-                )
-        return self
 
     @property
     def is_open(self) -> bool:

@@ -3,6 +3,7 @@
 A job exists once, even if several stewards enqueue it at the same time.
 """
 
+import re
 import time
 from typing import Any
 
@@ -16,6 +17,9 @@ from gristmill.producer.steward.time_slice import ALARM_MARGIN_S, MAX_RUN_S
 JOB_TIMEOUT_S = int(MAX_RUN_S + ALARM_MARGIN_S) + 30
 RESULT_TTL_S = 60
 FAILURE_TTL_S = 3 * 24 * 3600
+
+_ODD = re.compile(r"[^A-Za-z0-9_-]")
+"""Characters that the id of an RQ job may not have; the id of a child ends in `@` and its queue."""
 
 
 def rq_queue_of(connection: Any, gristmill_queue: str, job_class: type[AllowedJob]) -> Queue:
@@ -55,7 +59,8 @@ class JobQueue:
         """
         # The minute makes a new id: RQ may lose a job before a steward takes the batch up.
         minute = int(time.time() // 60)
-        return self._enqueue(phase, f"{phase}-{batch}-{num_slices}-{minute}", batch)
+        name = _ODD.sub(lambda odd: f"_{ord(odd[0]):x}_", batch)
+        return self._enqueue(phase, f"{phase}-{name}-{num_slices}-{minute}", batch)
 
     def sweep(self, interval_s: int) -> None:
         """Enqueue the sweep of this interval, unless it is enqueued."""

@@ -3,14 +3,23 @@
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.children import (
+    PartOfRun,
+    children_of,
+    kinds_in,
+    parts_of_all,
+    rows_of_part,
+)
+from gristmill.producer.batches.lifecycle.following import concluded, delete_children, end_child
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.objects import BatchRecord, FileRecord
-from gristmill.producer.batches.parts import Part, RowKind, parts_folder, results_folder
+from gristmill.producer.batches.parts import RowKind, parts_folder, results_folder
 from gristmill.producer.batches.rows import line_of_row
 from gristmill.producer.batches.storage import COPY_BYTES
 from gristmill.shared.errors import NotFound
@@ -20,17 +29,21 @@ async def finalize(store: BatchStore, leased: LeasedBatch) -> None:
     """Write both files, then list them and end the batch in one commit.
 
     A steward that dies before the commit leaves objects that no record names. `delete_parts`
-    removes them.
+    removes them. A child has no files: its parent writes its rows.
     """
     record = leased.record
+    if record.home:
+        await end_child(store, leased)
+        return
     new_files: list[FileRecord] = []
     ids: dict[str, str] = {}
-    kinds: tuple[RowKind, ...] = ("output", "error")
-    all_parts = await store.records.parts(record.id)
-    for kind in kinds:
-        if parts := [part for part in all_parts if part.kind == kind]:
-            new_files.append(await _assemble(store, leased, kind, parts))
-            ids[f"{kind}_file_id"] = new_files[-1].id
+    if record.children:
+        record = concluded(record, await children_of(store, record))
+    all_parts = await parts_of_all(store, record)
+    for kind in kinds_in(all_parts):
+        parts = [found for found in all_parts if found.part.kind == kind]
+        new_files.append(await _assemble(store, leased, kind, parts))
+        ids[f"{kind}_file_id"] = new_files[-1].id
     status = record.closing or "completed"
     ended = record.model_copy(update={**ids, "status": status, f"{status}_at": int(time.time())})
     checkpoint = replace(leased.state.checkpoint, has_parts=True)
@@ -38,8 +51,9 @@ async def finalize(store: BatchStore, leased: LeasedBatch) -> None:
 
 
 async def delete_parts(store: BatchStore, leased: LeasedBatch) -> None:
-    """Delete the parts of a batch that has ended, and unlisted objects that a dead steward left."""
+    """Delete the parts and children of a batch that has ended, and unlisted objects that a dead steward left."""
     record = leased.record
+    await leased.run(delete_children(store, record))
     paths = []
     for file_id in filter(None, (record.output_file_id, record.error_file_id)):
         with suppress(NotFound):  # its owner has read it and deleted it
@@ -51,10 +65,12 @@ async def delete_parts(store: BatchStore, leased: LeasedBatch) -> None:
 
 
 async def _assemble(
-    store: BatchStore, leased: LeasedBatch, kind: RowKind, parts: list[Part]
+    store: BatchStore, leased: LeasedBatch, kind: RowKind, parts: Sequence[PartOfRun]
 ) -> FileRecord:
     file = store.files.new_result(leased.record, kind)
-    chunks = _concatenated(store, parts)
+    batch = leased.record.id
+    pieces = (rows_of_part(store.storage, each, batch) for each in parts)
+    chunks: Iterator[bytes] = chain.from_iterable(pieces)
     if leased.record.order == "input":
         chunks = _in_input_order(chunks, leased.record)
 
@@ -67,11 +83,6 @@ async def _assemble(
             raise
 
     return file.model_copy(update={"bytes": await leased.run_blocking(write)})
-
-
-def _concatenated(store: BatchStore, parts: list[Part]) -> Iterator[bytes]:
-    for part in parts:
-        yield from store.storage.chunks(part.path)
 
 
 def _in_input_order(chunks: Iterator[bytes], record: BatchRecord) -> Iterator[bytes]:

@@ -130,6 +130,7 @@ class LeasedBatch:
         """Write record, checkpoint, new parts and new files in one step, and update `state`.
 
         The same commit, sent again after a lost reply, changes nothing. The pause of a batch goes with its end.
+        A child gets its TTL from its parent.
 
         Args:
             record: New record of the batch.
@@ -141,7 +142,8 @@ class LeasedBatch:
             LeaseLost: The lease has ended; another steward may hold the batch. Nothing was written.
         """
         num_commits = self.state.num_commits + 1
-        ttl_s = self._store.settings.batch_ttl_s if record.is_final else 0
+        has_ttl = record.is_final and not record.home
+        ttl_s = self._store.settings.batch_ttl_s if has_ttl else 0
         state = replace(self.state, record=record, checkpoint=checkpoint, num_commits=num_commits)
         args: list[Any] = [
             record.id, self.held.token, num_commits, record.tenant, record.model_dump_json(),

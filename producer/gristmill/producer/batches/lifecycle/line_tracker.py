@@ -202,14 +202,11 @@ def _usage_of(result: Result) -> dict[str, int]:
 
 
 def _more_usage(before: BatchUsage, more: Counter[str]) -> BatchUsage:
-    input_tokens = before.input_tokens + more["input"]
-    output_tokens = before.output_tokens + more["output"]
-    num_cached = before.input_tokens_details.cached_tokens + more["cached"]
-    num_reasoning = before.output_tokens_details.reasoning_tokens + more["reasoning"]
-    return BatchUsage(
-        input_tokens=input_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=num_cached),
-        output_tokens=output_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning),
-        total_tokens=input_tokens + output_tokens,
+    added = BatchUsage(
+        input_tokens=more["input"],
+        input_tokens_details=InputTokensDetails(cached_tokens=more["cached"]),
+        output_tokens=more["output"],
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=more["reasoning"]),
+        total_tokens=more["input"] + more["output"],
     )
+    return before.plus(added)

@@ -1,10 +1,11 @@
 """The rules that each line of a batch must keep."""
 
 import time
+from array import array
 from collections.abc import Iterator
 
 from gristmill.producer.batches.batch_state import Validated
-from gristmill.producer.batches.lifecycle.body_check import BodyCheck
+from gristmill.producer.batches.lifecycle.line_queues import LineQueues
 from gristmill.producer.batches.objects import BatchError, BatchRecord
 from gristmill.producer.batches.rows import (
     BadLine,
@@ -17,7 +18,6 @@ from gristmill.producer.batches.rows import (
     unknown_fields_of,
 )
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.fleet import Fleet
 from gristmill.shared.media import check_media
 from gristmill.shared.request import Request
 
@@ -37,11 +37,10 @@ class LineValidator:
     """Checks the lines of one file in their order.
 
     Args:
-        batch: Batch of the lines. In a strict one all lines must name the same model, as with OpenAI.
+        batch: Batch of the lines. In a strict one of a single queue all lines must name the same model, as with OpenAI.
         reader: Reader that turns lines into requests.
         media_domains: Hosts from which any URL may be fetched.
-        fleet: Models and endpoints of the workers; None to skip this check.
-        body_check: Check of the bodies; None to skip it.
+        queues: Queues to which the lines may go.
         before: How far the file was checked before.
         custom_ids: Custom_ids of the lines that were checked before.
 
@@ -53,6 +52,8 @@ class LineValidator:
         custom_ids: Custom_ids of these lines.
         warnings: What the first `MAX_KEPT` of the good lines have that the engine ignores.
         num_warned: Good lines with such fields.
+        taken_by: Number of the queue that takes each line which was checked here; 0 for a bad line. Empty if there is
+            one queue.
     """
 
     def __init__(
@@ -60,15 +61,13 @@ class LineValidator:
         batch: BatchRecord,
         reader: LineReader,
         media_domains: frozenset[str],
-        fleet: Fleet | None,
+        queues: LineQueues,
         *,
-        body_check: BodyCheck | None,
         before: Validated,
         custom_ids: CustomIds,
     ) -> None:
         self._batch = batch
-        self._fleet = fleet
-        self._body_check = body_check
+        self._queues = queues
         self._media_domains = media_domains
         self._reader = reader
         self.model = before.model
@@ -78,6 +77,7 @@ class LineValidator:
         self.custom_ids = custom_ids
         self.warnings = [BatchError(**fields) for fields in before.warnings]
         self.num_warned = before.num_warned
+        self.taken_by = array("H")
 
     def check_next(self, lines: Iterator[Line]) -> list[BadLine] | None:
         """Check lines for `STEP_S` and return the bad ones; None at the end. Blocks on the storage."""
@@ -94,13 +94,17 @@ class LineValidator:
     def _check(self, line: Line) -> BadLine | None:
         self.num_lines, self.offset = line.number, line.end
         entry = self._reader.read(line)
+        queue = 0
         if isinstance(entry, BadLine):
             bad: BadLine | None = entry
         else:
-            bad = self._misfit(line.number, entry) or self._unlike_others(line.number, entry)
+            queue = self._queues.number(entry)
+            bad = self._misfit(line.number, entry, queue) or self._unlike_others(line.number, entry)
             if bad is None and entry.unknown_fields:
                 self._warn(line.number, entry)
         self.num_bad += bad is not None
+        if not self._queues.is_single:
+            self.taken_by.append(0 if bad else queue)
         return bad
 
     def _warn(self, number: int, request: Request) -> None:
@@ -108,8 +112,8 @@ class LineValidator:
         if len(self.warnings) < MAX_KEPT:
             self.warnings.append(described(unknown_fields_of(number, request)))
 
-    def _misfit(self, number: int, request: Request) -> BadLine | None:
-        """Return the error of a request that may not run in this batch, else None."""
+    def _misfit(self, number: int, request: Request, queue: int) -> BadLine | None:
+        """Return the error of a request that may not run in this batch, or in its queue, else None."""
         try:
             check_media(request, self._media_domains, look_up=False)
         except InvalidRequest as error:
@@ -120,18 +124,19 @@ class LineValidator:
                 " create one batch per url"
             )
             return bad_request(number, request, reason, "url_mismatch")
-        if self._fleet and (refusal := self._fleet.refusal(request)):
+        if refusal := self._queues.refusal(request, queue):
             return bad_request(number, request, refusal.reason, refusal.code)
         if (request.tenant, request.batch) != (self._batch.tenant, self._batch.id):
             reason = "it names a tenant or a batch, but runs for the batch's tenant; leave both out"
             return bad_request(number, request, reason)
-        return self._wrong_body(number, request)
+        return self._wrong_body(number, request, queue)
 
-    def _wrong_body(self, number: int, request: Request) -> BadLine | None:
+    def _wrong_body(self, number: int, request: Request, queue: int) -> BadLine | None:
         """Return the error of a body that does not fit the schema of its endpoint, else None."""
-        if self._body_check is None:
+        check = self._queues.body_check(queue)
+        if check is None:
             return None
-        problem = self._body_check.problem(request, is_described=self.num_bad < MAX_DESCRIBED)
+        problem = check.problem(request, is_described=self.num_bad < MAX_DESCRIBED)
         return None if problem is None else bad_request(number, request, problem, "invalid_body")
 
     def _unlike_others(self, number: int, request: Request) -> BadLine | None:
@@ -141,7 +146,8 @@ class LineValidator:
             return duplicate_line(number, request, first)
         if self.model is None:
             self.model = request.model
-        if self._batch.mode == "strict" and request.model != self.model:
+        has_one_model = self._batch.mode == "strict" and self._queues.is_single
+        if has_one_model and request.model != self.model:
             reason = (
                 f"its model is {request.model!r}, but earlier lines have {self.model!r};"
                 " create one batch per model, or a lenient batch"

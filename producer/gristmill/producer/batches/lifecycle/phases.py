@@ -4,6 +4,8 @@ r"""The phases of a batch, and the step that a steward takes in each.
         |             |              \-> expired, cancelled, failed   (`closing` says which)
         \-> failed    \-> cancelling (as clients see it, from the cancel until finalizing)
 
+A batch with children has no lines to execute: in progress, it follows its children (`following.py`).
+
 Each phase starts at the last commit, works under a lease and ends in a commit. So any number of
 stewards may call `advance` at any time, and each may die at any point.
 """
@@ -19,6 +21,7 @@ from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.lifecycle.early_end import end_without_rows, fail_with_rows
 from gristmill.producer.batches.lifecycle.execution import Execution, MayGoOn
 from gristmill.producer.batches.lifecycle.finalization import delete_parts, finalize
+from gristmill.producer.batches.lifecycle.following import follow
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.validation import Validation
 from gristmill.producer.batches.objects import BatchError, BatchErrors
@@ -75,14 +78,20 @@ async def with_lease(
 
 async def _do_phase(store: BatchStore, may_go_on: MayGoOn, leased: LeasedBatch) -> None:
     state = leased.state
-    if state.record.status == "finalizing":
+    if state.phase == "follow":
+        await follow(store, leased, partial(_advance_other, may_go_on))
+    elif state.record.status == "finalizing":
         await finalize(store, leased)
-    elif state.record.is_final:
+    elif state.record.is_final and state.phase == "finalize":
         await delete_parts(store, leased)
     elif state.phase == "validate" and state.is_cancelled:
         await end_without_rows(leased)
     elif state.phase in ("validate", "execute"):
         await _read_input(store, leased, may_go_on)
+
+
+async def _advance_other(may_go_on: MayGoOn, store: BatchStore, batch_id: str) -> None:
+    await advance(store, batch_id, may_go_on)
 
 
 async def _read_input(store: BatchStore, leased: LeasedBatch, may_go_on: MayGoOn) -> None:
@@ -93,7 +102,8 @@ async def _read_input(store: BatchStore, leased: LeasedBatch, may_go_on: MayGoOn
     """
     record = leased.record
     try:
-        path = (await store.files.get(record.tenant, record.input_file_id)).path
+        home = store.of_queue(record.home) if record.home else store
+        path = (await home.files.get(record.tenant, record.input_file_id)).path
         if leased.state.phase == "execute":
             await Execution(store, leased, path).run(may_go_on)
         else:

@@ -2,25 +2,24 @@
 
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from gristmill.producer.batches.batch_state import Validated
+from gristmill.producer.batches.batch_state import ChildPlan, Validated
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.lifecycle.body_check import BodyCheck, body_check_of
 from gristmill.producer.batches.lifecycle.early_end import end_without_rows
 from gristmill.producer.batches.lifecycle.execution import MayGoOn
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
+from gristmill.producer.batches.lifecycle.line_queues import names_of_queues, read_line_queues
 from gristmill.producer.batches.lifecycle.line_validator import MAX_KEPT, LineValidator, described
 from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, RowBuffer
 from gristmill.producer.batches.objects import BatchError, BatchErrors
 from gristmill.producer.batches.parts import parts_folder
 from gristmill.producer.batches.rows import BadLine, CustomIds, bad_line_row, lines_of
-from gristmill.shared.body_schemas import read_body_schemas
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.file_format import check_stream
-from gristmill.shared.fleet_cache import read_fleet
 
 Outcome = Literal["ended", "cancelled", "paused"]
 
@@ -76,29 +75,22 @@ class Validation:
         return None
 
     async def _validator(self) -> LineValidator:
-        settings = self._store.settings
-        fleet = await read_fleet(self._store.queue) if settings.check_models else None
-        domains = settings.allowed_media_domains
-        body_check = await self._body_check()
+        domains = self._store.settings.allowed_media_domains
+        queues = await read_line_queues(self._store, self._leased)
         custom_ids = await self._leased.run_blocking(self._known_custom_ids)
         return LineValidator(
-            self._leased.record, self._reader, domains, fleet,
-            body_check=body_check, before=self._before, custom_ids=custom_ids,
+            self._leased.record, self._reader, domains, queues, before=self._before, custom_ids=custom_ids
         )  # fmt: skip
 
-    async def _body_check(self) -> BodyCheck | None:
-        """Return the check of a strict batch's bodies; None if no worker publishes schemas."""
-        record = self._leased.record
-        if record.mode == "lenient" or not self._store.settings.check_bodies:
-            return None
-        schemas = await read_body_schemas(self._store.queue, record.endpoint)
-        return await self._leased.run_blocking(partial(body_check_of, schemas))
-
     def _known_custom_ids(self) -> CustomIds:
-        by_line = array("Q")
-        for path in self._before.custom_ids:
-            by_line.frombytes(b"".join(self._store.storage.chunks(path)))
-        return CustomIds(by_line, self._before.num_bad)
+        return CustomIds(self._read_array("Q", self._before.custom_ids), self._before.num_bad)
+
+    def _read_array(self, typecode: str, paths: Sequence[str]) -> "array[int]":
+        """Read numbers that earlier slices wrote."""
+        numbers = array(typecode)
+        for path in paths:
+            numbers.frombytes(b"".join(self._store.storage.chunks(path)))
+        return numbers
 
     async def _read(self, validator: LineValidator, input_path: str, may_go_on: MayGoOn) -> Outcome:
         """Check lines until something stops the slice."""
@@ -150,16 +142,18 @@ class Validation:
 
     async def _pause(self, validator: LineValidator) -> None:
         """Commit how far the input is checked; the next slice goes on there."""
-        storage, state = self._store.storage, self._leased.state
-        path = storage.new_path(parts_folder(self._leased.id), "custom_ids")
+        state = self._leased.state
         digests = validator.custom_ids.digests(validator.num_lines)[self._before.line :]
-        await self._leased.run_blocking(partial(storage.write, path, digests.tobytes()))
+        path = await self._write_array("custom_ids", digests)
+        queues = list(self._before.queues)
+        if validator.taken_by:
+            queues.append(await self._write_array("queues", validator.taken_by))
         await self._leased.run_blocking(self._rows.flush)
         validated = Validated(
             line=validator.num_lines, offset=validator.offset, num_bad=validator.num_bad, model=validator.model,
             errors=[error.model_dump() for error in self._errors],
             warnings=[warning.model_dump() for warning in validator.warnings], num_warned=validator.num_warned,
-            custom_ids=[*self._before.custom_ids, path],
+            custom_ids=[*self._before.custom_ids, path], queues=queues,
         )  # fmt: skip
         checkpoint = replace(state.checkpoint, validated=validated, has_parts=True)
         await self._leased.commit(state.record, checkpoint, parts=self._rows.take_parts())
@@ -168,9 +162,11 @@ class Validation:
         """Commit the counts, the error rows and the skipped lines; the batch is then in progress."""
         before = self._leased.state
         skipped = self._skipped(validator) if validator.num_bad else array("Q")
-        path = await self._write_skipped(skipped) if skipped else ""
+        path = await self._write_array("skipped", skipped) if skipped else ""
+        planned = await self._plan_children(validator)
         await self._leased.run_blocking(self._rows.flush)
         parts = self._rows.take_parts()
+        order = "input" if planned else before.record.order
         counts = {"total": validator.num_lines, "failed": len(skipped)}
         record = before.record.model_copy(
             update={
@@ -179,12 +175,14 @@ class Validation:
                 "model": validator.model or None,
                 "warnings": _warnings(validator),
                 "request_counts": before.record.request_counts.model_copy(update=counts),
+                "children": tuple(planned),
+                "order": order,
             }
         )
-        has_parts = before.checkpoint.has_parts or bool(parts)
+        has_parts = before.checkpoint.has_parts or bool(parts) or bool(planned)
         checkpoint = replace(
-            before.checkpoint, skipped=path, has_parts=has_parts, validated=Validated()
-        )
+            before.checkpoint, skipped=path, has_parts=has_parts, validated=Validated(), planned=planned
+        )  # fmt: skip
         await self._leased.commit(record, checkpoint, parts=parts)
 
     def _skipped(self, validator: LineValidator) -> "array[int]":
@@ -192,11 +190,28 @@ class Validation:
         digests = validator.custom_ids.digests(validator.num_lines)
         return array("Q", (number for number, digest in enumerate(digests, 1) if not digest))
 
-    async def _write_skipped(self, skipped: "array[int]") -> str:
-        """Write the numbers of the bad lines and return their path."""
+    async def _plan_children(self, validator: LineValidator) -> dict[str, ChildPlan]:
+        """Return what the child of each queue runs; none if the batch's own queue takes all lines."""
+        names = names_of_queues(self._leased.record, self._store.queue.keys.queue)
+        if len(names) == 1:
+            return {}
+        read = partial(self._read_array, "H", self._before.queues)
+        taken_by = await self._leased.run_blocking(read) + validator.taken_by
+        used = sorted(set(taken_by) - {0})
+        if used in ([], [1]):
+            return {}
+        return {names[number - 1]: await self._plan_child(taken_by, number) for number in used}
+
+    async def _plan_child(self, taken_by: "array[int]", number: int) -> ChildPlan:
+        others = array("Q", (line for line, taken in enumerate(taken_by, 1) if taken != number))
+        path = await self._write_array("skipped", others)
+        return ChildPlan(path, len(taken_by) - len(others))
+
+    async def _write_array(self, name: str, numbers: "array[int]") -> str:
+        """Write numbers into a new object and return its path."""
         storage = self._store.storage
-        path = storage.new_path(parts_folder(self._leased.id), "skipped")
-        await self._leased.run_blocking(partial(storage.write, path, skipped.tobytes()))
+        path = storage.new_path(parts_folder(self._leased.id), name)
+        await self._leased.run_blocking(partial(storage.write, path, numbers.tobytes()))
         return path
 
 

@@ -1,7 +1,8 @@
--- create: list a new batch and make it due.
+-- create: list a new batch and make it due. A child is not listed and counts for no limit.
 --
 -- KEYS[1]  prefix
--- ARGV     batch, tenant, record (JSON), most batches of the tenant that have not ended (0: no limit)
+-- ARGV     batch, tenant, record (JSON), most batches of the tenant that have not ended (0: no limit),
+--          checkpoint (JSON) of a child, or ""
 -- Returns  1, or 0 if the tenant is at that limit; the same batch again returns 1
 --
 -- The keys of batches and files. A kind of work is steps, files or webhooks:
@@ -26,7 +27,7 @@
 --   files_expiring         ZSET    ids of files -> second at which the file is deleted
 
 local prefix, call = KEYS[1], redis.call
-local batch, tenant, record, max_open = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local batch, tenant, record, max_open, checkpoint = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
 if call("EXISTS", prefix .. "batch_record:" .. batch) == 1 then -- it may have ended: list it as open no more
   return 1
@@ -35,8 +36,12 @@ if max_open > 0 and call("SCARD", prefix .. "batches_open:" .. tenant) >= max_op
   return 0
 end
 call("HSET", prefix .. "batch_record:" .. batch, "record", record)
-call("ZADD", prefix .. "batches:" .. tenant, 0, batch)
-call("SADD", prefix .. "batches_open:" .. tenant, batch)
+if checkpoint ~= "" then
+  call("HSET", prefix .. "batch_record:" .. batch, "checkpoint", checkpoint)
+else
+  call("ZADD", prefix .. "batches:" .. tenant, 0, batch)
+  call("SADD", prefix .. "batches_open:" .. tenant, batch)
+end
 call("ZADD", prefix .. "batches_due:steps:" .. tenant, "NX", 0, batch)
 call("ZADD", prefix .. "steward_time:steps", "NX", 0, tenant)
 call("LPUSH", prefix .. "steward_doorbell", "1")

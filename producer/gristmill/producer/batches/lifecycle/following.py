@@ -1,0 +1,149 @@
+"""Follow the children of a batch: create them, pass on a cancel, and begin to join their rows once all have ended.
+
+The steward of the parent's queue does this; the stewards of the other queues run the children as any batch. Nothing
+touches two queues in one step, so each step may be done again:
+
+- The commit that ends validation has the plan of every child. A child is created once under its id, from this plan.
+- A child that has ended keeps its parts until its parent has ended, and its record as long as that of its parent.
+- Its steward wakes the parent. A steward that dies before costs `LOOK_S`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gristmill.producer.batches.batch_state import Checkpoint, ChildPlan
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.children import Child, child_id, children_of, parent_id, summed
+from gristmill.producer.batches.lifecycle.leased_batch import LEASE_S, LeasedBatch
+from gristmill.producer.batches.objects import (
+    BatchError,
+    BatchErrors,
+    BatchRecord,
+    BatchUsage,
+    Closing,
+    RequestCounts,
+)
+from gristmill.producer.batches.parts import parts_folder
+from gristmill.shared.pauses import batch_scope
+
+LOOK_S = 30.0
+"""Seconds between two looks at the children of a batch; a child that ends wakes its parent before."""
+
+OVERDUE_S = LEASE_S
+"""Seconds from a cancel, or from the end of the completion window, until the parent's steward ends a child itself: the
+queue of the child may have no steward."""
+
+Advance = Callable[[BatchStore, str], Coroutine[Any, Any, None]]
+"""Function that does the next step of a batch."""
+
+
+async def follow(store: BatchStore, leased: LeasedBatch, advance: Advance) -> None:
+    """Look at the children of a batch once, and do what is to do for them.
+
+    Args:
+        store: The batches of the parent's queue.
+        leased: The parent.
+        advance: Ends a child whose own steward does not.
+    """
+    record = leased.record
+    delay_s = OVERDUE_S if leased.state.is_cancelled else LOOK_S
+    # Before the look: a child that ends after it makes the parent due at once.
+    await store.due.wake("files", record.tenant, record.id, delay_s)
+    if leased.state.checkpoint.planned:
+        await _create_children(store, leased)
+    children = await children_of(store, leased.record)
+    for child in children:
+        if not child.is_over:
+            await _end_early(leased, child, advance)
+    if all(child.is_over for child in children):
+        update = {"status": "finalizing", "finalizing_at": int(time.time())}
+        await leased.commit(leased.record.model_copy(update=update), leased.state.checkpoint)
+
+
+async def _create_children(store: BatchStore, leased: LeasedBatch) -> None:
+    """Create the children that do not exist, then note that all do."""
+    checkpoint = leased.state.checkpoint
+    for queue, plan in checkpoint.planned.items():
+        other = store.of_queue(queue)
+        child = _child_record(leased.record, queue, plan, store.queue.keys.queue)
+        await other.records.create_child(child, Checkpoint(skipped=plan.skipped))
+        if pause := await store.queue.pauses.of(batch_scope(leased.id)):
+            await other.queue.pauses.pause(batch_scope(child.id), pause.by, pause.reason)
+    await leased.commit(leased.record, replace(checkpoint, planned={}))
+
+
+def _child_record(parent: BatchRecord, queue: str, plan: ChildPlan, home: str) -> BatchRecord:
+    own = {
+        "id": child_id(parent.id, queue), "home": home, "children": (), "queues": (), "declared": {},
+        "request_counts": RequestCounts(total=plan.num_lines), "usage": BatchUsage(), "device_ms": 0,
+        "warnings": None, "order": "completion", "cancelling_at": None,
+    }  # fmt: skip
+    return parent.model_copy(update=own)
+
+
+async def _end_early(leased: LeasedBatch, child: Child, advance: Advance) -> None:
+    """Pass a cancel on to a child; end the child here if its own steward does not in time."""
+    if child.state is None:
+        return
+    record = child.state.record
+    if leased.state.is_cancelled and not child.state.is_cancelled:
+        await child.store.records.mark_cancelled(child.id)
+        await child.store.due.wake("steps", record.tenant, child.id)
+        return
+    end_s = min(record.expires_at, record.cancelling_at or record.expires_at)
+    if time.time() > end_s + OVERDUE_S:
+        for _ in ("execute", "finalize"):
+            await leased.run(advance(child.store, child.id))
+
+
+async def end_child(store: BatchStore, leased: LeasedBatch) -> None:
+    """End a child that has all its rows, and wake its parent, which joins them."""
+    record = leased.record
+    status = record.closing or "completed"
+    ended = record.model_copy(update={"status": status, f"{status}_at": int(time.time())})
+    await leased.commit(ended, leased.state.checkpoint)
+    if record.home:
+        home = store.of_queue(record.home)
+        await home.due.wake("files", record.tenant, parent_id(record.id))
+
+
+def concluded(record: BatchRecord, children: Sequence[Child]) -> BatchRecord:
+    """Return a parent whose children are over, with their sums and errors, and the status with which it ends."""
+    errors = [error for child in children for error in _errors_of(child)]
+    update = {
+        "closing": _closing(record, children),
+        "errors": BatchErrors(data=tuple(errors)) if errors else None,
+    }
+    return summed(record, children).model_copy(update=update)
+
+
+def _errors_of(child: Child) -> Sequence[BatchError]:
+    if child.state is None:
+        message = f"queue {child.queue} was purged, so that the lines of its models have no rows"
+        return [BatchError(code="queue_purged", message=message)]
+    errors = child.state.record.errors
+    return errors.data if errors else ()
+
+
+def _closing(record: BatchRecord, children: Sequence[Child]) -> Closing:
+    """Return the status of a parent: cancelled if a cancel ended lines, else the worst of its children."""
+    statuses = {child.state.record.status if child.state else "failed" for child in children}
+    order: tuple[Closing, ...] = ("failed", "expired", "cancelled")
+    if record.cancelling_at:
+        order = ("cancelled", "failed", "expired")
+    return next((status for status in order if status in statuses), "completed")
+
+
+async def delete_children(store: BatchStore, record: BatchRecord) -> None:
+    """Delete the parts of the children of a batch, whose rows its files have.
+
+    The records stay as long as that of the parent. So a steward that was away cannot create a child again.
+    """
+    for queue in record.children:
+        other, child = store.of_queue(queue), child_id(record.id, queue)
+        await asyncio.to_thread(store.storage.delete_folder, parts_folder(child))
+        await other.records.forget_parts(record.tenant, child)
+        await other.records.expire(child, store.settings.batch_ttl_s)
