@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -256,3 +257,36 @@ async def test_the_rows_of_a_table_become_lines(shell: CommandLine) -> None:
     assert done.code == 0, done.err
     rows = {row["custom_id"]: row["response"]["body"]["choices"] for row in shell.rows("out.jsonl")}
     assert rows == {"row-1": [{"text": "say a"}], "row-3": [{"text": "say c"}]}
+
+
+@pytest.mark.long  # six commands
+async def test_a_file_of_two_models_is_one_batch_of_two_queues(
+    shell: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = f"{shell.queue}-b"
+    monkeypatch.setenv("GRISTMILL_GATEWAY_QUEUES", second)
+    monkeypatch.setenv("GRISTMILL_GATEWAY_MODELS", f"big={second},small={shell.queue}")
+    models = ("small", "big")
+    lines = [line(f"c{n}", "x") for n in range(6)]
+    for n, each in enumerate(lines):
+        each["body"]["model"] = models[n % 2]
+    shell.write("in.jsonl", lines)
+    async with working(shell):
+        watching = await shell.start("batch", "create", "in.jsonl", "--wait", "-o", "out.jsonl")
+        assert watching.stderr
+        untaken = f"start one: gristmill steward --queue {second}"
+        while untaken not in (await watching.stderr.readline()).decode():
+            pass
+        listed = await shell.finish("batch", "list")
+        (batch,) = (row.split()[0] for row in listed.out.splitlines())
+        shown = (await shell.finish("batch", "show", batch)).out.splitlines()
+        assert shown[-2:] == [
+            f"queue    {shell.queue}: completed, 3/3 completed",
+            f"queue    {second}: in_progress, 0/3 completed",
+        ]
+        hidden = await shell.finish("batch", "show", f"{batch}@{second}", "--queue", second)
+        assert hidden.code != 0
+        async with working(replace(shell, queue=second)):
+            done = await ended(watching)
+    assert done.code == 0, done.err
+    assert [row["custom_id"] for row in shell.rows("out.jsonl")] == [f"c{n}" for n in range(6)]

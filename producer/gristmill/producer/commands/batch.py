@@ -11,6 +11,7 @@ from gristmill.producer.commands.batch_options import (
     id_argument,
     json_option,
     lenient_option,
+    model_options,
     tenant_option,
     unknown_fields_option,
 )
@@ -18,6 +19,7 @@ from gristmill.producer.commands.table_options import TableArguments, table_opti
 from gristmill.shared.cli import say
 
 if TYPE_CHECKING:
+    from gristmill.producer.batches.model_settings import ModelSettings
     from gristmill.producer.batches.settings import BatchSettings
 
 
@@ -83,10 +85,10 @@ def batch_group() -> None:
     help="Tenant that owns the batch; its requests use this tenant's share of the engine.",
 )
 @json_option
-@batch_options
+@model_options
 def create(
     *, file: str, wait: bool, output: Path | None, as_json: bool, lenient: bool, metadata: tuple[str, ...],
-    tenant: str, table: TableArguments, settings: "BatchSettings", **options: Any,
+    tenant: str, table: TableArguments, settings: "ModelSettings", **options: Any,
 ) -> int:  # fmt: skip
     """Create a batch from a JSONL file, or from a table with --prompt or --template.
 
@@ -108,7 +110,7 @@ def create(
 
     if output:
         check_apart(file, output)
-    session = BatchSession(settings, tenant)
+    session = BatchSession(settings, tenant, settings.queues, settings.gateway_models)
     record = session.create(file, options, batch_copy(file, table, options["endpoint"]))
     if not wait:
         session.show(record, as_json=as_json, brief=True)
@@ -168,6 +170,8 @@ def show(
     session = BatchSession(settings, tenant)
     record = session.watch(batch_id) if wait else session.batch(batch_id)
     session.show(record, as_json=as_json)
+    for line in () if as_json else session.queues_of(record):
+        click.echo(line)
     if not as_json and not record.is_final and (paused := session.paused(batch_id)):
         click.echo(f"paused   {paused}")
     if not as_json and record.waiting:
@@ -264,7 +268,7 @@ def results(
 )
 @json_option
 @tenant_option
-@batch_options
+@model_options
 def retry_failed(
     *,
     batch_id: str,
@@ -272,10 +276,10 @@ def retry_failed(
     is_all: bool,
     as_json: bool,
     tenant: str | None,
-    settings: "BatchSettings",
+    settings: "ModelSettings",
 ) -> None:
     """Create a batch from the lines of an ended batch that failed, expired or were cancelled."""
     from gristmill.producer.commands.batch_session import BatchSession
 
-    session = BatchSession(settings, tenant)
+    session = BatchSession(settings, tenant, settings.queues, settings.gateway_models)
     session.show(session.retry_failed(batch_id, window, is_all=is_all), as_json=as_json, brief=True)

@@ -57,8 +57,18 @@ def batch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return queue_option(storage_options(command))
 
 
-def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--storage-url` and `--redis-url` to a command; it gets a `BatchSettings`."""
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `batch_options` to a command that creates a batch; it gets a `ModelSettings`."""
+    return queue_option(storage_options(command, has_models=True))
+
+
+def storage_options(command: Callable[..., Any], *, has_models: bool = False) -> Callable[..., Any]:
+    """Add `--storage-url` and `--redis-url` to a command.
+
+    Args:
+        command: The command; it gets a `BatchSettings`.
+        has_models: True gives it a `ModelSettings`.
+    """
 
     @redis_options
     @click.option(
@@ -71,11 +81,13 @@ def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_settings(
         *args: Any, settings: "QueueSettings", storage_url: str | None, **options: Any
     ) -> Any:
+        from gristmill.producer.batches.model_settings import ModelSettings
         from gristmill.producer.batches.settings import BatchSettings
         from gristmill.shared.settings import read_settings
 
         given = {"redis_url": settings.redis_url, "queue": settings.queue}
-        of_batches = read_settings(BatchSettings, storage_url=storage_url, **given)
+        model = ModelSettings if has_models else BatchSettings
+        of_batches = read_settings(model, storage_url=storage_url, **given)
         return command(*args, settings=of_batches, **options)
 
     return with_settings

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -12,6 +13,7 @@ from gristmill.producer.arguments import scope_of
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec, check_endpoint, window_s
 from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.children import Child, children_of
 from gristmill.producer.batches.objects import (
     BatchRecord,
     public_fields,
@@ -83,11 +85,20 @@ class BatchSession:
         settings: Redis, queue and storage.
         tenant: Tenant that must own the batches. None allows any tenant, and `create` then uses
             `default`.
+        queues: Queues that the lines of a new batch may go to; the first is that of the settings.
+        declared: Model -> one of these queues, for models that may have no worker.
     """
 
-    def __init__(self, settings: BatchSettings, tenant: str | None) -> None:
+    def __init__(
+        self,
+        settings: BatchSettings,
+        tenant: str | None,
+        queues: Sequence[str] = (),
+        declared: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._settings = settings
         self._tenant = tenant
+        self._queues, self._declared = queues, declared
         self._on = f"--queue {settings.queue}"  # for commands in messages
 
     def create(
@@ -148,6 +159,15 @@ class BatchSession:
         """Return the pause of a batch or of its queue as words, or None."""
         pauses = self._run(lambda batches: batches.store.queue.pauses.all())
         return pause_in_words(self._settings.queue, pauses, batch_id)
+
+    def queues_of(self, record: BatchRecord) -> Sequence[str]:
+        """Return one line for each queue that runs lines of a batch of several queues."""
+
+        async def found(batches: Batches) -> Sequence[str]:
+            children = await children_of(batches.store, record)
+            return [f"queue    {child.queue}: {_child_in_words(child)}" for child in children]
+
+        return self._run(found)
 
     def retry_failed(self, batch_id: str, window: str | None, *, is_all: bool) -> BatchRecord:
         """Create a batch from the failed lines of an ended one; None keeps its `window`.
@@ -262,7 +282,9 @@ class BatchSession:
         return owner
 
     def _run(self, work: Callable[[Batches], Coroutine[Any, Any, T]]) -> T:
-        return on_store(self._settings, lambda store: work(Batches(store)))
+        return on_store(
+            self._settings, lambda store: work(Batches(store, self._queues, self._declared))
+        )
 
     async def _create(
         self,
@@ -308,6 +330,12 @@ def _counts(record: BatchRecord) -> str:
         if (number := getattr(counts, name))
     ]
     return f"{counts.completed:,}/{counts.total:,} completed" + "".join(f", {text}" for text in others)  # fmt: skip
+
+
+def _child_in_words(child: Child) -> str:
+    if child.state is None:
+        return "not begun, or purged"
+    return f"{child.state.record.status}, {_counts(child.state.record)}"
 
 
 def _first_error(record: BatchRecord, on_queue: str) -> str:

@@ -4,6 +4,9 @@ import asyncio
 import time
 
 from gristmill.producer.batches.batch_service import Batches
+from gristmill.producer.batches.batch_state import BatchState
+from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.children import children_of
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.commands.display import display
 from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps
@@ -30,7 +33,12 @@ class BatchWatch:
     def __init__(self, batches: Batches, tenant: str) -> None:
         self._batches = batches
         self._tenant = tenant
-        self._hold_ups = HoldUps(batches.store.queue.keys.queue)
+        self._hold_ups: dict[str, HoldUps] = {}
+
+    @property
+    def _is_served(self) -> bool:
+        """True if workers of some queue may claim lines."""
+        return not self._hold_ups or any(each.is_served for each in self._hold_ups.values())
 
     async def watch(self, batch_id: str) -> BatchRecord:
         """Show progress until a batch has ended, and return the ended batch."""
@@ -48,7 +56,7 @@ class BatchWatch:
                 record = await self._batches.batch(self._tenant, batch_id)
                 _count(record, tally, num_failed_before)
                 told = await self._tell_problem(batch_id, told)
-                tally.sample(time.monotonic(), is_served=self._hold_ups.is_served)
+                tally.sample(time.monotonic(), is_served=self._is_served)
                 if record.is_final or time.monotonic() - shown_s >= shown.interval_s:
                     shown_s = time.monotonic()
                     shown.show(tally.progress(note=record.status))
@@ -71,15 +79,30 @@ class BatchWatch:
             batch_id: Id of the batch.
             told: Delay that was reported last, which is not repeated; "" for none.
         """
-        state = await self._batches.store.records.state(batch_id, self._tenant)
-        problem = state.problem and f"a steward failed and will try again: {state.problem}"
-        if not state.num_slices:
-            problem = untaken(self._batches.store.queue.keys.queue)
-        elif state.record.status == "in_progress":
-            self._hold_ups.tell(await self._batches.store.queue.stats(), batch_id)
+        store = self._batches.store
+        state = await store.records.state(batch_id, self._tenant)
+        problem = await self._problem(store, state)
+        for child in await children_of(store, state.record):
+            if child.state and not child.is_over and not _is_new(child.state):
+                problem = await self._problem(child.store, child.state) or problem
         if problem and problem != told:
             say(problem)
         return problem
+
+    async def _problem(self, store: BatchStore, state: BatchState) -> str:
+        """Return what keeps stewards from a batch, or from a child of it; report what delays its lines."""
+        queue = store.queue.keys.queue
+        if not state.num_slices:
+            return untaken(queue)
+        if state.phase == "execute":
+            hold_ups = self._hold_ups.setdefault(queue, HoldUps(queue))
+            hold_ups.tell(await store.queue.stats(), state.record.id)
+        return state.problem and f"a steward failed and will try again: {state.problem}"
+
+
+def _is_new(child: BatchState) -> bool:
+    """Return True while a steward may yet be about to take a child up."""
+    return time.time() < (child.record.in_progress_at or 0) + UNTAKEN_S
 
 
 def _count(record: BatchRecord, tally: Tally, num_failed_before: int) -> None:
