@@ -10,7 +10,7 @@ from command_line import SettlingWorker
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_state import BatchState
-from gristmill.producer.batches.children import children_of
+from gristmill.producer.batches.child_batches import children_of
 from gristmill.producer.batches.lifecycle import advance
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.shared.queue import Queue

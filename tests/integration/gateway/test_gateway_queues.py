@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY
 from queues import a_request, claim, open_worker, outcome
 
 from gristmill.producer.batches.batch_service import Batches
-from gristmill.producer.batches.children import child_id
+from gristmill.producer.batches.child_batches import child_id
 from gristmill.producer.gateway.settings import GatewaySettings
 from gristmill.producer.noted_queues import note_queue
 from gristmill.producer.tenant_purge import purge_tenant

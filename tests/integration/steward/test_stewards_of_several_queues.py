@@ -13,7 +13,7 @@ from workers import STUB, worker_process
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec
-from gristmill.producer.batches.children import child_id
+from gristmill.producer.batches.child_batches import child_id
 from gristmill.shared.audit import audit
 
 NUM_LINES, NUM_KILLS = 400, 8

@@ -2,7 +2,13 @@ from typing import Any
 
 import pytest
 
-from gristmill.producer.batches.batch_state import BatchState, ByteRange, Checkpoint, Validated
+from gristmill.producer.batches.batch_state import (
+    BatchState,
+    ByteRange,
+    Checkpoint,
+    ChildLines,
+    Validated,
+)
 from gristmill.producer.batches.objects import BatchRecord
 
 
@@ -22,7 +28,7 @@ def state(batch: BatchRecord, **fields: bytes) -> BatchState:
 def test_a_checkpoint_is_read_back_as_it_was_written() -> None:
     outstanding = {7: ByteRange(100, 20), 9: ByteRange(140, 5)}
     validated = Validated(3, 90, 1, "m", ({"code": "c", "message": "m"},), ("path",))
-    written = Checkpoint(9, 145, outstanding=outstanding, skipped="a", has_parts=True, validated=validated)  # fmt: skip
+    written = Checkpoint(9, 145, outstanding=outstanding, skipped="a", has_parts=True, validated=validated, planned={"q": ChildLines("p", 3)})  # fmt: skip
     assert Checkpoint.parse(written.dump()) == written
     assert Checkpoint.parse(b"{}") == Checkpoint()
 
@@ -42,6 +48,21 @@ def test_the_phase_follows_from_what_is_written(
     status: str, fields: dict[str, bytes], phase: str | None
 ) -> None:
     assert state(record(status=status), **fields).phase == phase
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase"),
+    [
+        ({"status": "in_progress", "children": ("a", "b")}, "follow"),
+        ({"status": "finalizing", "children": ("a", "b")}, "finalize"),
+        ({"status": "completed", "children": ("a", "b")}, "announce"),
+        ({"status": "in_progress", "home": "a"}, "execute"),
+        ({"status": "finalizing", "home": "a"}, "finalize"),
+        ({"status": "completed", "home": "a"}, None),
+    ],
+)
+def test_only_a_parent_follows_and_is_announced(fields: dict[str, Any], phase: str | None) -> None:
+    assert state(record(**fields)).phase == phase
 
 
 def test_a_cancel_is_seen_until_the_batch_stops() -> None:

@@ -10,7 +10,7 @@ A batch is run by stewards, and clients see it through the gateway or `gristmill
     shown_batches   what a client sees of a batch beside its record
     batch_store     the state of batches: queue, storage, settings, and the modules below
       batch_records   batches in Redis; batch_state is one of them as read
-      children        the parts of a batch of several queues; batch_store opens the other queues
+      child_batches   the parts of a batch of several queues; model_settings says which queue has which model
       due_batches     which batch needs a steward, and when
       stored_files    files of tenants; upload writes a new one
       file_purge      removes files and batches with their objects, of one tenant or of all

@@ -14,7 +14,7 @@ from ulid import ULID
 
 from gristmill.producer.batches.batch_spec import BatchSpec
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.children import children_of
+from gristmill.producer.batches.child_batches import children_of
 from gristmill.producer.batches.creations import CreationKey
 from gristmill.producer.batches.failed_lines import FailedLines, find_failed, read_failed
 from gristmill.producer.batches.objects import BatchRecord, FileObject, Page, page

@@ -30,7 +30,7 @@ _PHASES: Mapping[BatchStatus, Phase] = {
 }
 
 
-class ChildPlan(NamedTuple):
+class ChildLines(NamedTuple):
     """What a child runs: the path of the object that lists the lines it leaves out, and the number of all others."""
 
     skipped: str
@@ -101,7 +101,7 @@ class Checkpoint:
     skipped: str = ""
     has_parts: bool = False
     validated: Validated = Validated()
-    planned: Mapping[str, ChildPlan] = field(default_factory=dict)
+    planned: Mapping[str, ChildLines] = field(default_factory=dict)
 
     def dump(self) -> bytes:
         """Return it as JSON."""
@@ -118,7 +118,7 @@ class Checkpoint:
         outstanding = {int(number): ByteRange(*place) for number, place in ranges.items()}
         validated = Validated.parse(fields.pop("validated", {}))
         plans = fields.pop("planned", {})
-        planned = {queue: ChildPlan(*plan) for queue, plan in plans.items()}
+        planned = {queue: ChildLines(*plan) for queue, plan in plans.items()}
         return cls(**fields, outstanding=outstanding, validated=validated, planned=planned)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.children import children_of
+from gristmill.producer.batches.child_batches import children_of
 from gristmill.producer.batches.objects import FINAL_STATUSES, FileRecord
 from gristmill.producer.batches.parts import parts_folder, results_folder
 from gristmill.producer.batches.storage import REACH_STORAGE

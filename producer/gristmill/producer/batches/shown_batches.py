@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.children import as_one
+from gristmill.producer.batches.child_batches import as_one
 from gristmill.producer.batches.objects import BatchError, BatchRecord
 from gristmill.shared.errors import BudgetUsedUp
 

@@ -13,7 +13,7 @@ from gristmill.producer.arguments import scope_of
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec, check_endpoint, window_s
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.children import Child, children_of
+from gristmill.producer.batches.child_batches import ChildBatch, children_of
 from gristmill.producer.batches.objects import (
     BatchRecord,
     public_fields,
@@ -332,7 +332,7 @@ def _counts(record: BatchRecord) -> str:
     return f"{counts.completed:,}/{counts.total:,} completed" + "".join(f", {text}" for text in others)  # fmt: skip
 
 
-def _child_in_words(child: Child) -> str:
+def _child_in_words(child: ChildBatch) -> str:
     if child.state is None:
         return "not begun, or purged"
     return f"{child.state.record.status}, {_counts(child.state.record)}"

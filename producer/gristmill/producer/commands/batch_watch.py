@@ -6,7 +6,7 @@ import time
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_state import BatchState
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.children import children_of
+from gristmill.producer.batches.child_batches import children_of
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.commands.display import display
 from gristmill.producer.commands.hold_ups import LOOK_S, HoldUps

@@ -42,12 +42,12 @@ def concurrent_works(settings: StewardSettings, time_slice: TimeSlice) -> Sequen
         time_slice: Tells that the process is stopping.
     """
 
-    async def write_files(store: BatchStore, batch: str) -> None:
+    async def advance_batch(store: BatchStore, batch: str) -> None:
         await advance(store, batch, lambda _: not time_slice.is_stopping)
 
     return (
         ConcurrentWork(
-            "files", write_files, max_running=4, max_a_tenant=1, timeout_s=FILES_TIMEOUT_S
+            "files", advance_batch, max_running=4, max_a_tenant=1, timeout_s=FILES_TIMEOUT_S
         ),
         ConcurrentWork(
             "webhooks", Deliveries(settings).deliver, max_running=64, max_a_tenant=4,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.children import (
+from gristmill.producer.batches.child_batches import (
     PartOfRun,
     children_of,
     kinds_in,

@@ -14,9 +14,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gristmill.producer.batches.batch_state import Checkpoint, ChildPlan
+from gristmill.producer.batches.batch_state import Checkpoint, ChildLines
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.children import Child, child_id, children_of, parent_id, summed
+from gristmill.producer.batches.child_batches import (
+    ChildBatch,
+    child_id,
+    children_of,
+    parent_id,
+    summed,
+)
 from gristmill.producer.batches.lifecycle.leased_batch import LEASE_S, LeasedBatch
 from gristmill.producer.batches.objects import (
     BatchError,
@@ -75,7 +81,7 @@ async def _create_children(store: BatchStore, leased: LeasedBatch) -> None:
     await leased.commit(leased.record, replace(checkpoint, planned={}))
 
 
-def _child_record(parent: BatchRecord, queue: str, plan: ChildPlan, home: str) -> BatchRecord:
+def _child_record(parent: BatchRecord, queue: str, plan: ChildLines, home: str) -> BatchRecord:
     own = {
         "id": child_id(parent.id, queue), "home": home, "children": (), "queues": (), "declared": {},
         "request_counts": RequestCounts(total=plan.num_lines), "usage": BatchUsage(), "device_ms": 0,
@@ -84,7 +90,7 @@ def _child_record(parent: BatchRecord, queue: str, plan: ChildPlan, home: str) -
     return parent.model_copy(update=own)
 
 
-async def _end_early(leased: LeasedBatch, child: Child, advance: Advance) -> None:
+async def _end_early(leased: LeasedBatch, child: ChildBatch, advance: Advance) -> None:
     """Pass a cancel on to a child; end the child here if its own steward does not in time."""
     if child.state is None:
         return
@@ -110,7 +116,7 @@ async def end_child(store: BatchStore, leased: LeasedBatch) -> None:
         await home.due.wake("files", record.tenant, parent_id(record.id))
 
 
-def concluded(record: BatchRecord, children: Sequence[Child]) -> BatchRecord:
+def concluded(record: BatchRecord, children: Sequence[ChildBatch]) -> BatchRecord:
     """Return a parent whose children are over, with their sums and errors, and the status with which it ends."""
     errors = [error for child in children for error in _errors_of(child)]
     update = {
@@ -120,7 +126,7 @@ def concluded(record: BatchRecord, children: Sequence[Child]) -> BatchRecord:
     return summed(record, children).model_copy(update=update)
 
 
-def _errors_of(child: Child) -> Sequence[BatchError]:
+def _errors_of(child: ChildBatch) -> Sequence[BatchError]:
     if child.state is None:
         message = f"queue {child.queue} was purged, so that the lines of its models have no rows"
         return [BatchError(code="queue_purged", message=message)]
@@ -128,7 +134,7 @@ def _errors_of(child: Child) -> Sequence[BatchError]:
     return errors.data if errors else ()
 
 
-def _closing(record: BatchRecord, children: Sequence[Child]) -> Closing:
+def _closing(record: BatchRecord, children: Sequence[ChildBatch]) -> Closing:
     """Return the status of a parent: cancelled if a cancel ended lines, else the worst of its children."""
     statuses = {child.state.record.status if child.state else "failed" for child in children}
     order: tuple[Closing, ...] = ("failed", "expired", "cancelled")

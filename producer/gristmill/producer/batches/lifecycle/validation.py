@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from gristmill.producer.batches.batch_state import ChildPlan, Validated
+from gristmill.producer.batches.batch_state import ChildLines, Validated
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.lifecycle.early_end import end_without_rows
 from gristmill.producer.batches.lifecycle.execution import MayGoOn
@@ -190,7 +190,7 @@ class Validation:
         digests = validator.custom_ids.digests(validator.num_lines)
         return array("Q", (number for number, digest in enumerate(digests, 1) if not digest))
 
-    async def _plan_children(self, validator: LineValidator) -> dict[str, ChildPlan]:
+    async def _plan_children(self, validator: LineValidator) -> dict[str, ChildLines]:
         """Return what the child of each queue runs; none if the batch's own queue takes all lines."""
         names = names_of_queues(self._leased.record, self._store.queue.keys.queue)
         if len(names) == 1:
@@ -202,10 +202,10 @@ class Validation:
             return {}
         return {names[number - 1]: await self._plan_child(taken_by, number) for number in used}
 
-    async def _plan_child(self, taken_by: "array[int]", number: int) -> ChildPlan:
+    async def _plan_child(self, taken_by: "array[int]", number: int) -> ChildLines:
         others = array("Q", (line for line, taken in enumerate(taken_by, 1) if taken != number))
         path = await self._write_array("skipped", others)
-        return ChildPlan(path, len(taken_by) - len(others))
+        return ChildLines(path, len(taken_by) - len(others))
 
     async def _write_array(self, name: str, numbers: "array[int]") -> str:
         """Write numbers into a new object and return its path."""

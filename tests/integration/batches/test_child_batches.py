@@ -15,7 +15,7 @@ from mortals import Killed, Mortal
 from queues import fresh_queue
 
 from gristmill.local.redis_server import running_server
-from gristmill.producer.batches.children import child_id, children_of
+from gristmill.producer.batches.child_batches import child_id, children_of
 from gristmill.producer.batches.file_purge import FilePurge
 from gristmill.producer.batches.lifecycle import advance, following, line_validator
 from gristmill.producer.batches.objects import BatchRecord, public_fields

@@ -21,7 +21,7 @@ COUNTS = ("completed", "failed", "cancelled", "expired")
 """Counts to which those of the children are added. The `total` of a parent has all lines already."""
 
 
-class Child(NamedTuple):
+class ChildBatch(NamedTuple):
     """One child of a parent.
 
     Attributes:
@@ -55,7 +55,7 @@ def parent_id(child: str) -> str:
     return child.rpartition("@")[0]
 
 
-async def children_of(store: BatchStore, record: BatchRecord) -> Sequence[Child]:
+async def children_of(store: BatchStore, record: BatchRecord) -> Sequence[ChildBatch]:
     """Read the children of a batch.
 
     Args:
@@ -70,7 +70,7 @@ async def children_of(store: BatchStore, record: BatchRecord) -> Sequence[Child]
         other, batch, state = store.of_queue(queue), child_id(record.id, queue), None
         with suppress(NotFound):
             state = await other.records.state(batch)
-        found.append(Child(other, batch, state))
+        found.append(ChildBatch(other, batch, state))
     return found
 
 
@@ -81,7 +81,7 @@ async def as_one(store: BatchStore, record: BatchRecord) -> BatchRecord:
     return summed(record, await children_of(store, record))
 
 
-def summed(record: BatchRecord, children: Sequence[Child]) -> BatchRecord:
+def summed(record: BatchRecord, children: Sequence[ChildBatch]) -> BatchRecord:
     """Return a parent with the counts, tokens and device time of its children added to its own."""
     counts, usage, device_ms = record.request_counts.model_dump(), record.usage, record.device_ms
     for state in (child.state for child in children if child.state):
