@@ -1,0 +1,89 @@
+"""Tables that fit the width of a terminal, and figures in few characters. Pure rules."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+GAP = 2
+"""Characters that the screen puts around each cell."""
+
+
+class Column(NamedTuple):
+    """One column of a table.
+
+    Attributes:
+        title: Its heading.
+        max_chars: Most characters of a cell; a longer one is cut.
+        is_number: True to align it to the right.
+    """
+
+    title: str
+    max_chars: int = 12
+    is_number: bool = True
+
+
+class Table(NamedTuple):
+    """The content of a page.
+
+    Attributes:
+        columns: Columns, the most important first.
+        rows: A cell for each column.
+        note: Line below the table, such as how much it leaves out.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def fitted(table: Table, num_chars: int) -> Table:
+    """Return the first columns that fit into a width, with cells cut to their most characters.
+
+    The first column always stays. A name there may take what the others leave.
+
+    Args:
+        table: The table.
+        num_chars: Width of the terminal.
+    """
+    cells = [
+        [cut(cell, column.max_chars) for cell, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
+    used, number = 0, 0
+    for index, column in enumerate(table.columns):
+        used += GAP + max([len(column.title), *(len(row[index]) for row in cells)])
+        if used > num_chars and number:
+            break
+        number += 1
+    return Table(table.columns[:number], [row[:number] for row in cells], table.note)
+
+
+def cut(text: str, max_chars: int) -> str:
+    """Return a text as one line of at most `max_chars` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in at most seven characters, such as `45 s` or `3 h 5 m`; `-` for None."""
+    if seconds is None:
+        return "-"
+    sign, whole = ("-" if seconds <= -0.5 else ""), round(abs(seconds))
+    for unit, size, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "m", 60)):
+        if whole >= size:
+            return f"{sign}{whole // size} {unit} {whole % size // part} {smaller}"
+    return f"{sign}{whole // 60} m" if whole >= 600 else f"{sign}{whole} s"
+
+
+def count(number: float | None) -> str:
+    """Return a number in at most seven characters, such as `9,999` or `12.3 M`; `-` for None."""
+    if number is None:
+        return "-"
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(number) >= size:
+            return f"{number / (1e3 if unit == 'k' else size):.1f} {unit}"
+    return f"{number:,.0f}" if number >= 10 or number == round(number) else f"{number:.1f}"
+
+
+def share(value: float | None) -> str:
+    """Return a share as a percentage; `-` for None."""
+    return "-" if value is None else f"{value:.0%}"

@@ -1,0 +1,224 @@
+"""What the pages of `gristmill top` show: figures of the queue for all of them, and a table for each."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gristmill.producer.overview import (
+    BatchView,
+    DeadView,
+    QueueView,
+    TenantView,
+    WorkerView,
+    read_batches,
+    read_dead,
+    read_queue,
+    read_tenants,
+    tenant_names,
+)
+from gristmill.producer.top.columns import Column, Table, count, duration, share
+from gristmill.shared.answers import mapping
+from gristmill.shared.queue import Queue
+from gristmill.shared.queue_stats import moved_in_words
+from gristmill.shared.redis_full import in_words
+
+ROWS = 50
+"""Most batches, dead letters or tenants that a page shows."""
+
+NAME = Column("", 30, is_number=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The result of one look at a queue.
+
+    Attributes:
+        view: The queue and its workers.
+        table: The table of the page.
+    """
+
+    view: QueueView
+    table: Table
+
+
+async def look_at(queue: Queue, page: str) -> Look:
+    """Look at a queue for one of the `PAGES`.
+
+    Raises:
+        RedisError, OSError: Redis does not answer, or refuses.
+        GristmillError: Another version wrote the queue.
+    """
+    view = await read_queue(queue)
+    return Look(view, await PAGES[page](queue, view))
+
+
+def headline(view: QueueView, finished_per_s: float | None) -> list[str]:
+    """Return the figures of a queue that every page shows, as lines of at most 80 characters.
+
+    Args:
+        view: The queue.
+        finished_per_s: Requests that ended per second since the look before; None at the first look.
+    """
+    backlog = view.backlog
+    pace = duration(backlog.work_s) if backlog.is_pace_known else "unknown"
+    braked = f", {backlog.num_braked} braked" if backlog.num_braked else ""
+    oldest = max(backlog.oldest_s.values(), default=None)
+    lines: list[dict[str, str]] = [
+        {
+            "waiting": count(backlog.num_queued), "delayed": count(backlog.num_delayed),
+            "paused": count(backlog.num_paused), "in flight": count(backlog.num_in_flight),
+            "dead": count(backlog.num_dead),
+        },
+        {"work": pace, "longest wait": duration(oldest), "spare time of deadlines": duration(backlog.slack_s)},
+        {
+            "workers": f"{backlog.num_workers}{braked}", "requests/s": count(finished_per_s),
+            "tokens/s": f"{count(view.output_tokens_per_s)} out, {count(view.prompt_tokens_per_s)} prompt",
+        },
+    ]  # fmt: skip
+    return [" | ".join(f"{name} {value}" for name, value in line.items()) for line in lines]
+
+
+async def _queue(queue: Queue, view: QueueView) -> Table:
+    stats, backlog = view.backlog.stats, view.backlog
+    oldest = backlog.oldest_s
+    lanes = {
+        f"lane {lane}": f"{number:,} waiting" + (f", the oldest {duration(oldest[lane])}" if lane in oldest else "")
+        for lane, number in stats.depth_by_lane.items()
+    }  # fmt: skip
+    so_far = ("submitted", "succeeded", "failed", "cancelled", "expired")
+    facts = {
+        **lanes,
+        "inbox": f"{stats.num_inbox:,} elements",
+        "order": stats.scheduling,
+        "tokens": f"{count(backlog.queued_tokens)} waiting, {count(backlog.in_flight_tokens)} in flight",
+        "pace": f"{count(backlog.tokens_per_s)} tokens/s" if backlog.is_pace_known else "unknown",
+        "so far": ", ".join(f"{stats.counters.get(name, 0):,} {name}" for name in so_far),
+        "producers": f"{sum(left_ms > 0 for left_ms in stats.producers.values())} submitting",
+        "memory": _memory(stats.used_memory, stats.max_memory),
+        **{f"paused {scope}": pause.in_words() for scope, pause in sorted(stats.pauses.items())},
+        **{f"set aside {why}": f"{number:,}" for why, number in sorted(stats.num_parked.items())},
+    }
+    if words := moved_in_words(queue.keys, stats.wrong_types):
+        facts["wrong type"] = words
+    columns = (Column("", 24, is_number=False), Column("", 200, is_number=False))
+    return Table(columns, list(facts.items()))
+
+
+async def _workers(_: Queue, view: QueueView) -> Table:
+    columns = (
+        Column("worker", 30, is_number=False), Column("state", 14, is_number=False), Column("held"), Column("engine"),
+        Column("out/s"), Column("KV"), Column("lease"), Column("model", 30, is_number=False),
+        Column("host", 20, is_number=False), Column("device", 24, is_number=False), Column("vLLM", 10, is_number=False),
+    )  # fmt: skip
+    return Table(columns, [_worker(each) for each in view.workers])
+
+
+def _worker(each: WorkerView) -> tuple[str, ...]:
+    load = each.load
+    held = f"{each.num_in_flight}/{each.max_in_flight}" if each.max_in_flight else str(each.num_in_flight)  # fmt: skip
+    return (
+        each.name,
+        each.state,
+        held,
+        count(load.num_running if load else None),
+        count(load.output_tokens_per_s if load else None),
+        share(load.kv_cache_usage if load else None),
+        duration(each.lease_ms / 1000) if each.is_live else "ended",
+        ", ".join(each.served.models),
+        each.host,
+        f"{each.num_devices} x {each.device}" if each.device else "-",
+        each.vllm_version or "-",
+    )
+
+
+async def _batches(queue: Queue, view: QueueView) -> Table:
+    page = await read_batches(queue, await tenant_names(queue), limit=ROWS)
+    columns = (
+        Column("batch", 32, is_number=False), Column("status", 11, is_number=False), Column("done"), Column("failed"),
+        Column("left"), Column("lines"), Column("lines/s"), Column("tenant", 20, is_number=False),
+        Column("note", 60, is_number=False),
+    )  # fmt: skip
+    note = f"the newest {ROWS} batches" if page.next_after else ""
+    return Table(columns, [_batch(each) for each in page.batches], note)
+
+
+def _batch(each: BatchView) -> tuple[str, ...]:
+    record, counts = each.record, each.record.request_counts
+    note = each.problem or (f"paused {each.pause.in_words()}" if each.pause else "")
+    return (
+        record.id,
+        "paused" if each.pause else record.status,
+        share(each.share_done) if counts.total else "-",
+        count(counts.failed + counts.expired),
+        duration(each.remaining_s),
+        count(counts.total),
+        count(each.lines_per_s),
+        record.tenant,
+        note,
+    )
+
+
+async def _dead(queue: Queue, view: QueueView) -> Table:
+    page = await read_dead(queue, limit=ROWS)
+    columns = (
+        Column("id", 32, is_number=False), Column("when (UTC)", 19, is_number=False),
+        Column("reason", 18, is_number=False), Column("tries"), Column("deaths"), Column("bytes", 12),
+        Column("error", 80, is_number=False),
+    )  # fmt: skip
+    note = f"the newest {ROWS} of {page.total:,}" if page.total > ROWS else ""
+    return Table(columns, [_letter(each) for each in page.letters], note)
+
+
+def _letter(each: DeadView) -> tuple[str, ...]:
+    letter = each.letter
+    evidence = mapping(letter.evidence) if letter else {}
+    when = datetime.fromtimestamp(each.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return (
+        each.id,
+        when,
+        letter.reason if letter else "too large to read",
+        count(letter.attempt if letter else None),
+        count(letter.crashes if letter else None),
+        in_words(each.num_bytes),
+        str(evidence.get("message") or evidence.get("error") or ""),
+    )
+
+
+async def _tenants(queue: Queue, view: QueueView) -> Table:
+    page = await read_tenants(queue, limit=ROWS)
+    columns = (
+        Column("tenant", 24, is_number=False), Column("requests"), Column("bytes"), Column("batches"),
+        Column("ended today"), Column("tokens in"), Column("out"), Column("device"),
+    )  # fmt: skip
+    note = f"the first {ROWS} tenants by name" if page.next_after else ""
+    return Table(columns, [_tenant(each) for each in page.tenants], note)
+
+
+def _tenant(each: TenantView) -> tuple[str, ...]:
+    today = each.today
+    return (
+        each.name,
+        count(each.num_requests),
+        in_words(each.num_bytes),
+        count(each.num_open_batches),
+        count(today.requests),
+        count(today.prompt_tokens),
+        count(today.output_tokens),
+        duration(today.device_ms / 1000),
+    )
+
+
+def _memory(used: int, most: int) -> str:
+    if not used:
+        return "unknown: this Redis user may not call INFO"
+    return f"{in_words(used)} of {in_words(most)} ({used / most:.0%})" if most else f"{in_words(used)}, without a maxmemory"  # fmt: skip
+
+
+PAGES: Mapping[str, Callable[[Queue, QueueView], Awaitable[Table]]] = {
+    "queue": _queue,
+    "workers": _workers,
+    "batches": _batches,
+    "dead letters": _dead,
+    "tenants": _tenants,
+}
+"""Name of a page -> the function that reads its table; the keys 1 to 5 choose them in this order."""
