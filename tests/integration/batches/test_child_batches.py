@@ -227,9 +227,7 @@ async def test_a_child_that_ends_wakes_its_parent(family: Family) -> None:
         family.worker(family.second, OTHER_MODEL).running(),
     ):
         batch = await family.create(mixed(4))
-        while (await family.parent(batch)).phase != "follow" or (
-            await family.parent(batch)
-        ).checkpoint.planned:
+        while (await family.parent(batch)).phase != "follow":
             await advance(family.home.store, batch.id, lambda _: True)
         await advance(family.home.store, batch.id, lambda _: True)
         assert not await family.home.store.due.batches("files"), "it waits for its children"
@@ -246,10 +244,9 @@ async def test_a_pause_holds_children_that_exist_and_those_that_come(family: Fam
     await family.worker(family.second, OTHER_MODEL).register()
     batch = await family.create(mixed(4))
     assert await family.home.pause(TENANT, batch.id, "me", "early")
-    while (await family.parent(batch)).phase != "follow" or (
-        await family.parent(batch)
-    ).checkpoint.planned:
+    while (await family.parent(batch)).phase != "follow":
         await family.turn(batch)
+    await family.turn(batch)
     children = await children_of(family.home.store, (await family.parent(batch)).record)
 
     async def paused() -> list[bool]:
@@ -263,7 +260,8 @@ async def test_a_pause_holds_children_that_exist_and_those_that_come(family: Fam
     assert await paused() == [True, True]
 
 
-async def test_purges(family: Family, tmp_path: Path) -> None:
+async def test_purges(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "PLAN_S", -1.0)
     await family.worker(family.second, OTHER_MODEL).register()
     async with family.worker(family.first, HOME_MODEL).running():
         batch = await family.create(mixed(10))
@@ -420,6 +418,20 @@ async def _dies(
     finally:
         await redis.aclose()
     return False
+
+
+async def test_a_child_that_a_failover_lost_is_created_again(family: Family) -> None:
+    async with (
+        family.worker(family.first, HOME_MODEL).running(),
+        family.worker(family.second, OTHER_MODEL).running(),
+    ):
+        batch = await family.create(mixed(4))
+        while (await family.parent(batch)).phase != "follow":
+            await family.turn(batch)
+        for child in await children_of(family.home.store, (await family.parent(batch)).record):
+            await child.store.records.forget(TENANT, child.id)
+        ended = await family.run(batch)
+    assert (ended.status, ended.request_counts.completed) == ("completed", 4)
 
 
 async def test_a_steward_that_was_away_creates_no_child_again(family: Family) -> None:

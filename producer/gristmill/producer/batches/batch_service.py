@@ -150,10 +150,9 @@ class Batches:
         if record.is_final:
             raise InvalidRequest(f"batch {batch_id} is {record.status}; it has nothing to pause")
         is_new = await self.store.queue.pauses.pause(batch_scope(batch_id), by, reason)
-        for child in await children_of(
-            self.store, record
-        ):  # one that is created later takes it over
-            if not child.is_over:
+        record = (await self.store.records.state(batch_id, tenant)).record  # may have children now
+        for child in await children_of(self.store, record):
+            if child.state is None or not child.is_over:
                 await child.store.queue.pauses.pause(batch_scope(child.id), by, reason)
         return is_new
 

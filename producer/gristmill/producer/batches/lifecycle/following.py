@@ -38,6 +38,10 @@ from gristmill.shared.pauses import batch_scope
 LOOK_S = 30.0
 """Seconds between two looks at the children of a batch; a child that ends wakes its parent before."""
 
+PLAN_S = 60.0
+"""Seconds for which a parent creates a child again that is missing: the Redis of its queue may have lost its last
+moments. A child that is missing later was purged."""
+
 OVERDUE_S = LEASE_S
 """Seconds from a cancel, or from the end of the completion window, until the parent's steward ends a child itself: the
 queue of the child may have no steward."""
@@ -58,27 +62,39 @@ async def follow(store: BatchStore, leased: LeasedBatch, advance: Advance) -> No
     delay_s = OVERDUE_S if leased.state.is_cancelled else LOOK_S
     # Before the look: a child that ends after it makes the parent due at once.
     await store.due.wake("files", record.tenant, record.id, delay_s)
-    if leased.state.checkpoint.planned:
-        await _create_children(store, leased)
+    for queue, lines in leased.state.checkpoint.planned.items():
+        await _create_child(store, leased.record, queue, lines)
     children = await children_of(store, leased.record)
     for child in children:
         if not child.is_over:
             await _end_early(leased, child, advance)
+    await _commit_look(leased, children)
+
+
+async def _create_child(
+    store: BatchStore, parent: BatchRecord, queue: str, lines: ChildLines
+) -> None:
+    """Create the child of a queue, unless it exists; it is paused if its parent is."""
+    other, child = (
+        store.of_queue(queue),
+        _child_record(parent, queue, lines, store.queue.keys.queue),
+    )
+    pause = await store.queue.pauses.of(batch_scope(parent.id))
+    if pause:
+        await other.queue.pauses.pause(batch_scope(child.id), pause.by, pause.reason)
+    await other.records.create_child(child, Checkpoint(skipped=lines.skipped))
+    if pause and not await store.queue.pauses.of(batch_scope(parent.id)):  # resumed meanwhile
+        await other.queue.pauses.resume(batch_scope(child.id))
+
+
+async def _commit_look(leased: LeasedBatch, children: Sequence[ChildBatch]) -> None:
+    """Begin to join the rows once all children are over; drop the plan once no child can get lost any more."""
+    record, checkpoint = leased.record, replace(leased.state.checkpoint, planned={})
     if all(child.is_over for child in children):
         update = {"status": "finalizing", "finalizing_at": int(time.time())}
-        await leased.commit(leased.record.model_copy(update=update), leased.state.checkpoint)
-
-
-async def _create_children(store: BatchStore, leased: LeasedBatch) -> None:
-    """Create the children that do not exist, then note that all do."""
-    checkpoint = leased.state.checkpoint
-    for queue, plan in checkpoint.planned.items():
-        other = store.of_queue(queue)
-        child = _child_record(leased.record, queue, plan, store.queue.keys.queue)
-        await other.records.create_child(child, Checkpoint(skipped=plan.skipped))
-        if pause := await store.queue.pauses.of(batch_scope(leased.id)):
-            await other.queue.pauses.pause(batch_scope(child.id), pause.by, pause.reason)
-    await leased.commit(leased.record, replace(checkpoint, planned={}))
+        await leased.commit(record.model_copy(update=update), checkpoint)
+    elif leased.state.checkpoint.planned and time.time() > (record.in_progress_at or 0) + PLAN_S:
+        await leased.commit(record, checkpoint)
 
 
 def _child_record(parent: BatchRecord, queue: str, plan: ChildLines, home: str) -> BatchRecord:
