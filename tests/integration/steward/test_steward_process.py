@@ -199,11 +199,21 @@ async def test_a_steward_waits_for_a_redis_that_is_not_there_yet(tmp_path: Path)
     async with steward_process(STUB, url, "test", tmp_path, "redis.waited_for") as steward:
         code, reason = await asyncio.to_thread(_probe, steward.port, "readyz")
         assert (code, "Redis" in reason) == (503, True)
+        assert 'gristmill_queue_readable{queue="test"} 0.0' in await _series(steward.port)
         with running_server(port=port):
             await steward.until("steward.started")
             assert await asyncio.to_thread(_probe, steward.port, "healthz") == (200, "ok\n")
             assert await asyncio.to_thread(_probe, steward.port, "readyz") == (200, "ok\n")
+            series = await _series(steward.port)
+            assert 'gristmill_queue_workers{queue="test",state="live"} 0.0' in series
+            assert 'gristmill_batches_overdue_seconds{queue="test",work="files"} 0.0' in series
             assert (await steward.terminate())[0] == 0
+
+
+async def _series(port: int) -> list[str]:
+    code, text = await asyncio.to_thread(_probe, port, "metrics")
+    assert code == 200
+    return text.splitlines()
 
 
 def _probe(port: int, name: str) -> tuple[int, str]:

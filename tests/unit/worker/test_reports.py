@@ -5,9 +5,11 @@ from typing import Any
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
+from gristmill.shared.backlog import Backlog
 from gristmill.shared.pauses import WHOLE_QUEUE, Pause, batch_scope
 from gristmill.shared.queue_stats import Stats
-from gristmill.worker.reports import PauseLog, report_queue
+from gristmill.worker import metrics
+from gristmill.worker.reports import PauseLog
 
 PAUSE = Pause(1, "ann@desk", "new cards")
 
@@ -23,7 +25,7 @@ def stats_of(**fields: Any) -> Stats:
 
 def exported(**fields: Any) -> list[float | None]:
     """Return what Prometheus has of queued, paused, in flight and inbox, and whether the queue is paused."""
-    report_queue("q", stats_of(**fields))
+    metrics.queues.note(Backlog.of("q", stats_of(**fields)))
     states = [
         REGISTRY.get_sample_value("gristmill_queue_requests", {"queue": "q", "state": state})
         for state in ("queued", "paused", "in_flight", "inbox")

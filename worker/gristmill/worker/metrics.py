@@ -1,6 +1,8 @@
 """Define every Prometheus series of a worker; `/metrics` serves them with vLLM's own `vllm:*`."""
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+from gristmill.shared.queue_series import QueueSeries
 
 SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 43200)
 
@@ -56,11 +58,8 @@ committed_tokens = Gauge(
     "gristmill_committed_tokens",
     "KV cache tokens that the requests in the engine are expected to need",
 )
-queue_requests = Gauge(
-    "gristmill_queue_requests", "Requests of the whole queue", ["queue", "state"]
-)
-queue_paused = Gauge("gristmill_queue_paused", "1 while the whole queue is paused", ["queue"])
-queue_bytes = Gauge("gristmill_queue_bytes", "Bytes of all records of the queue", ["queue"])
+queues = QueueSeries()
+REGISTRY.register(queues)
 engine = Gauge(
     "gristmill_engine_info",
     "Facts about the engine, as labels; always 1",

@@ -14,6 +14,7 @@ import structlog
 from redis.exceptions import RedisError
 from ulid import ULID
 
+from gristmill.shared.backlog import Backlog
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.fleet_cache import FleetCache
 from gristmill.shared.operations import Claim, ClaimTerms, Settlement
@@ -38,7 +39,7 @@ from gristmill.worker.lease_losses import LeaseLosses
 from gristmill.worker.load_report import LoadReport
 from gristmill.worker.other_models import OtherModels
 from gristmill.worker.redis_memory import ClaimPause
-from gristmill.worker.reports import PauseLog, report_queue
+from gristmill.worker.reports import PauseLog
 
 log = structlog.get_logger()
 
@@ -308,7 +309,7 @@ class QueueSource:
             self._context.load.changed.set()
 
     def _take_stats(self, stats: Stats) -> None:
-        report_queue(self._name, stats)
+        metrics.queues.note(Backlog.of(self._name, stats))
         self._pause_log.take(stats.pauses)
         load, waits_for = self._context.load, self._context.liveness.waits_for
         self._load_report.sample(time.monotonic(), load.num_running, waits_for)

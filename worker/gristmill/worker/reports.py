@@ -1,12 +1,10 @@
-"""Report to logs and to Prometheus: a line for each request at its end, and a view of the queue."""
+"""Report to logs and to Prometheus: a line for each request at its end, and the pauses of a queue."""
 
 from collections.abc import Mapping
 
 import structlog
 
-from gristmill.shared.backlog import Backlog
-from gristmill.shared.pauses import WHOLE_QUEUE, Pause
-from gristmill.shared.queue_stats import Stats
+from gristmill.shared.pauses import Pause
 from gristmill.shared.records import Claimed
 from gristmill.worker import metrics
 from gristmill.worker.engine.interface import Response
@@ -61,26 +59,6 @@ def report_request(
         attempt=claimed.attempt,
         worker=worker,
     )
-
-
-def report_queue(queue: str, stats: Stats) -> None:
-    """Export one view of a whole queue to Prometheus; autoscaling should use these series.
-
-    What a pause keeps from all workers counts as `paused`, not as `queued` or `inbox`: more workers would not help.
-    """
-    backlog = Backlog.of(queue, stats)
-    numbers = {
-        "queued": backlog.num_queued,
-        "paused": backlog.num_paused,
-        "in_flight": backlog.num_in_flight,
-        "delayed": backlog.num_delayed,
-        "dead": backlog.num_dead,
-        "inbox": backlog.num_inbox,
-    }
-    for state, number in numbers.items():
-        metrics.queue_requests.labels(queue, state).set(number)
-    metrics.queue_paused.labels(queue).set(WHOLE_QUEUE in stats.pauses)
-    metrics.queue_bytes.labels(queue).set(stats.counters.get("bytes", 0))
 
 
 class PauseLog:

@@ -6,7 +6,7 @@ that comes back counts as if it had been served as much as the last one.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from gristmill.producer.batches.batch_records import BatchRecords
 from gristmill.producer.batches.batch_state import WORK_OF, BatchState, Phase, Work, phase_of
@@ -61,6 +61,7 @@ class DueBatches:
         self._due = lua_script(queue.redis, "due")
         self._wake = lua_script(queue.redis, "wake")
         self._charge = lua_script(queue.redis, "charge")
+        self._overdue = lua_script(queue.redis, "overdue")
 
     async def batches(
         self, work: Work, *, max_a_tenant: int = 4, limit: int = 100
@@ -99,6 +100,16 @@ class DueBatches:
         tenants = await self._redis.zrange(self._keys.steward_time(work), 0, -1)
         keys = [self._keys.batches_due(work, tenant.decode()) for tenant in tenants]
         return bool(keys) and bool(await self._redis.exists(*keys))
+
+    async def overdue_s(self) -> dict[Work, float]:
+        """Return for each kind of work how long a batch has been due at most while no steward holds it.
+
+        Returns:
+            Kind of work -> seconds; 0 if no batch is due. See `lua/overdue.lua` for the limits of the look.
+        """
+        works = get_args(Work)
+        found = await self._overdue(keys=[self._keys.prefix], args=works)
+        return {work: ms / 1000 for work, ms in zip(works, found, strict=True)}
 
     async def begin(self, due_batch: DueBatch) -> None:
         """Charge a tenant for the beginning of a piece of work."""

@@ -29,6 +29,7 @@ from gristmill.producer.gateway.settings import GatewaySettings, is_loopback
 from gristmill.producer.gateway.stream_reader import StreamReader
 from gristmill.producer.gateway.tenant_limits import TenantLimiter
 from gristmill.producer.noted_queues import note_queue
+from gristmill.producer.queue_metrics import QueueMetrics
 from gristmill.producer.tenant_move import move_tenants
 from gristmill.producer.tenants import Tenant, Tenants
 from gristmill.shared.connection import connect
@@ -55,6 +56,7 @@ class Gateway:
         live_limit: The limit of live requests of each tenant.
         media: Checks the media URLs of requests.
         body_pools: The memory for the bodies that are being read.
+        metrics: The series of the queues.
         parsing: Lets one large body at a time be parsed; its objects take more memory than its bytes.
         submitting: Lets some calls at a time submit, so that the time limit of a submit begins at its turn.
         stopping: Set when the process is stopping; calls then stop waiting for a result.
@@ -70,6 +72,7 @@ class Gateway:
     live_limit: LiveLimit
     media: MediaGuard
     body_pools: BodyPools
+    metrics: QueueMetrics
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     submitting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_SUBMITTING))
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -118,6 +121,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             live_limit=LiveLimit(queue.redis),
             media=media,
             body_pools=BodyPools(max_element_bytes(settings.max_request_bytes)),
+            metrics=QueueMetrics(settings.queues),
         )
     media.close()
 

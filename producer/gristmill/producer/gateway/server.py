@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import PlainTextResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Counter
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.storage import Storage
@@ -108,9 +108,11 @@ async def readyz(gateway: CurrentGateway) -> Response:
 
 
 @probes.get("/metrics")
-async def metrics() -> Response:
-    """Return the gateway's metrics."""
-    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+async def metrics(gateway: CurrentGateway) -> Response:
+    """Return the metrics of the gateway and of its queues."""
+    queues = [each.queue for each in gateway.models.queues]
+    page = await gateway.metrics.page(queues, gateway.batches.store.due)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
 def run_gateway(settings: GatewaySettings) -> int:

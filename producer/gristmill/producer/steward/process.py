@@ -8,17 +8,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from types import FrameType
+from typing import Any
 
 import structlog
+from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.storage import Storage
 from gristmill.producer.noted_queues import note_queue
+from gristmill.producer.queue_metrics import QueueMetrics
 from gristmill.producer.steward.concurrent_work import ConcurrentWork
 from gristmill.producer.steward.dispatcher import Dispatcher
 from gristmill.producer.steward.job_registry import JobRegistry
@@ -31,7 +34,7 @@ from gristmill.producer.steward.time_slice import STOP_GRACE_S, Stopped
 from gristmill.producer.tenant_move import move_tenants
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.log import configure_logging
-from gristmill.shared.probes import ProbeServer
+from gristmill.shared.probes import ProbeServer, StartResponse
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.redis_retry import RedisNotice, announce_redis_waits, is_transient
 from gristmill.shared.redis_trouble import error_in_words
@@ -69,6 +72,7 @@ class Steward:
         self._time_slice = registry.time_slice
         self._notice_wait = RedisNotice(settings.rq_url)
         self._is_started = False
+        self._metrics = QueueMetrics([settings.queue])
         self._redis = rq_connect(settings.rq_url)
         self._queue = rq_queue_of(self._redis, settings.queue, registry.job_class)
         separate = rq_queue_of(rq_connect(settings.rq_url), settings.queue, registry.job_class)
@@ -162,8 +166,9 @@ class Steward:
         host, port = self._settings.health_host, self._settings.health_port
         try:
             probes = ProbeServer(
-                host, port, {"/healthz": self._stalled_reason, "/readyz": self._unready_reason}
-            )
+                host, port, {"/healthz": self._stalled_reason, "/readyz": self._unready_reason},
+                {"/metrics": self._show_metrics},
+            )  # fmt: skip
         except OSError as error:
             message = (
                 f"the probes cannot listen on port {port} ({error}); set GRISTMILL_HEALTH_PORT"
@@ -171,6 +176,16 @@ class Steward:
             raise SettingsError(message) from error
         probes.start()
         return probes
+
+    def _show_metrics(self, _: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Answer a scrape as a WSGI application, over a connection of its own: the dispatcher may hang."""
+        page = asyncio.run(self._metrics_page())
+        start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST)])
+        return [page]
+
+    async def _metrics_page(self) -> bytes:
+        async with BatchStore.from_settings(self._settings) as store:
+            return await self._metrics.page([store.queue], store.due)
 
     def _unready_reason(self) -> str | None:
         return self._stalled_reason() if self._is_started else "Redis has not answered yet"

@@ -1,0 +1,91 @@
+"""The series that gateway and steward export of their queues on /metrics. They are there while no worker lives.
+
+Redis is asked when Prometheus asks, for `READ_TIMEOUT_S` at most, so that a slow Redis delays no scrape.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+
+import structlog
+from prometheus_client import REGISTRY, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from redis.exceptions import RedisError
+
+from gristmill.producer.batches.batch_state import Work
+from gristmill.producer.batches.due_batches import DueBatches
+from gristmill.shared.backlog import read_backlog
+from gristmill.shared.errors import WrongFormat
+from gristmill.shared.queue import Queue
+from gristmill.shared.queue_series import MAX_AGE_S, QueueSeries
+
+log = structlog.get_logger()
+
+READ_TIMEOUT_S = 2.0
+"""Longest wait for Redis in one scrape. Prometheus waits 10 s for the whole answer by default."""
+
+FRESH_S = 2.0
+"""Age in seconds up to which a scrape takes the figures of the scrape before: many scrapers ask Redis only once."""
+
+
+class QueueMetrics:
+    """The metrics page of a process that knows some queues.
+
+    Args:
+        queues: Names of the queues; the first one has the batches.
+    """
+
+    def __init__(self, queues: Sequence[str]) -> None:
+        self._first = queues[0]
+        self._series = QueueSeries(queues)
+        self._overdue_s: dict[Work, float] = {}
+        self._read_s = self._due_s = float("-inf")
+
+    async def page(self, queues: Sequence[Queue], due: DueBatches) -> bytes:
+        """Return all series of this process and of its queues, in the text format of Prometheus.
+
+        It raises no error of Redis: the queue's series are missing then, and `gristmill_queue_readable` is 0.
+
+        Args:
+            queues: The queues, with their connections.
+            due: The batches of the first queue.
+        """
+        if time.monotonic() - self._read_s > FRESH_S:
+            reads = [self._read(queue) for queue in queues]
+            if all(await asyncio.gather(*reads, self._read_due(due))):
+                self._read_s = time.monotonic()
+        return generate_latest(REGISTRY) + generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the series of the queues."""
+        yield from self._series.collect()
+        overdue = GaugeMetricFamily(
+            "gristmill_batches_overdue_seconds",
+            "Longest time that a batch has been due while no steward holds it",
+            labels=["queue", "work"],
+        )
+        if time.monotonic() - self._due_s < MAX_AGE_S:
+            for work, seconds in self._overdue_s.items():
+                overdue.add_metric([self._first, work], seconds)
+        yield overdue
+
+    async def _read(self, queue: Queue) -> bool:
+        """Look at a queue; return False if Redis does not tell."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                self._series.note(await read_backlog(queue))
+        except (RedisError, OSError, WrongFormat) as error:
+            name, kind = queue.keys.queue, type(error).__name__
+            log.warning("metrics.incomplete", queue=name, error=str(error), error_type=kind)
+            return False
+        return True
+
+    async def _read_due(self, due: DueBatches) -> bool:
+        """Look at the due batches; return False if Redis does not tell, which `_read` has logged."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                self._overdue_s = await due.overdue_s()
+                self._due_s = time.monotonic()
+        except (RedisError, OSError):
+            return False
+        return True
