@@ -12,12 +12,45 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import kubernetes_validate  # type: ignore[import-untyped]
 import yaml  # type: ignore[import-untyped]
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 """The oldest Kubernetes that Gristmill supports, and the newest for which there are schemas."""
+
+
+def _strict(required: str, **properties: Any) -> dict[str, Any]:
+    """Return the schema of an object that has only these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
+
+
+def _list_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+_TEXT, _TEXTS = {"type": "string"}, {"type": "object", "additionalProperties": {"type": "string"}}
+_DURATION = {"type": "string", "pattern": "^[0-9]+(ms|[smhd])$"}
+_EXPRESSION = _strict("key operator", key=_TEXT, operator=_TEXT, values=_list_of(_TEXT))
+_RULE = _strict(
+    "alert expr labels annotations", alert=_TEXT, expr=_TEXT, labels=_TEXTS, annotations=_TEXTS
+)
+_RULE["properties"]["for"] = _DURATION
+OPERATOR_SPECS = {
+    "PrometheusRule": _strict("groups", groups=_list_of(_strict("name rules", name=_TEXT, rules=_list_of(_RULE)))),
+    "PodMonitor": _strict(
+        "selector podMetricsEndpoints",
+        selector=_strict("", matchLabels=_TEXTS, matchExpressions=_list_of(_EXPRESSION)),
+        podMetricsEndpoints=_list_of(_strict("port", port=_TEXT, path=_TEXT, interval=_DURATION)),
+    ),
+}  # fmt: skip
+"""Kind of the Prometheus operator -> schema of the part of its spec that we use. Kubernetes has no schema of it."""
 
 
 def kustomizations() -> list[Path]:
@@ -61,6 +94,17 @@ def objects(text: str) -> list[dict[str, Any]]:
 def faults(item: dict[str, Any]) -> Iterator[str]:
     """Yield each error of an object, for each Kubernetes version."""
     name = f"{item['kind']}/{item['metadata']['name']}"
+    if spec := OPERATOR_SPECS.get(item["kind"]):
+        wanted = _strict(
+            "apiVersion kind metadata spec",
+            apiVersion={"const": "monitoring.coreos.com/v1"},
+            kind=_TEXT,
+            metadata=_strict("name", name=_TEXT, labels=_TEXTS),
+            spec=spec,
+        )
+        for error in jsonschema.Draft7Validator(wanted).iter_errors(item):
+            yield f"{name}: {error.json_path}: {error.message}"
+        return
     for version in VERSIONS:
         try:
             kubernetes_validate.validate(item, version, strict=True)

@@ -1,7 +1,7 @@
 """The Prometheus series of whole queues. Worker, gateway and steward export them on /metrics under the same names.
 
 All of them export the same view of a queue, so a query takes the `max` over them. No label comes from a tenant or a
-request, so each queue has a fixed number of series. docs/monitoring.md says what each answers.
+request, so each queue has a fixed number of series. docs/operations.md says what each answers.
 """
 
 import time
@@ -16,7 +16,7 @@ from gristmill.shared.keys import LANES
 from gristmill.shared.pauses import WHOLE_QUEUE
 
 MAX_AGE_S = 15.0
-"""Age in seconds after which a view is no longer exported: old figures would hide that nobody can read the queue."""
+"""Age in seconds after which a view is no longer exported: old figures would hide that Redis does not answer."""
 
 EVENTS = (
     "submitted", "succeeded", "failed", "cancelled", "expired", "retried", "released", "crashed", "reaped_workers",

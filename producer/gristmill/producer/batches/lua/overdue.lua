@@ -2,8 +2,8 @@
 --
 -- KEYS[1]  prefix
 -- ARGV     kinds of work (steps, files, webhooks)
--- Returns  for each kind, ms since the longest due of these batches became due; 0 if none is due
---          It looks at the 10 longest due batches of each of 1,000 tenants at most, as metrics need no more.
+-- Returns  for each kind, ms since the longest due of these batches became due; 0 without such a batch.
+--          The look is bounded: 1,000 tenants, the 10 longest due batches of each.
 
 local prefix, call = KEYS[1], redis.call
 local MAX_TENANTS, MAX_HELD = 1000, 10
