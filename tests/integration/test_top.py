@@ -64,7 +64,7 @@ async def shown(pilot: Pilot[None], *words: str) -> str:
 
 
 PAGES = {
-    "1": ("[1 queue]", "lane normal", "5 waiting", "so far"),
+    "1": ("[1 queue]", "lane normal", "5 waiting, the oldest", "8 submitted"),
     "2": ("[2 workers]", "host-a-01", "running", "2"),
     "3": ("[3 batches]", "validating", "batch_"),
     "4": ("[4 dead letters]", "the-dead-one", "attempts_exhausted"),
@@ -148,6 +148,12 @@ def test_columns_are_those_that_fit() -> None:
     table = Table(columns, [("a long name", "1", "22"), ("x", "333", "4")])
     assert [len(fitted(table, width).columns) for width in (3, 14, 15, 19)] == [1, 1, 2, 3]
     assert fitted(table, 3).rows == [["a long …"], ["x"]]
+    texts = Table([Column(""), Column("note", 60, is_number=False)], [("lane", "word " * 9)])
+    assert [len(row[-1]) for width in (17, 20, 99) for row in fitted(texts, width).rows] == [
+        4,
+        12,
+        44,
+    ]
 
 
 def test_figures_are_short() -> None:

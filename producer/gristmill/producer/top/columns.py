@@ -7,6 +7,10 @@ GAP = 2
 """Characters that the screen puts around each cell."""
 
 
+MIN_TEXT = 12
+"""Fewest characters that a cut text is worth."""
+
+
 class Column(NamedTuple):
     """One column of a table.
 
@@ -38,23 +42,28 @@ class Table(NamedTuple):
 def fitted(table: Table, num_chars: int) -> Table:
     """Return the first columns that fit into a width, with cells cut to their most characters.
 
-    The first column always stays. A name there may take what the others leave.
+    The first column always stays. If the first that does not fit is a text, it is cut to what is left, and is the last.
 
     Args:
         table: The table.
         num_chars: Width of the terminal.
     """
-    cells = [
-        [cut(cell, column.max_chars) for cell, column in zip(row, table.columns, strict=True)]
+    columns: list[Column] = []
+    left = num_chars
+    for index, column in enumerate(table.columns):
+        widths = (min(column.max_chars, len(row[index])) for row in table.rows)
+        widest = max([len(column.title), *widths])
+        left -= GAP + widest
+        if left < 0 and columns:
+            if not column.is_number and left + widest >= MIN_TEXT:
+                columns.append(column._replace(max_chars=left + widest))
+            break
+        columns.append(column)
+    rows = [
+        [cut(cell, column.max_chars) for cell, column in zip(row, columns, strict=False)]
         for row in table.rows
     ]
-    used, number = 0, 0
-    for index, column in enumerate(table.columns):
-        used += GAP + max([len(column.title), *(len(row[index]) for row in cells)])
-        if used > num_chars and number:
-            break
-        number += 1
-    return Table(table.columns[:number], [row[:number] for row in cells], table.note)
+    return Table(columns, rows, table.note)
 
 
 def cut(text: str, max_chars: int) -> str:

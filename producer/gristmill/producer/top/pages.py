@@ -92,7 +92,8 @@ async def _queue(queue: Queue, view: QueueView) -> Table:
         "order": stats.scheduling,
         "tokens": f"{count(backlog.queued_tokens)} waiting, {count(backlog.in_flight_tokens)} in flight",
         "pace": f"{count(backlog.tokens_per_s)} tokens/s" if backlog.is_pace_known else "unknown",
-        "so far": ", ".join(f"{stats.counters.get(name, 0):,} {name}" for name in so_far),
+        "so far": ", ".join(f"{n:,} {name}" for name in so_far if (n := stats.counters.get(name)))
+        or "nothing",
         "producers": f"{sum(left_ms > 0 for left_ms in stats.producers.values())} submitting",
         "memory": _memory(stats.used_memory, stats.max_memory),
         **{f"paused {scope}": pause.in_words() for scope, pause in sorted(stats.pauses.items())},
