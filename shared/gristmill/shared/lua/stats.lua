@@ -81,7 +81,13 @@ end
 local workers, num_admitting, num_braked = call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"), 0, 0
 for i = 1, #workers, 2 do
   num_braked = num_braked + call("HEXISTS", key_of("worker:" .. workers[i], "HLEN"), "braked")
-  num_admitting = num_admitting + call("EXISTS", prefix .. "admitting:" .. workers[i])
+end
+for from = 1, #workers, 2 * MAX_UNPACKED do
+  local admitting_keys = {}
+  for i = from, math.min(from + 2 * MAX_UNPACKED, #workers) - 1, 2 do
+    admitting_keys[#admitting_keys + 1] = prefix .. "admitting:" .. workers[i]
+  end
+  num_admitting = num_admitting + call("EXISTS", unpack(admitting_keys))
 end
 return {
   now_ms(),
