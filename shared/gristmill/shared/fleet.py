@@ -4,14 +4,14 @@ Producers check before they submit: a worker would refuse an unknown model too, 
 without workers takes every request, since workers may come later. `fleet_cache.py` reads the fleet.
 """
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from gristmill.shared.errors import NotServed
 from gristmill.shared.queue_access import QueueAccess
 from gristmill.shared.request import ENDPOINTS, Request
+from gristmill.shared.worker_facts import read_facts
 
 ALL_MODELS = "GET /v1/models lists the models of all queues"
 """End of the refusal of a model by a gateway of several queues."""
@@ -107,16 +107,9 @@ def queue_serving(fleets: Iterable[Fleet], model: str) -> str | None:
 
 async def read_served(queue: QueueAccess, workers: Iterable[str]) -> dict[str, Served]:
     """Read what registered workers serve."""
-    names = list(workers)
-    return dict(
-        zip(names, await asyncio.gather(*(_served(queue, name) for name in names)), strict=True)
-    )
-
-
-async def _served(queue: QueueAccess, worker: str) -> Served:
-    redis: Any = queue.redis
     fields = ["models", "endpoints", "max_model_len"]
-    return Served.parse(*await redis.hmget(queue.keys.worker(worker), fields))
+    facts = await read_facts(queue.redis, queue.keys, workers, fields)
+    return {worker: Served.parse(*values) for worker, values in facts.items()}
 
 
 def _shortened(names: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """Write and read which workers of a queue are braked."""
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -9,6 +8,7 @@ import orjson
 
 from gristmill.shared.brakes import FIELD, Brake
 from gristmill.shared.keys import Keys
+from gristmill.shared.worker_facts import read_facts
 
 
 async def write_brake(
@@ -37,6 +37,5 @@ async def write_brake(
 
 async def read_brakes(redis: Any, keys: Keys, workers: Iterable[str]) -> dict[str, Brake]:
     """Return those of the workers that are braked, and why."""
-    names = list(workers)
-    notes = await asyncio.gather(*(redis.hget(keys.worker(name), FIELD) for name in names))
-    return {name: Brake.parse(note) for name, note in zip(names, notes, strict=True) if note}
+    facts = await read_facts(redis, keys, workers, [FIELD])
+    return {worker: Brake.parse(note) for worker, (note,) in facts.items() if note}
