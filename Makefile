@@ -40,7 +40,7 @@ test-faults: $(VENV)/.cpu $(VENV)/.test  ## Run the whole fault suite: 2,000 ran
 		tests/faults tests/engine/test_faults_on_true_engine.py tests/engine/test_supervision_on_true_engine.py \
 		tests/integration/test_soak.py tests/engine/test_soak_on_true_engine.py
 
-test-tools: $(VENV)/.cpu $(VENV)/.test  ## Run the tests that need Slurm, which they do not install, and those of other clients
+test-tools: $(VENV)/.cpu $(VENV)/.test  ## Run the tests that need Slurm or Prometheus, which they do not install, and those of other clients
 	@$(BIN)/python -m pytest -m tools
 
 images-check: $(VENV)/.test  ## Build the images with Docker, run Compose, kill its worker in a batch, read all rows
