@@ -326,6 +326,17 @@ class DirectoryKeys:
     queues = f"{prefix}queues"
     """SET of the names of queues that a gateway or steward has served."""
 
+    admins = f"{prefix}admins"
+    """HASH: name of an admin key -> digest of the key and when it was made, JSON."""
+
+    def admin_session(self, digest: str) -> str:
+        """STRING with a TTL: the admin who signed in to the gateway's page, by the digest of the session's token."""
+        return f"{self.prefix}admin_session:{digest}"
+
+    def login_rate(self, address: str) -> str:
+        """LIST with a TTL: when sign-ins from an address were tried, in ms of Redis' clock."""
+        return f"{self.prefix}login_rate:{address}"
+
     def tenant(self, tenant: str) -> str:
         """STRING: a tenant's limits and webhook, JSON."""
         return f"{self.prefix}tenant:{tenant}"

@@ -105,6 +105,16 @@ def on_queues(
     return run(on_open_redis())
 
 
+def on_redis(settings: QueueSettings, work: Callable[[AnyRedis], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on a Redis; see `open_redis` and `run`."""
+
+    async def on_open_redis() -> T:
+        async with open_redis(settings) as redis:
+            return await work(redis)
+
+    return run(on_open_redis())
+
+
 def on_tenants(settings: QueueSettings, work: Callable[[Tenants], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine on the tenants of a Redis, once those of an earlier version were moved; see `run`.
 
@@ -112,12 +122,11 @@ def on_tenants(settings: QueueSettings, work: Callable[[Tenants], Coroutine[Any,
         WrongFormat: A tenant of an earlier version cannot move.
     """
 
-    async def on_open_redis() -> T:
-        async with open_redis(settings) as redis:
-            await move_all_tenants(redis)
-            return await work(Tenants(redis))
+    async def on_moved(redis: AnyRedis) -> T:
+        await move_all_tenants(redis)
+        return await work(Tenants(redis))
 
-    return run(on_open_redis())
+    return on_redis(settings, on_moved)
 
 
 def on_client(
