@@ -83,7 +83,7 @@ install-producer: $(VENV)/.venv  ## Install into VENV the client and CLI, withou
 	@$(call step,installing the producer,$(PIP) .)
 
 install-desk: $(VENV)/.venv  ## Install into VENV the client, CLI, gateway and steward, with S3 (the image's build runs this)
-	@$(call step,installing gateway and steward,$(PIP) '.[gateway$(comma)steward$(comma)s3]')
+	@$(call step,installing gateway and steward,$(PIP) '.[gateway$(comma)ui$(comma)steward$(comma)s3]')
 
 clean:  ## Remove the environment, the caches and the demo's output
 	@rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output.jsonl*

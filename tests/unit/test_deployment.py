@@ -322,7 +322,7 @@ def test_compose_builds_a_stage_that_exists(name: str) -> None:
     ("target", "installed"),
     [
         ("install-producer", " .; }"),
-        ("install-desk", "'.[gateway,steward,s3]'"),
+        ("install-desk", "'.[gateway,ui,steward,s3]'"),
         ("install-run-cpu", " .[cpu,run] "),
         ("install-run-gpu", "'.[gpu,run]'"),
         ("install-worker-cpu", " .[cpu] "),

@@ -10,7 +10,11 @@ from typing import Any, Self
 import orjson
 
 from gristmill.shared.keys import Keys
+from gristmill.shared.one_line import one_line
 from gristmill.shared.redis_types import AnyRedis, ScriptRunner
+
+MAX_CAUSE = 100
+"""Most characters of `DeadLetter.cause`, which stands within one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,15 @@ class DeadLetter:
         except (ValueError, TypeError) as error:
             evidence = {"error": f"the line of evidence cannot be read: {error}"}
             return cls(dead_id.decode(errors="replace"), "unreadable", 0, 0, 0, evidence, blob)
+
+    @property
+    def cause(self) -> str:
+        """The first words of the evidence as one line, such as an error's message; "" for no evidence."""
+        evidence = self.evidence
+        if isinstance(evidence, dict):
+            facts = ", ".join(f"{name} {fact}" for name, fact in evidence.items())
+            evidence = evidence.get("error") or facts
+        return one_line(str(evidence), MAX_CAUSE) if evidence else ""
 
 
 class DeadLetters:

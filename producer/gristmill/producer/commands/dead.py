@@ -9,7 +9,6 @@ import orjson
 
 from gristmill.shared.cli import queue_options, say
 from gristmill.shared.errors import InvalidRequest
-from gristmill.shared.one_line import one_line
 
 if TYPE_CHECKING:
     from gristmill.shared.dead_letters import DeadLetter
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
 LETTERS_A_CALL = 20
 """Dead letters that one call reads; each contains its request, which may have megabytes."""
-
-MAX_CAUSE = 100
-"""Most characters of the evidence in a line of `dead list`."""
 
 
 @click.group()
@@ -91,13 +87,7 @@ def _facts(letter: "DeadLetter") -> dict[str, Any]:
 
 
 def _cause(letter: "DeadLetter") -> str:
-    """Return the first words of the evidence; `dead show` prints all of it."""
-    evidence = letter.evidence
-    if isinstance(evidence, dict):
-        evidence = evidence.get("error") or ", ".join(
-            f"{name} {fact}" for name, fact in evidence.items()
-        )
-    return f"  {one_line(str(evidence), MAX_CAUSE)}" if evidence else ""
+    return f"  {letter.cause}" if letter.cause else ""
 
 
 def _moment(at_ms: int) -> str:

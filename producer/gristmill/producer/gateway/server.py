@@ -26,10 +26,12 @@ from gristmill.producer.gateway import (
     routes_requests,
     routes_tenant,
     routes_usage,
+    ui,
 )
 from gristmill.producer.gateway.context import CurrentGateway, Gateway, open_gateway
 from gristmill.producer.gateway.middleware import CallMiddleware
 from gristmill.producer.gateway.settings import GatewaySettings
+from gristmill.producer.gateway.ui.live_pages import LivePages
 from gristmill.shared.errors import SettingsError, WrongFormat
 from gristmill.shared.log import configure_logging
 from gristmill.shared.redis_eviction import warn_of_eviction
@@ -69,6 +71,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.live_pages = LivePages(gateway.stopping)
     http_errors.install(app)
     for module in (
         routes_live,
@@ -82,6 +85,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(module.router, responses=http_errors.RESPONSES)
     app.include_router(routes_models.unsupported_router)
     app.include_router(probes)
+    app.include_router(ui.router())
     app.add_middleware(CallMiddleware)
     return app
 

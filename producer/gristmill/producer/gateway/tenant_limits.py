@@ -6,10 +6,10 @@ the limit.
 """
 
 import math
-from typing import Any
 
 from prometheus_client import Counter
 
+from gristmill.producer.gateway.call_window import CallWindow
 from gristmill.producer.gateway.failover_retry import retry_redis
 from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.producer.tenants import Tenant
@@ -18,28 +18,6 @@ from gristmill.shared.keys import DirectoryKeys
 from gristmill.shared.queue import Queue
 
 refused_calls = Counter("gristmill_gateway_refused_calls", "Calls over a tenant's limit", ["limit"])
-
-
-WINDOW_MS = 60_000
-
-_COUNT_CALL = """
--- Count a call in a moving window, by the clock of Redis: those of several gateways differ.
--- KEYS[1]  LIST: ms of the last calls, newest first
--- ARGV     most calls in a window, length of the window in ms
--- Returns  0, or ms until the next call may come; then this one is not counted. A time that is yet to come counts as
---          long past: the clock of a new primary may be behind
-local limit, window_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
-local time = redis.call("TIME")
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-local age_ms = now_ms - (redis.call("LINDEX", KEYS[1], limit - 1) or 0)
-if age_ms >= 0 and age_ms < window_ms then
-  return window_ms - age_ms
-end
-redis.call("LPUSH", KEYS[1], string.format("%.0f", now_ms))
-redis.call("LTRIM", KEYS[1], 0, limit - 1)
-redis.call("PEXPIRE", KEYS[1], window_ms)
-return 0
-"""
 
 
 class TenantLimiter:
@@ -52,7 +30,7 @@ class TenantLimiter:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._keys = DirectoryKeys()
-        self._count_call: Any = queue.redis.register_script(_COUNT_CALL)
+        self._window = CallWindow(queue.redis)
 
     async def count_call(self, tenant: Tenant) -> None:
         """Count a call of a tenant.
@@ -60,9 +38,7 @@ class TenantLimiter:
         Raises:
             ApiError: 429 over the tenant's calls per minute; Retry-After has the seconds to wait.
         """
-        keys = [self._keys.rate(tenant.name)]
-        args = [tenant.requests_per_minute, WINDOW_MS]
-        wait_ms = await retry_redis(self._count_call, keys=keys, args=args)
+        wait_ms = await self._window.count(self._keys.rate(tenant.name), tenant.requests_per_minute)
         if not wait_ms:
             return
         refused_calls.labels("requests_per_minute").inc()

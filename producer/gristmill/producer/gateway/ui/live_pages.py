@@ -1,0 +1,141 @@
+"""Keep open pages up to date: one read of Redis serves all viewers of a page, and none looks while nobody does."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import orjson
+from redis.exceptions import RedisError
+
+from gristmill.producer.gateway.http_errors import ApiError
+from gristmill.shared.errors import GristmillError
+
+FRESH_S = 2.0
+"""Seconds between two reads of a page that somebody looks at."""
+
+MAX_VIEWERS = 100
+"""Most open pages that one gateway keeps up to date; each holds a connection. Further ones still load."""
+
+MAX_LOOKS = 200
+"""Most pages whose last content is kept; the oldest goes first."""
+
+CHECK_SESSION_S = 30.0
+"""Seconds after which an open page notices that its session has ended."""
+
+QUIET_S = 15.0
+"""Longest silence: then a comment keeps proxies from closing the connection."""
+
+READ_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Look:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    html: str = ""
+    read_s: float = float("-inf")
+
+
+class LivePages:
+    """The pages that somebody looks at, on one gateway.
+
+    Args:
+        stopping: Set when the gateway is stopping; streams then end.
+    """
+
+    def __init__(self, stopping: asyncio.Event) -> None:
+        self._stopping = stopping
+        self._looks: dict[str, _Look] = {}
+        self.num_viewers = 0
+
+    async def fragment(self, page: str, read: Callable[[], Awaitable[str]]) -> str:
+        """Return the content of a page, at most `FRESH_S` old. Callers at the same time share one read.
+
+        Args:
+            page: Path and query of the page.
+            read: Reads and renders it.
+        """
+        look = self._looks.pop(page, None) or _Look()
+        self._looks[page] = look  # the last one is the youngest
+        while len(self._looks) > MAX_LOOKS:
+            del self._looks[next(iter(self._looks))]
+        async with look.lock:
+            if time.monotonic() - look.read_s >= FRESH_S:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    look.html = await read()
+                look.read_s = time.monotonic()
+            return look.html
+
+    def check_room(self) -> None:
+        """Check that one more viewer fits.
+
+        Raises:
+            ApiError: 503: `MAX_VIEWERS` pages are open.
+        """
+        if self.num_viewers >= MAX_VIEWERS:
+            message = f"{MAX_VIEWERS} live pages are open on this gateway, the limit; close one, or reload by hand"
+            raise ApiError(503, message, code="too_many_viewers")
+
+    async def events(
+        self,
+        page: str,
+        read: Callable[[], Awaitable[str]],
+        is_signed_in: Callable[[], Awaitable[bool]],
+    ) -> AsyncIterator[str]:
+        """Yield an event `page` for each new content, and `trouble` while Redis cannot be read.
+
+        Args:
+            page: Path and query of the page.
+            read: Reads and renders it.
+            is_signed_in: Says whether the session still stands; the stream ends with the event `ended` if not.
+        """
+        self.num_viewers += 1
+        try:
+            async for event in self._events(page, read, is_signed_in):
+                yield event
+        finally:
+            self.num_viewers -= 1
+
+    async def _events(
+        self,
+        page: str,
+        read: Callable[[], Awaitable[str]],
+        is_signed_in: Callable[[], Awaitable[bool]],
+    ) -> AsyncIterator[str]:
+        sent, sent_s, checked_s = "", time.monotonic(), time.monotonic()
+        yield "retry: 3000\n\n"
+        while not self._stopping.is_set():
+            now_s = time.monotonic()
+            if now_s - checked_s >= CHECK_SESSION_S:
+                checked_s = now_s
+                if not await is_signed_in():
+                    yield _event("ended", "")
+                    return
+            event = await self._next_event(page, read)
+            if event != sent:
+                sent, sent_s = event, now_s
+                yield event
+            elif now_s - sent_s >= QUIET_S:
+                sent_s = now_s
+                yield ": nothing new\n\n"
+            await self._pause()
+
+    async def _next_event(self, page: str, read: Callable[[], Awaitable[str]]) -> str:
+        try:
+            return _event("page", await self.fragment(page, read))
+        except (RedisError, OSError, GristmillError, ApiError) as error:
+            words = (
+                str(error) if isinstance(error, ApiError) else "Redis cannot be read at the moment"
+            )
+            return _event("trouble", words)
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(FRESH_S):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+
+def _event(name: str, data: str) -> str:
+    return f"event: {name}\ndata: {orjson.dumps(data).decode()}\n\n"
