@@ -18,7 +18,7 @@ CUDA_ONLY = torchvision torchaudio torchcodec triton
 NO_HANG = -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-faults test-tools images-check check format docs bench install-run-cpu install-run-gpu install-worker-cpu install-worker-gpu install-producer install-desk clean
+.PHONY: help demo test test-long test-faults test-tools images-check release-check check format docs bench install-run-cpu install-run-gpu install-worker-cpu install-worker-gpu install-producer install-desk clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ test-tools: $(VENV)/.cpu $(VENV)/.test  ## Run the tests that need Slurm or Prom
 
 images-check: $(VENV)/.test  ## Build the images with Docker, run Compose, kill its worker in a batch, read all rows
 	@$(BIN)/python k8s/images_check.py
+
+release-check: $(VENV)/.release  ## Build wheel and sdist, install every extra from the wheel, run the demo there
+	@$(BIN)/python .ci/release_check.py
 
 check: $(VENV)/.check  ## Check lint, format, types, import rules, deployment files, generated documents
 	@$(BIN)/ruff check .
@@ -119,6 +122,10 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.venv
 
 $(VENV)/.check: pyproject.toml | $(VENV)/.venv
 	@$(call step,installing what the checks need,$(PIP) -e '.[check]')
+	@touch $@
+
+$(VENV)/.release: pyproject.toml | $(VENV)/.venv
+	@$(call step,installing what builds a release,$(PIP) -e '.[release]')
 	@touch $@
 
 comma := ,

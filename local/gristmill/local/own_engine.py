@@ -44,7 +44,7 @@ def own_engine(model: str, *flags: str, devices: str | None = None) -> Iterator[
         GristmillError: A package is missing, or a process has ended; the message has the end of its log.
         SettingsError: The devices or a setting of the environment do not fit.
     """
-    check_packages("own_engine", "run", "run in a checkout of Gristmill: make install-run-cpu")
+    check_packages("own_engine", "run", "install-run-cpu")
     from gristmill.local.run.engine_plan import EnginePlan
 
     plan = EnginePlan.read(["--model", model, *flags], None, devices)

@@ -25,7 +25,7 @@ from gristmill.local.steps import step
 from gristmill.producer.commands.run_workers import WatchWorkers
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError
-from gristmill.shared.install import install_hint
+from gristmill.shared.install import cpu_install_hint, install_hint
 from gristmill.shared.settings import QueueSettings
 from gristmill.worker.flag_secrets import without_secrets
 
@@ -33,13 +33,13 @@ GRACE_S = 30.0
 """Seconds between the request to stop and the kill; an engine on a GPU takes a few to end."""
 
 
-def check_packages(command: str, extra: str, way_for_cpu: str) -> None:
+def check_packages(command: str, extra: str, make_target: str) -> None:
     """Check that this environment has what a worker with an engine needs.
 
     Args:
         command: Name of the command, for the message.
         extra: Extra of Gristmill that the command needs, too.
-        way_for_cpu: Remedy on a machine without a GPU.
+        make_target: Target of a checkout's Makefile that installs both for a CPU.
 
     Raises:
         GristmillError: A package is missing; the message says how to install it.
@@ -48,7 +48,7 @@ def check_packages(command: str, extra: str, way_for_cpu: str) -> None:
     if missing:
         raise GristmillError(
             f"{command} runs a worker, which needs {', '.join(missing)}; with an NVIDIA GPU,"
-            f" {install_hint('gpu', extra)}; without one, {way_for_cpu}"
+            f" {install_hint('gpu', extra)}; without one, {cpu_install_hint(make_target, extra)}"
         )
 
 

@@ -14,6 +14,7 @@ from gristmill.bench.report_files import rewrite_report, write_report
 from gristmill.bench.setups import ALONE, Setup
 from gristmill.bench.table import as_csv, markdown
 from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.install import install_hint
 
 ENGINE = {"models": ["/models/m"], "device": "cpu", "transport": "stub", "vllm_version": "1"}
 
@@ -98,7 +99,7 @@ def test_without_matplotlib_the_tables_are_there(
     write_report(report, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.csv"}
     message = capsys.readouterr().err
-    assert "pip install '.[bench]'" in message
+    assert install_hint("bench") in message
     assert f"gristmill bench --plot {tmp_path}/results.json" in message
 
 

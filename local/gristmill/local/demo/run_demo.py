@@ -84,7 +84,7 @@ class Demo:
         """
         with stopped_by_sigterm(), ExitStack() as stack:
             output = self._check_options(stack)
-            check_packages("the demo", "demo", "run in the checkout: make demo")
+            check_packages("the demo", "demo", "demo")
             settings, server = self._start_redis(stack)
             model = self.model or self._prepare_model()
             flags = ["--model", model, *ENGINE_ARGUMENTS]

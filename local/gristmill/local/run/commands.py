@@ -86,7 +86,7 @@ def run(
         )
     from gristmill.local.own_workers import check_packages
 
-    check_packages("gristmill run", "run", "run in a checkout of Gristmill: make install-run-cpu")
+    check_packages("gristmill run", "run", "install-run-cpu")
     from gristmill.local.run.engine_plan import EnginePlan
     from gristmill.local.run.own_run import run_on_own_workers
 
