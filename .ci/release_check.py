@@ -87,7 +87,7 @@ def read_metadata(wheel: Path) -> Message:
 
 def check_metadata(metadata: Message) -> None:
     """Look for what a package index shows: the README, the license, classifiers, addresses."""
-    if metadata.get_payload() != (ROOT / "README.md").read_text():
+    if metadata.get_payload(decode=True) != (ROOT / "README.md").read_bytes():
         raise Refused("the long description is not README.md")
     for field in ("Summary", "License-Expression", "License-File", "Requires-Python", "Classifier"):
         if not metadata.get_all(field):
