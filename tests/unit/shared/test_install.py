@@ -53,6 +53,7 @@ def test_a_wheel_is_named_by_its_url(installed: Path, tmp_path: Path) -> None:
     assert install_hint("s3") == "run: pip install 'gristmill[s3] @ https://host/g.whl'"
     assert cpu_install_hint("demo", "demo") == (
         f"run: pip install --extra-index-url {TORCH_INDEX} 'gristmill[cpu,demo] @ https://host/g.whl'"
+        " && pip uninstall --yes torchvision torchaudio torchcodec triton"
     )
 
 
