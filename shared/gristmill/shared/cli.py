@@ -74,7 +74,7 @@ class Commands(click.Group):
         try:
             loaded: click.Command = next(iter(found)).load()
         except ModuleNotFoundError as error:
-            return _unavailable(cmd_name, missing_module(error))
+            return _unavailable(cmd_name, missing_module(error, cmd_name))
         return loaded
 
     def resolve_command(
@@ -132,7 +132,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except Exception as error:
-        words = _in_words(error)
+        words = _in_words(error, next(iter(arguments), ""))
         if words is None:
             raise
         click.echo(f"gristmill: {words}", err=True)
@@ -140,13 +140,13 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _in_words(error: Exception) -> GristmillError | None:
-    """Return an error whose message is for people, or None for a bug, which needs its traceback."""
+def _in_words(error: Exception, command: str) -> GristmillError | None:
+    """Return a command's error with a message for people, or None for a bug, which needs its traceback."""
     has_lost_output = drop_stdout()
     if isinstance(error, GristmillError):
         return error
     if isinstance(error, ModuleNotFoundError):
-        return GristmillError(missing_module(error))
+        return GristmillError(missing_module(error, command))
     if isinstance(error, OSError) and is_disk_error(error):
         return disk_error_in_words(error, "stdout" if has_lost_output else "the output")
     if type(error).__module__ != "redis.exceptions":  # checked without importing redis-py

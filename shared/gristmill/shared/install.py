@@ -38,10 +38,16 @@ def cpu_install_hint(make_target: str, *extras: str) -> str:
     return f"{installing} && pip uninstall --yes {' '.join(CUDA_ONLY)}"
 
 
-def missing_module(error: ModuleNotFoundError) -> str:
-    """Return the name of the missing package and the command that installs it."""
+def missing_module(error: ModuleNotFoundError, command: str = "") -> str:
+    """Return the name of the missing package and the command that installs it.
+
+    Args:
+        error: What an import raised.
+        command: Command of `gristmill` that needs the package. An extra of this name that has the package is
+            proposed, because the command needs the others of the extra too.
+    """
     module = (error.name or "").partition(".")[0]
-    extra = _smallest_extra_with(module.replace("_", "-"))
+    extra = _smallest_extra_with(module.replace("_", "-"), command)
     if extra is None:
         return f"{error}; {_pip_install('--force-reinstall ', ())}"
     return f"needs {module}; {install_hint(extra)}"
@@ -96,7 +102,7 @@ def _pip_url(origin: dict[str, Any]) -> str:
     return f"{source['vcs']}+{origin['url']}@{source['commit_id']}"
 
 
-def _smallest_extra_with(distribution: str) -> str | None:
+def _smallest_extra_with(distribution: str, preferred: str) -> str | None:
     members: dict[str, set[str]] = {}
     for requirement in metadata.requires("gristmill") or ():
         name, _, condition = requirement.partition(";")
@@ -104,7 +110,7 @@ def _smallest_extra_with(distribution: str) -> str | None:
             extra = condition.rpartition("extra ==")[2].strip(" '\"")
             members.setdefault(extra, set()).add(_bare_name(name))
     having = [extra for extra, names in members.items() if distribution in names]
-    return min(having, key=lambda extra: len(members[extra]), default=None)
+    return min(having, key=lambda extra: (extra != preferred, len(members[extra])), default=None)
 
 
 def _bare_name(requirement: str) -> str:

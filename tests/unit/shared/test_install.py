@@ -76,9 +76,12 @@ def test_a_source_that_is_gone_needs_a_checkout(installed: Path, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_missing_package_is_in_its_smallest_extra() -> None:
+def test_a_missing_package_is_in_the_extra_of_the_command_or_the_smallest() -> None:
     error = ModuleNotFoundError("No module named 'aiohttp'", name="aiohttp.web")
     assert missing_module(error) == "needs aiohttp; run: pip install 'gristmill[worker]==7.1'"
+    assert (
+        missing_module(error, "bench") == "needs aiohttp; run: pip install 'gristmill[bench]==7.1'"
+    )
     own = ModuleNotFoundError("No module named 'click'", name="click")
     assert (
         missing_module(own)
