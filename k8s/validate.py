@@ -42,7 +42,21 @@ _RULE = _strict(
     "alert expr labels annotations", alert=_TEXT, expr=_TEXT, labels=_TEXTS, annotations=_TEXTS
 )
 _RULE["properties"]["for"] = _DURATION
+_NUMBER = {"type": "string", "pattern": "^[0-9.]+$"}
+_TRIGGER = _strict(
+    "serverAddress query threshold ignoreNullValues",
+    serverAddress={"type": "string", "pattern": "^https?://"},
+    query=_TEXT,
+    threshold=_NUMBER,
+    ignoreNullValues={"const": "false"},
+)
+_COUNT = {"type": "integer", "minimum": 0}
 OPERATOR_SPECS = {
+    "ScaledObject": _strict(
+        "scaleTargetRef minReplicaCount maxReplicaCount triggers",
+        scaleTargetRef=_strict("name", name=_TEXT), minReplicaCount=_COUNT, maxReplicaCount=_COUNT,
+        triggers=_list_of(_strict("type metadata", type={"const": "prometheus"}, metadata=_TRIGGER)),
+    ),
     "PrometheusRule": _strict("groups", groups=_list_of(_strict("name rules", name=_TEXT, rules=_list_of(_RULE)))),
     "PodMonitor": _strict(
         "selector podMetricsEndpoints",
@@ -50,7 +64,7 @@ OPERATOR_SPECS = {
         podMetricsEndpoints=_list_of(_strict("port", port=_TEXT, path=_TEXT, interval=_DURATION)),
     ),
 }  # fmt: skip
-"""Kind of the Prometheus operator -> schema of the part of its spec that we use. Kubernetes has no schema of it."""
+"""Kind of KEDA or the Prometheus operator -> schema of the part of its spec that we use. Kubernetes has none of it."""
 
 
 def kustomizations() -> list[Path]:
@@ -97,7 +111,7 @@ def faults(item: dict[str, Any]) -> Iterator[str]:
     if spec := OPERATOR_SPECS.get(item["kind"]):
         wanted = _strict(
             "apiVersion kind metadata spec",
-            apiVersion={"const": "monitoring.coreos.com/v1"},
+            apiVersion={"enum": ["keda.sh/v1alpha1", "monitoring.coreos.com/v1"]},
             kind=_TEXT,
             metadata=_strict("name", name=_TEXT, labels=_TEXTS),
             spec=spec,

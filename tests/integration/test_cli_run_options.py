@@ -126,7 +126,10 @@ def test_a_missing_engine_is_named_with_its_install_line(
     monkeypatch.setitem(sys.modules, "vllm", None)
     code, told = ended(f"run in.jsonl -o out.jsonl {FLAGS}", capfd)
     assert code == 4
-    assert "gristmill run runs a worker, which needs vllm; with an NVIDIA GPU, run: pip install" in told
+    assert (
+        "gristmill run runs a worker, which needs vllm; with an NVIDIA GPU, run: pip install"
+        in told
+    )
     assert re.search(r"\[gpu,run\]\S*; without one, run: make -C \S+ install-run-cpu", told)
 
 

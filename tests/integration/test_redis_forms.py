@@ -1,11 +1,11 @@
 """Redis as people run it: each form of REDIS_URL carries a request through a worker process to its result."""
 
 import re
-import subprocess
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from certificates import make_certificates
 from redis.exceptions import AuthenticationError, ConnectionError, ResponseError
 from servers import ask, port_of, running_cluster, running_sentinels, with_user
 from workers import STUB, worker_process
@@ -67,20 +67,7 @@ async def test_database_of_the_url_is_used() -> None:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a private CA (ca.crt), a server's pair for 127.0.0.1 and a client's pair."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=private CA")
-    for name in ("server", "client"):
-        openssl(
-            "req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", f"/CN={name}",
-            "-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "subjectAltName=IP:127.0.0.1",
-            "-addext", "basicConstraints=critical,CA:FALSE",
-        )  # fmt: skip
-    return folder
+    return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
 def tls_options(folder: Path, port: int) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from gristmill.worker.settings import WorkerSettings
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted(
     path
-    for folder in ("base", "batches", "examples")
+    for folder in ("base", "base/worker", "batches", "batches/steward", "examples")
     for path in (ROOT / "k8s" / folder).glob("*.yaml")
 )
 DOCKERFILES = [ROOT / "worker" / "Dockerfile", ROOT / "producer" / "Dockerfile"]
@@ -338,3 +338,83 @@ def test_recipes_that_images_and_readers_run_are_whole(
     ).stdout  # our own
     subprocess.run(["sh", "-n"], input=recipe, check=True, text=True)
     assert installed in recipe
+
+
+# -- k8s/examples/two-models -------------------------------------------------------------------------
+
+NUM_CARDS = 8
+
+
+@pytest.fixture(scope="module")
+def two_models() -> dict[tuple[str, str], dict[str, Any]]:
+    """The rendered objects of the example."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl on the PATH")
+    command = ["kubectl", "kustomize", str(ROOT / "k8s/examples/two-models")]
+    return objects(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def variables(items: dict[tuple[str, str], dict[str, Any]], deployment: str) -> dict[str, str]:
+    """Settings of a deployment's container: those of the ConfigMap, then its own."""
+    (container,) = items["Deployment", deployment]["spec"]["template"]["spec"]["containers"]
+    own = {entry["name"]: entry.get("value", "") for entry in container.get("env", [])}
+    shared: dict[str, str] = items["ConfigMap", "gristmill"]["data"]
+    return shared | own
+
+
+def test_two_models_lets_every_request_end_before_its_pod(
+    two_models: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    for queue in ("small", "large"):
+        pod = two_models["Deployment", f"gristmill-worker-{queue}"]["spec"]["template"]["spec"]
+        given = variables(two_models, f"gristmill-worker-{queue}")
+        assert given["GRISTMILL_QUEUE"] == queue
+        drain_s = float(given["GRISTMILL_DRAIN_TIMEOUT_S"])
+        assert float(given["GRISTMILL_MAX_REQUEST_S"]) <= drain_s
+        assert pod["terminationGracePeriodSeconds"] >= drain_s + 20
+
+
+def test_two_models_fits_its_cards_at_full_scale(
+    two_models: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    cards = 0
+    for queue in ("small", "large"):
+        deployment = two_models["Deployment", f"gristmill-worker-{queue}"]["spec"]
+        scaling = two_models["ScaledObject", f"gristmill-worker-{queue}"]["spec"]
+        assert scaling["scaleTargetRef"]["name"] == f"gristmill-worker-{queue}"
+        assert "replicas" not in deployment, "an apply would set what KEDA sets"
+        (container,) = deployment["template"]["spec"]["containers"]
+        cards += scaling["maxReplicaCount"] * container["resources"]["limits"]["nvidia.com/gpu"]
+    assert cards == NUM_CARDS
+
+
+def test_two_models_declares_what_its_workers_serve(
+    two_models: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    served = {}
+    for queue in ("small", "large"):
+        (container,) = two_models["Deployment", f"gristmill-worker-{queue}"]["spec"]["template"]["spec"]["containers"]  # fmt: skip
+        (model,) = [word.removeprefix("--model=") for word in container["args"] if word.startswith("--model=")]  # fmt: skip
+        served[model] = queue
+    given = variables(two_models, "gristmill-gateway")
+    declared = dict(pair.split("=") for pair in given["GRISTMILL_GATEWAY_MODELS"].split(","))
+    assert declared == served
+    queues = {given["GRISTMILL_QUEUE"], given["GRISTMILL_GATEWAY_QUEUES"]}
+    stewards = [variables(two_models, f"gristmill-steward{suffix}") for suffix in ("", "-large")]
+    assert queues == {"small", "large"}
+    assert {each["GRISTMILL_QUEUE"] for each in stewards} == {"small", "large"}
+
+
+def test_two_models_selects_each_pod_once(
+    two_models: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    pods = [
+        item["spec"]["template"]["metadata"]["labels"].items()
+        for item in two_models.values()
+        if "template" in item.get("spec", {})
+    ]
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        selectors = [item["spec"]["selector"]["matchLabels"].items() for (of, _), item in two_models.items() if of == kind]  # fmt: skip
+        assert selectors
+        for pod in pods:
+            assert sum(selector <= pod for selector in selectors) <= 1

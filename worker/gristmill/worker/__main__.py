@@ -30,6 +30,7 @@ from gristmill.worker.exit_codes import EXIT_ENGINE, EXIT_OK, EXIT_SETTINGS
 from gristmill.worker.health import HealthServer, port_errors
 from gristmill.worker.liveness import Liveness
 from gristmill.worker.parent import ParentLink, Report, planned_children, run_parent
+from gristmill.worker.pod_cost import start_pod_cost
 from gristmill.worker.settings import WorkerSettings
 from gristmill.worker.supervisor import Supervisor
 from gristmill.worker.wiring import greet_redis, work
@@ -115,6 +116,7 @@ async def serve(settings: WorkerSettings, engine: Engine, parent: ParentLink | N
     )
     start_turn = parent.start_turn if parent else nullcontext
     supervisor = Supervisor(engine, settings, drain, liveness, start_turn)
+    costing = start_pod_cost(settings.pod_name, lambda: liveness.num_running())  # noqa: PLW0108  # `work` replaces it
     with port_errors(settings.health_port):
         health = HealthServer(liveness, settings.health_host, settings.health_port)
     health.start()
@@ -137,7 +139,7 @@ async def serve(settings: WorkerSettings, engine: Engine, parent: ParentLink | N
         return EXIT_OK if death is None else EXIT_ENGINE
     finally:
         await engine.close()
-        await end(ticking)
+        await end(ticking, costing)
         health.close()
 
 
@@ -146,7 +148,14 @@ async def _tick(liveness: Liveness, health_port: int, parent: ParentLink | None)
     while True:
         liveness.loop_ran()
         if parent:
-            parent.report(Report(health_port, liveness.unready_reason(), liveness.num_settled))
+            parent.report(
+                Report(
+                    health_port,
+                    liveness.unready_reason(),
+                    liveness.num_settled,
+                    liveness.num_running(),
+                )
+            )
         await asyncio.sleep(LOOP_TICK_S)
 
 

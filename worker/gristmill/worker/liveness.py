@@ -5,6 +5,7 @@ monotonic seconds. Python reads and writes a float whole, so this needs no lock.
 """
 
 import time
+from collections.abc import Callable
 
 from gristmill.shared.brakes import Brake
 
@@ -20,6 +21,7 @@ class Liveness:
 
     Attributes:
         num_settled: Requests whose results were written since the worker started.
+        num_running: Returns how many requests the engine holds.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Liveness:
         self._engine_timeout_s = engine_timeout_s
         self._engine_at = time.monotonic()
         self.num_settled = 0
+        self.num_running: Callable[[], int] = lambda: 0
         self.waits_for: str | None = "the engine to start"
         self.wrong_types: dict[str, str] = {}  # queue -> its keys of a wrong type, in words
         self._writes_since: dict[

@@ -253,6 +253,12 @@ class WorkerSettings(QueueSettings):
     health_port: Annotated[
         int, Field(ge=0, le=65_535, description="port of the probes; 0 picks a free port")
     ] = 8080
+    pod_name: Annotated[
+        str | None,
+        Field(
+            description="name of the worker's pod in Kubernetes. The worker then writes the pod's deletion cost, so that a scale-down removes idle pods first. Its service account needs the verb `patch` on pods. Unset writes none"
+        ),
+    ] = None
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"],
         Field(

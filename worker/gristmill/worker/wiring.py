@@ -101,6 +101,7 @@ async def work(
         for name, weight in settings.queues.items()
     ]
     worker = Worker(sources, supervisor, policy, context)
+    liveness.num_running = lambda: context.load.num_running
     drain.on_start = lambda: liveness.note_waiting("running requests to end before it stops")
     liveness.note_waiting(f"Redis at {redacted(settings.redis_url.get_secret_value())}")
     try:

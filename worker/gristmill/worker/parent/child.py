@@ -116,6 +116,12 @@ class Child:
         process = self._process
         return process.report.health_port if process and process.report else None
 
+    @property
+    def num_running(self) -> int:
+        """Requests in the worker's engine, as its last report says."""
+        process = self._process
+        return process.report.num_running if process and process.report else 0
+
     async def _started(self) -> ChildProcess | None:
         """Start the worker's process; return None if the system refuses it."""
         self.is_starting = True

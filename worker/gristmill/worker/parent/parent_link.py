@@ -34,11 +34,13 @@ class Report:
         health_port: Loopback port of the worker's own probes and metrics.
         unready_reason: Why the worker is not ready; None if it is ready.
         num_settled: Requests whose results the worker has written.
+        num_running: Requests in the worker's engine.
     """
 
     health_port: int
     unready_reason: str | None
     num_settled: int
+    num_running: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from gristmill.worker.parent.child_plan import ChildPlan
 from gristmill.worker.parent.child_process import ENGINE_CHILD, ChildStart
 from gristmill.worker.parent.orphans import reap_orphans
 from gristmill.worker.parent.parent_probes import ParentProbes
+from gristmill.worker.pod_cost import start_pod_cost
 from gristmill.worker.settings import WorkerSettings
 
 log = structlog.get_logger()
@@ -70,6 +71,7 @@ def child_environment(settings: WorkerSettings) -> Mapping[str, str]:
         "GRISTMILL_UNTIL_EMPTY": str(settings.until_empty).lower(),
         "GRISTMILL_HEALTH_HOST": "127.0.0.1",
         "GRISTMILL_HEALTH_PORT": "0",
+        "GRISTMILL_POD_NAME": "",
     }
 
 
@@ -81,6 +83,7 @@ class _Parent:
     ) -> None:
         self._stopping = asyncio.Event()
         self._kill_s = settings.drain_timeout_s + KILL_S
+        self._pod_name = settings.pod_name
         self._children = [
             Child(plan, start, settings, self._stopping, self._has_sibling_up)
             for plan, start in zip(plans, starts, strict=True)
@@ -91,6 +94,9 @@ class _Parent:
     async def run(self) -> int:
         """Keep all workers alive until a signal comes, one is given up or all have finished; return the exit code."""
         self._handle_signals()
+        costing = start_pod_cost(
+            self._pod_name, lambda: sum(child.num_running for child in self._children)
+        )
         self._probes.start()
         log.info(
             "engines.starting",
@@ -107,7 +113,7 @@ class _Parent:
                 self._give_up(code)
             await self._wait_for_ends(running)
         finally:
-            await end(reaping, stopping)
+            await end(reaping, stopping, costing)
             self._probes.close()
         return code
 
