@@ -122,7 +122,7 @@ class Engine:
 
 @dataclass
 class Day:
-    """What a day cost, how long requests of people waited for an engine, and how long a batch took in all."""
+    """The costs of a day, the waits of people's requests for an engine, and the time of the slower batch."""
 
     pod_hours: float = 0
     waits_s: list[float] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Policy:
         target: Value of the metric that one pod should have; 0 keeps `max_pods` pods all day.
         metric: `work`, `list` or `none`.
         drain_s: Seconds that a pod has to finish its requests.
-        has_cost: Whether pods write their deletion cost.
+        has_cost: True if pods write their deletion cost.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Simulation:
             for pod in self._deployment.advance(now_s):
                 self._result.lost_tokens += await self._end(pod)
             ready = self._deployment.ready
-            self._chance.shuffle(ready)  # whichever worker asks first
+            self._chance.shuffle(ready)  # any worker may ask first
             for pod in ready:
                 await self._work(pod, now_s)
             now_s += TICK_S
@@ -272,7 +272,7 @@ POLICIES = [
 
 
 async def simulate(policy: Policy, url: str, day: Sequence[Arrival]) -> Day:
-    """Run a day on a queue of its own; leases outlive the run, because its clock is not Redis's."""
+    """Run a day on a new queue; leases outlive the run, because its clock is not Redis's."""
     redis = connect(url)
     try:
         await redis.flushdb()

@@ -26,9 +26,9 @@ class Pod:
     """One worker pod.
 
     Attributes:
-        created_s: When it was ordered.
-        card_s: When it got its card; None while it waits for one.
-        stopping_s: When it got SIGTERM; None before.
+        created_s: Moment of its order.
+        card_s: Moment at which it got its card; None while it waits for one.
+        stopping_s: Moment of its SIGTERM; None before.
         num_running: Requests in its engine.
     """
 
@@ -66,7 +66,7 @@ class Deployment:
         return [pod for pod in self.pods if pod.card_s is not None]
 
     def scale(self, replicas: int, now_s: float) -> None:
-        """Order or stop pods until so many are not stopping."""
+        """Order or stop pods until `replicas` of them are not stopping."""
         live = [pod for pod in self.pods if not pod.is_stopping]
         self.pods += [Pod(now_s) for _ in range(replicas - len(live))]
         for pod in sorted(live, key=self._rank)[: max(0, len(live) - replicas)]:
@@ -110,7 +110,7 @@ class Autoscaler:
         self._wishes: deque[tuple[float, int]] = deque()
 
     def is_due(self, now_s: float) -> bool:
-        """Whether HPA or KEDA looks at the metric now."""
+        """Return whether HPA or KEDA looks at the metric now."""
         return now_s >= self._looked_s + HPA_S
 
     def replicas(self, value: float, now_s: float) -> int:

@@ -25,7 +25,7 @@ ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 """https://kubernetes.io/docs/concepts/workloads/controllers/replicaset/#pod-deletion-cost"""
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes mounts token, namespace and CA of the pod's service account."""
+"""Folder in which Kubernetes mounts token, namespace and CA of the pod's service account."""
 
 LOOK_INTERVAL_S = 5.0
 """Seconds between two looks at the load. An autoscaler decides every 15 s, so the cost is never old."""
