@@ -28,6 +28,7 @@ from gristmill.shared.request import COMPLETIONS, Request
 
 TICK_S = 5.0
 HOUR_S = 3600.0
+NUM_CARDS = 8
 MAX_OUTPUT_TOKENS = 8192
 MAX_NUM_SEQS = 64
 """Requests that one engine runs."""
@@ -146,8 +147,8 @@ class Policy:
 
     Attributes:
         name: Its name.
-        target: Value of the metric that one pod should have; 0 keeps `max_pods` pods all day.
-        metric: `work`, `list` or `none`.
+        metric: `work` or `list`.
+        target: Value of the metric that one pod should have.
         drain_s: Seconds that a pod has to finish its requests.
         has_cost: True if pods write their deletion cost.
     """
@@ -157,7 +158,6 @@ class Policy:
     target: float
     drain_s: float = 600
     has_cost: bool = False
-    max_pods: int = 8
 
 
 async def metric_of(policy: Policy, queue: Queue, tokens_per_s: float) -> float:
@@ -174,8 +174,8 @@ class Simulation:
 
     def __init__(self, policy: Policy, queue: Queue, day: Sequence[Arrival]) -> None:
         self._policy, self._queue, self._day = policy, queue, day
-        self._deployment = Deployment(policy.max_pods, policy.drain_s, has_cost=policy.has_cost)
-        self._scaler = Autoscaler(policy.target, policy.max_pods)
+        self._deployment = Deployment(NUM_CARDS, policy.drain_s, has_cost=policy.has_cost)
+        self._scaler = Autoscaler(policy.target, NUM_CARDS)
         self._engines: dict[Pod, Engine] = {}
         self._num_waiting = self._num_open = 0
         self._next = 0
@@ -221,9 +221,7 @@ class Simulation:
         )  # fmt: skip
 
     async def _scale(self, now_s: float) -> None:
-        if self._policy.metric == "none":
-            self._deployment.scale(self._policy.max_pods, now_s)
-        elif self._scaler.is_due(now_s):
+        if self._scaler.is_due(now_s):
             value = await metric_of(self._policy, self._queue, self._tokens_per_s)
             self._deployment.scale(self._scaler.replicas(value, now_s), now_s)
 
@@ -259,6 +257,7 @@ def limit_of(output_tokens: int) -> int:
 
 
 POLICIES = [
+    Policy("seconds of work, 60 s", "work", 60, has_cost=True),
     Policy("seconds of work, 90 s", "work", 90, has_cost=True),
     Policy("seconds of work, 180 s", "work", 180, has_cost=True),
     Policy("list length, 116 (90 s)", "list", 116),
@@ -266,8 +265,6 @@ POLICIES = [
     Policy("seconds of work, 90 s; drain 60 s", "work", 90, 60, has_cost=True),
     Policy("the same without deletion cost", "work", 90, 60),
     Policy("list length, 116; drain 60 s", "list", 116, 60),
-    Policy("8 pods all day", "none", 0),
-    Policy("3 pods all day", "none", 0, max_pods=3),
 ]
 
 
