@@ -83,14 +83,6 @@ class Stats:
             return self.counters.get("queued", 0)
         return sum(number for why, number in self.num_parked.items() if why in self.pauses)
 
-    @property
-    def work_s(self) -> float | None:
-        """Seconds of work in the queue at its latest pace, also if no worker lives; None if unknown."""
-        tokens = self.counters.get("queued_tokens", 0) + self.counters.get("in_flight_tokens", 0)
-        if not tokens:
-            return 0.0
-        return tokens / self.tokens_per_s if self.tokens_per_s else None
-
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> Self:
         """Read what `lua/stats.lua` returns."""

@@ -42,14 +42,15 @@ def queue_group() -> None:
 @queue_options
 def stats(as_json: bool, settings: "QueueSettings") -> None:
     """Show depth, lanes, workers and counters of the queue, all at one moment."""
-    from gristmill.producer.commands.queue_view import queue_facts, queue_lines, read_view
+    from gristmill.producer.commands.queue_view import queue_facts, queue_lines
     from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.producer.overview import read_queue
 
-    view = on_queue(settings, read_view)
+    view = on_queue(settings, read_queue)
     if as_json:
-        print_json(queue_facts(settings.queue, view))
+        print_json(queue_facts(view))
     else:
-        for line in queue_lines(settings.queue, view):
+        for line in queue_lines(view):
             click.echo(line)
 
 

@@ -110,6 +110,12 @@ class QueueView:
         return brakes.all_braked(leases, {w.name: w.brake for w in self.workers if w.brake})
 
     @property
+    def work_s(self) -> float | None:
+        """Seconds of work at the latest pace; None if no worker has settled a request yet, or if all are braked."""
+        is_known = self.backlog.is_pace_known and not self.is_braked
+        return self.backlog.work_s if is_known or not self.backlog.work_s else None
+
+    @property
     def output_tokens_per_s(self) -> float | None:
         """Tokens per second that the engines of the live workers generate; None if no engine says."""
         return _sum(self.workers, "output_tokens_per_s")

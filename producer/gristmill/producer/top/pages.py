@@ -60,7 +60,7 @@ def headline(view: QueueView, finished_per_s: float | None) -> list[str]:
         finished_per_s: Requests that ended per second since the look before; None at the first look.
     """
     backlog = view.backlog
-    pace = duration(backlog.work_s) if backlog.is_pace_known else "unknown"
+    work = duration(view.work_s) if view.work_s is not None else "unknown"
     braked = f", {backlog.num_braked} braked" if backlog.num_braked else ""
     oldest = max(backlog.oldest_s.values(), default=None)
     lines: list[dict[str, str]] = [
@@ -69,7 +69,7 @@ def headline(view: QueueView, finished_per_s: float | None) -> list[str]:
             "paused": count(backlog.num_paused), "in flight": count(backlog.num_in_flight),
             "dead": count(backlog.num_dead),
         },
-        {"work": pace, "longest wait": duration(oldest), "spare time of deadlines": duration(backlog.slack_s)},
+        {"work": work, "longest wait": duration(oldest), "spare time of deadlines": duration(backlog.slack_s)},
         {
             "workers": f"{backlog.num_workers}{braked}", "requests/s": count(finished_per_s),
             "tokens/s": f"{count(view.output_tokens_per_s)} out, {count(view.prompt_tokens_per_s)} prompt",
