@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from gristmill.local.redis_server import running_server
 from gristmill.producer.top import screen
-from gristmill.producer.top.columns import Column, Table, count, duration, fitted
+from gristmill.producer.top.columns import Column, Table, fitted
 from gristmill.producer.top.screen import Top, check_terminal
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.operations import Limits
@@ -92,9 +92,9 @@ async def test_a_wider_terminal_shows_more_columns(busy: Queue) -> None:
     app = Top(busy, "redis://there")
     async with app.run_test(size=NARROW) as pilot:
         await pilot.press("4")
-        assert "error" not in await shown(pilot, "the-dead-one")
+        assert "cause" not in await shown(pilot, "the-dead-one")
         await pilot.resize_terminal(180, 40)
-        await shown(pilot, "the-dead-one", "error", str(ERROR["message"]))
+        await shown(pilot, "the-dead-one", "cause", str(ERROR["message"]))
 
 
 async def test_it_goes_on_after_a_redis_that_was_away(
@@ -154,12 +154,3 @@ def test_columns_are_those_that_fit() -> None:
         12,
         44,
     ]
-
-
-def test_figures_are_short() -> None:
-    assert [count(each) for each in (None, 0, 0.25, 9_999, 12_345, 1.5e6, 2e9)] == [
-        "-", "0", "0.2", "9,999", "12.3 k", "1.5 M", "2.0 G",
-    ]  # fmt: skip
-    assert [duration(each) for each in (None, 0.2, 45, 599, 600, 3_700, 90_000, -30)] == [
-        "-", "0 s", "45 s", "599 s", "10 m", "1 h 1 m", "1 d 1 h", "-30 s",
-    ]  # fmt: skip

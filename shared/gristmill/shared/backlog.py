@@ -59,6 +59,11 @@ class Backlog:
     num_braked: int
 
     @property
+    def num_waiting(self) -> int:
+        """Requests and inbox elements that workers may claim now or after their delay."""
+        return self.num_queued + self.num_inbox
+
+    @property
     def queued_s(self) -> float:
         """Seconds of work that waits, at the pace."""
         return self.queued_tokens / self.tokens_per_s

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from gristmill.producer.overview import QueueView
+from gristmill.producer.overview.figures import memory
 from gristmill.shared.keys import Keys
 from gristmill.shared.queue_stats import Stats, moved_in_words, num_live
-from gristmill.shared.redis_full import in_words
 
 COUNTERS = (
     "queued", "in_flight", "queued_tokens", "in_flight_tokens", "bytes",
@@ -46,7 +46,7 @@ def queue_lines(view: QueueView) -> list[str]:
         *_wrong_types(view.queue, stats),
         f"inbox      {stats.num_inbox:,}",
         f"dead       {stats.num_dead:,}",
-        f"memory     {_memory(stats.used_memory, stats.max_memory)}",
+        f"memory     {memory(stats.used_memory, stats.max_memory)}",
         "lanes      " + _pairs(stats.depth_by_lane),
         f"scheduling {stats.scheduling}",
         "so far     " + _pairs(dict(sorted(counters.items()))),
@@ -101,16 +101,6 @@ def _pauses(stats: Stats) -> list[str]:
 def _wrong_types(name: str, stats: Stats) -> list[str]:
     words = moved_in_words(Keys(name), stats.wrong_types)
     return [f"wrong type {words}"] if words else []
-
-
-def _memory(used_memory: int, max_memory: int) -> str:
-    if not used_memory:
-        return "unknown: this Redis user may not call INFO"
-    used = f"Redis uses {in_words(used_memory)}"
-    if not max_memory:
-        return f"{used}, without a maxmemory"
-    share = f"{used_memory / max_memory:.0%}"
-    return f"{used} of maxmemory {in_words(max_memory)} ({share})"
 
 
 def _pairs(counts: Mapping[str, int]) -> str:

@@ -1,12 +1,14 @@
-"""What an operator looks at: queues with their workers, batches, dead letters, tenants, and the way of one request.
+"""Read what operators watch: queues with their workers, batches, dead letters, tenants, one request.
 
-It only reads. Each look takes few calls of Redis, and each call is bounded. The gateway's page and `gristmill top` show it, without HTTP here.
+The gateway's page, `gristmill top` and `gristmill queue stats` show it. Nothing here writes to Redis or knows HTTP.
+Each function takes few calls of Redis, and each call is bounded.
 
     queue_overview    the work of a queue, and its workers
     dead_overview     dead letters, newest first, without the bytes of large ones
     batch_overview    batches of all tenants, newest first, a page at a time
     tenant_overview   tenants with their load and what they used today
     request_trail     one request, from its submit to its end
+    figures           numbers, durations and moments as text
 """
 
 from gristmill.producer.overview.batch_overview import (

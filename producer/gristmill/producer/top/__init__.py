@@ -1,7 +1,7 @@
 """The live view of one queue on a terminal; `gristmill top` runs it. Only `screen.py` knows Textual.
 
 commands    the command
-columns     tables that fit the width of the terminal; figures in words
+columns     tables that fit the width of the terminal
 pages       the content of the five pages, from the read model of `overview/`
 screen      the terminal: keys, looks every two seconds, Redis that is away
 """

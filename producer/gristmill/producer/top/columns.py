@@ -1,11 +1,10 @@
-"""Tables that fit the width of a terminal, and figures in few characters. Pure rules."""
+"""Fit tables to the width of a terminal. Pure rules."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 GAP = 2
 """Characters that the screen puts around each cell."""
-
 
 MIN_TEXT = 12
 """Fewest characters that a cut text is worth."""
@@ -70,29 +69,3 @@ def cut(text: str, max_chars: int) -> str:
     """Return a text as one line of at most `max_chars` characters."""
     line = " ".join(text.split())
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration in at most seven characters, such as `45 s` or `3 h 5 m`; `-` for None."""
-    if seconds is None:
-        return "-"
-    sign, whole = ("-" if seconds <= -0.5 else ""), round(abs(seconds))
-    for unit, size, smaller, part in (("d", 86_400, "h", 3600), ("h", 3600, "m", 60)):
-        if whole >= size:
-            return f"{sign}{whole // size} {unit} {whole % size // part} {smaller}"
-    return f"{sign}{whole // 60} m" if whole >= 600 else f"{sign}{whole} s"
-
-
-def count(number: float | None) -> str:
-    """Return a number in at most seven characters, such as `9,999` or `12.3 M`; `-` for None."""
-    if number is None:
-        return "-"
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
-        if abs(number) >= size:
-            return f"{number / (1e3 if unit == 'k' else size):.1f} {unit}"
-    return f"{number:,.0f}" if number >= 10 or number == round(number) else f"{number:.1f}"
-
-
-def share(value: float | None) -> str:
-    """Return a share as a percentage; `-` for None."""
-    return "-" if value is None else f"{value:.0%}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from gristmill.producer.overview import (
     BatchView,
@@ -16,16 +15,21 @@ from gristmill.producer.overview import (
     read_tenants,
     tenant_names,
 )
-from gristmill.producer.top.columns import Column, Table, count, duration, share
-from gristmill.shared.answers import mapping
+from gristmill.producer.overview.figures import (
+    UNKNOWN,
+    duration,
+    memory,
+    moment,
+    percent,
+    short_count,
+)
+from gristmill.producer.top.columns import Column, Table
 from gristmill.shared.queue import Queue
-from gristmill.shared.queue_stats import moved_in_words
+from gristmill.shared.queue_stats import moved_in_words, num_live
 from gristmill.shared.redis_full import in_words
 
 ROWS = 50
 """Most batches, dead letters or tenants that a page shows."""
-
-NAME = Column("", 30, is_number=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +69,14 @@ def headline(view: QueueView, finished_per_s: float | None) -> list[str]:
     oldest = max(backlog.oldest_s.values(), default=None)
     lines: list[dict[str, str]] = [
         {
-            "waiting": count(backlog.num_queued), "delayed": count(backlog.num_delayed),
-            "paused": count(backlog.num_paused), "in flight": count(backlog.num_in_flight),
-            "dead": count(backlog.num_dead),
+            "waiting": short_count(backlog.num_waiting), "delayed": short_count(backlog.num_delayed),
+            "paused": short_count(backlog.num_paused), "in flight": short_count(backlog.num_in_flight),
+            "dead": short_count(backlog.num_dead),
         },
-        {"work": work, "longest wait": duration(oldest), "spare time of deadlines": duration(backlog.slack_s)},
+        {"work": work, "longest wait": duration(oldest), "deadline slack": duration(backlog.slack_s)},
         {
-            "workers": f"{backlog.num_workers}{braked}", "requests/s": count(finished_per_s),
-            "tokens/s": f"{count(view.output_tokens_per_s)} out, {count(view.prompt_tokens_per_s)} prompt",
+            "workers": f"{backlog.num_workers}{braked}", "requests/s": short_count(finished_per_s),
+            "tokens/s": f"{short_count(view.output_tokens_per_s)} out, {short_count(view.prompt_tokens_per_s)} prompt",
         },
     ]  # fmt: skip
     return [" | ".join(f"{name} {value}" for name, value in line.items()) for line in lines]
@@ -90,12 +94,12 @@ async def _queue(queue: Queue, view: QueueView) -> Table:
         **lanes,
         "inbox": f"{stats.num_inbox:,} elements",
         "order": stats.scheduling,
-        "tokens": f"{count(backlog.queued_tokens)} waiting, {count(backlog.in_flight_tokens)} in flight",
-        "pace": f"{count(backlog.tokens_per_s)} tokens/s" if backlog.is_pace_known else "unknown",
+        "tokens": f"{short_count(backlog.queued_tokens)} waiting, {short_count(backlog.in_flight_tokens)} in flight",
+        "pace": f"{short_count(backlog.tokens_per_s if backlog.is_pace_known else None)} tokens/s",
         "so far": ", ".join(f"{n:,} {name}" for name in so_far if (n := stats.counters.get(name)))
         or "nothing",
-        "producers": f"{sum(left_ms > 0 for left_ms in stats.producers.values())} submitting",
-        "memory": _memory(stats.used_memory, stats.max_memory),
+        "producers": f"{num_live(stats.producers)} submitting",
+        "memory": memory(stats.used_memory, stats.max_memory),
         **{f"paused {scope}": pause.in_words() for scope, pause in sorted(stats.pauses.items())},
         **{f"set aside {why}": f"{number:,}" for why, number in sorted(stats.num_parked.items())},
     }
@@ -121,14 +125,14 @@ def _worker(each: WorkerView) -> tuple[str, ...]:
         each.name,
         each.state,
         held,
-        count(load.num_running if load else None),
-        count(load.output_tokens_per_s if load else None),
-        share(load.kv_cache_usage if load else None),
+        short_count(load.num_running if load else None),
+        short_count(load.output_tokens_per_s if load else None),
+        percent(load.kv_cache_usage if load else None),
         duration(each.lease_ms / 1000) if each.is_live else "ended",
         ", ".join(each.served.models),
         each.host,
-        f"{each.num_devices} x {each.device}" if each.device else "-",
-        each.vllm_version or "-",
+        f"{each.num_devices} x {each.device}" if each.device else UNKNOWN,
+        each.vllm_version or UNKNOWN,
     )
 
 
@@ -149,11 +153,11 @@ def _batch(each: BatchView) -> tuple[str, ...]:
     return (
         record.id,
         "paused" if each.pause else record.status,
-        share(each.share_done) if counts.total else "-",
-        count(counts.failed + counts.expired),
+        percent(each.share_done if counts.total else None),
+        short_count(counts.failed),
         duration(each.remaining_s),
-        count(counts.total),
-        count(each.lines_per_s),
+        short_count(counts.total),
+        short_count(each.lines_per_s),
         record.tenant,
         note,
     )
@@ -164,7 +168,7 @@ async def _dead(queue: Queue, view: QueueView) -> Table:
     columns = (
         Column("id", 32, is_number=False), Column("when (UTC)", 19, is_number=False),
         Column("reason", 18, is_number=False), Column("tries"), Column("deaths"), Column("bytes", 12),
-        Column("error", 80, is_number=False),
+        Column("cause", 80, is_number=False),
     )  # fmt: skip
     note = f"the newest {ROWS} of {page.total:,}" if page.total > ROWS else ""
     return Table(columns, [_letter(each) for each in page.letters], note)
@@ -172,16 +176,14 @@ async def _dead(queue: Queue, view: QueueView) -> Table:
 
 def _letter(each: DeadView) -> tuple[str, ...]:
     letter = each.letter
-    evidence = mapping(letter.evidence) if letter else {}
-    when = datetime.fromtimestamp(each.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return (
         each.id,
-        when,
+        moment(each.at_ms),
         letter.reason if letter else "too large to read",
-        count(letter.attempt if letter else None),
-        count(letter.crashes if letter else None),
+        short_count(letter.attempt if letter else None),
+        short_count(letter.crashes if letter else None),
         in_words(each.num_bytes),
-        str(evidence.get("message") or evidence.get("error") or ""),
+        letter.cause if letter else "",
     )
 
 
@@ -199,20 +201,14 @@ def _tenant(each: TenantView) -> tuple[str, ...]:
     today = each.today
     return (
         each.name,
-        count(each.num_requests),
+        short_count(each.num_requests),
         in_words(each.num_bytes),
-        count(each.num_open_batches),
-        count(today.requests),
-        count(today.prompt_tokens),
-        count(today.output_tokens),
+        short_count(each.num_open_batches),
+        short_count(today.requests),
+        short_count(today.prompt_tokens),
+        short_count(today.output_tokens),
         duration(today.device_ms / 1000),
     )
-
-
-def _memory(used: int, most: int) -> str:
-    if not used:
-        return "unknown: this Redis user may not call INFO"
-    return f"{in_words(used)} of {in_words(most)} ({used / most:.0%})" if most else f"{in_words(used)}, without a maxmemory"  # fmt: skip
 
 
 PAGES: Mapping[str, Callable[[Queue, QueueView], Awaitable[Table]]] = {

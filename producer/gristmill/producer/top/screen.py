@@ -13,7 +13,8 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.widgets import DataTable, Static
 
-from gristmill.producer.top.columns import Column, cut, duration, fitted
+from gristmill.producer.overview.figures import duration
+from gristmill.producer.top.columns import Column, cut, fitted
 from gristmill.producer.top.pages import PAGES, Look, headline, look_at
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import GristmillError, SettingsError

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -10,6 +9,9 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+
+from gristmill.producer.overview import figures
+from gristmill.shared.redis_full import in_words
 
 PACKAGE = "gristmill.producer.gateway.ui"
 
@@ -42,56 +44,10 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "count": count, "duration": duration, "evidence": evidence, "moment": moment, "path": path, "size": size,
-        "percent": percent,
+        "count": figures.count, "duration": figures.duration, "evidence": evidence, "memory": figures.memory,
+        "moment": figures.moment, "path": path, "percent": figures.percent, "size": in_words,
     }  # fmt: skip
     return environment
-
-
-def count(number: float | None, digits: int = 0) -> str:
-    """Return a number with thousands separated; a dash for None."""
-    return "–" if number is None else f"{number:,.{digits}f}"  # noqa: RUF001
-
-
-def percent(share: float | None) -> str:
-    """Return a share as percent; a dash for None."""
-    return "–" if share is None else f"{share:.0%}"  # noqa: RUF001
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration in at most two units, such as `2 h 5 min`; a dash for None."""
-    if seconds is None:
-        return "–"  # noqa: RUF001
-    if abs(seconds) < 10:
-        return f"{seconds:.1f} s"
-    if abs(seconds) < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if abs(minutes) < 120:
-        return f"{minutes} min"
-    if abs(minutes) < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // (24 * 60)} d {minutes // 60 % 24} h"
-
-
-def moment(at_ms: float | None) -> str:
-    """Return a moment in UTC; a dash for None and 0, and for what is no moment."""
-    if not at_ms:
-        return "–"  # noqa: RUF001
-    try:
-        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
-    except OverflowError:
-        return "–"  # noqa: RUF001
-    return at.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size(num_bytes: float) -> str:
-    """Return a number of bytes with a unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:,.0f} {unit}" if unit == "B" else f"{num_bytes:,.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.1f} GiB"
 
 
 def path(name: str) -> str:
