@@ -100,8 +100,8 @@ async def test_a_wider_terminal_shows_more_columns(busy: Queue) -> None:
 async def test_it_goes_on_after_a_redis_that_was_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(screen, "LOOK_S", 0.05)
-    monkeypatch.setattr(screen, "ANSWER_S", 0.2)
+    monkeypatch.setattr(screen, "REFRESH_S", 0.05)
+    monkeypatch.setattr(screen, "READ_TIMEOUT_S", 0.2)
     with running_server() as url:
         async with fresh_queue(url) as queue:
             await queue.submit(some_requests(3))
@@ -123,7 +123,7 @@ async def test_it_goes_on_after_a_redis_that_was_away(
 async def test_the_figures_stay_while_it_is_stopped(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(screen, "LOOK_S", 0.02)
+    monkeypatch.setattr(screen, "REFRESH_S", 0.02)
     async with Top(queue, "redis://there").run_test(size=NARROW) as pilot:
         await shown(pilot, "waiting 0")
         await pilot.press("space")

@@ -1,4 +1,4 @@
-"""Admin keys: who may sign in to the gateway's page. They are no tenants, and no API key of a tenant is one.
+"""The admin keys, which open the gateway's page. They do not open the API, and API keys of tenants do not open the page.
 
 `gristmill admin` writes them, the gateway reads them.
 """
@@ -87,7 +87,7 @@ class Admins:
         return matches[0] if matches else None
 
     async def revoke(self, name: str) -> bool:
-        """Delete an admin key, which ends its sessions at their next call; return False if there is none."""
+        """Delete an admin key, which ends its sessions at their next call; return False if no such key exists."""
         return bool(await self._redis.hdel(DirectoryKeys.admins, name))
 
 

@@ -1,4 +1,4 @@
-"""Read the batches of all tenants, a page at a time, with their progress and the time that they still need."""
+"""Read the batches of all tenants, a page at a time, with their progress and the time left."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class BatchView:
         is_begun: True once a steward took it up.
         problem: Error of the last slice if it failed, else "". It may name paths, so only operators see it.
         pause: Its pause; None if it is not paused.
-        now_ms: Redis time of the look.
+        now_ms: Redis time of the read.
     """
 
     queue: str

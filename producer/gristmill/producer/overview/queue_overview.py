@@ -15,7 +15,7 @@ from gristmill.shared.snapshot import read_together
 from gristmill.shared.worker_load import WorkerLoad
 
 MAX_WORKERS = 2_000
-"""Most workers of a queue that one look reads; `QueueView.backlog` counts all."""
+"""Most workers of a queue that one call of `read_queue` reads; `QueueView.backlog` counts all."""
 
 WORKERS_A_CALL = 100
 """Workers that one call reads; this keeps each script near 1 ms."""
@@ -36,7 +36,7 @@ class WorkerView:
         num_in_flight: Requests of this queue that it holds.
         max_in_flight: Most requests that it holds; 0 if it does not say.
         served: Models and endpoints.
-        device: Device of its engine, such as a GPU's name; "" if it does not say, like the next ones.
+        device: Device of its engine, such as a GPU's name; "" if it does not say. So are the next texts.
         num_devices: Devices of its engine.
         host: Its machine.
         pid: Its process; 0 if it does not say.
@@ -127,7 +127,7 @@ class QueueView:
 
 
 async def read_queue(queue: Queue) -> QueueView:
-    """Look at a queue and its workers, in one call and one more for each 100 workers.
+    """Return a queue and its workers, with one call of Redis and one more for each 100 workers.
 
     Raises:
         WrongFormat: Another version of Gristmill wrote the queue.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gristmill.shared.answers import mapping
 from gristmill.shared.dead_letters import DeadLetter
@@ -19,7 +20,7 @@ class TrailStep:
 
     Attributes:
         name: Name of the step, a word or two.
-        at_ms: Redis time of it; None if Redis does not keep the moment.
+        at_ms: Redis time of the step; None if Redis does not keep it.
         detail: More about it, in words without any text of the prompt or the answer.
         is_open: True if the step goes on.
     """
@@ -32,24 +33,24 @@ class TrailStep:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """The way of one request.
+    """The way of one request through the system.
 
     Attributes:
         id: Its id.
         queue: Its queue.
         state: queued, delayed, running, done or unknown.
-        now_ms: Redis time of the look.
+        now_ms: Redis time of the read.
         record: Its stored form without metadata and body; None once it has ended.
         num_bytes: Bytes of its stored form; 0 once it has ended.
         worker: Worker that holds it, or that ended it; "" for none.
         deliveries: Number of its claims so far.
-        uncounted: Those of the claims that do not count as attempts, because the request came back untried.
+        uncounted: Claims that do not count as attempts, because the worker gave the request back untried.
         crashes: Engine deaths that it saw.
         delayed_until_ms: Redis time at which workers may claim it; None if it is not delayed.
         result: Its terminal record without body and metadata; None before its end.
         dead: Its dead letter, without the request; None if it has none.
-        pause: Its pause in words; "" if nothing does.
-        steps: The same as steps in the order of time.
+        pause: Its pause in words; "" if it is not paused.
+        steps: The fields above as steps, earliest first.
     """
 
     id: str
@@ -70,7 +71,7 @@ class Trail:
 
     @property
     def is_known(self) -> bool:
-        """True if the queue has anything of it."""
+        """True if the queue has its request, its result or its dead letter."""
         return self.state != "unknown" or self.dead is not None
 
     @property
@@ -87,6 +88,35 @@ class Trail:
 async def read_trail(queue: Queue, request_id: str) -> Trail:
     """Return the way of a request, in three calls; `is_known` is False if the queue has nothing of it."""
     ((state, worker),) = await queue.status([request_id])
+    stored = await _read_stored(queue, request_id)
+    (result,) = await queue.results([request_id])
+    record = stored.record
+    trail = Trail(
+        id=request_id,
+        queue=queue.keys.queue,
+        state=state,
+        worker=worker or (result.worker if result else ""),
+        result=_without_texts(result) if result else None,
+        pause=await _pause(queue, record.batch) if record else "",
+        **stored._asdict(),
+    )
+    return replace(trail, steps=_steps(trail))
+
+
+class _Stored(NamedTuple):
+    """What the keys of the queue have of a request, beside its result; see `Trail`."""
+
+    now_ms: int
+    record: Record | None
+    num_bytes: int
+    deliveries: int
+    uncounted: int
+    crashes: int
+    delayed_until_ms: int | None
+    dead: DeadLetter | None
+
+
+async def _read_stored(queue: Queue, request_id: str) -> _Stored:
     keys = queue.keys
     (seconds, micros), header, num_bytes, attempts, delayed, blob = await read_together(
         queue,
@@ -97,26 +127,14 @@ async def read_trail(queue: Queue, request_id: str) -> Trail:
         ("ZSCORE", keys.delayed, request_id),
         ("HGET", keys.dead_letter_info, request_id),
     )
-    (result,) = await queue.results([request_id])
-    deliveries, uncounted, crashes = _attempts(attempts)
-    record = _record(header)
-    trail = Trail(
-        id=request_id,
-        queue=keys.queue,
-        state=state,
-        now_ms=int(seconds) * 1000 + int(micros) // 1000,
-        record=record,
-        num_bytes=num_bytes,
-        worker=worker or (result.worker if result else ""),
-        deliveries=deliveries,
-        uncounted=uncounted,
-        crashes=crashes,
+    return _Stored(
+        int(seconds) * 1000 + int(micros) // 1000,
+        _record(header),
+        num_bytes,
+        *_attempts(attempts),
         delayed_until_ms=int(float(delayed)) if delayed else None,
-        result=_without_texts(result) if result else None,
         dead=replace(DeadLetter.parse(request_id.encode(), blob), record=b"") if blob else None,
-        pause=await _pause(queue, record.batch) if record else "",
     )
-    return replace(trail, steps=_steps(trail))
 
 
 async def _pause(queue: Queue, batch: str) -> str:

@@ -13,7 +13,7 @@ from gristmill.shared.snapshot import read_together
 from gristmill.shared.usage_ledger import Ledger, Usage
 
 MAX_NAMES = 10_000
-"""Most tenants that one look knows the names of."""
+"""Most names of tenants that one call returns."""
 
 
 @dataclass(frozen=True, slots=True)

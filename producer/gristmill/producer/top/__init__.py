@@ -3,5 +3,5 @@
 commands    the command
 columns     tables that fit the width of the terminal
 pages       the content of the five pages, from the read model of `overview/`
-screen      the terminal: keys, looks every two seconds, Redis that is away
+screen      the terminal: keys, refreshes, messages while Redis does not answer
 """

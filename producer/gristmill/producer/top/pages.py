@@ -33,8 +33,8 @@ ROWS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The result of one look at a queue.
+class PageData:
+    """What one refresh of a page has read.
 
     Attributes:
         view: The queue and its workers.
@@ -45,15 +45,15 @@ class Look:
     table: Table
 
 
-async def look_at(queue: Queue, page: str) -> Look:
-    """Look at a queue for one of the `PAGES`.
+async def read_page(queue: Queue, page: str) -> PageData:
+    """Read a queue and the table of one of the `PAGES`.
 
     Raises:
         RedisError, OSError: Redis does not answer, or refuses.
         GristmillError: Another version wrote the queue.
     """
     view = await read_queue(queue)
-    return Look(view, await PAGES[page](queue, view))
+    return PageData(view, await PAGES[page](queue, view))
 
 
 def headline(view: QueueView, finished_per_s: float | None) -> list[str]:
@@ -61,7 +61,7 @@ def headline(view: QueueView, finished_per_s: float | None) -> list[str]:
 
     Args:
         view: The queue.
-        finished_per_s: Requests that ended per second since the look before; None at the first look.
+        finished_per_s: Requests that ended per second since the last refresh; None at the first one.
     """
     backlog = view.backlog
     work = duration(view.work_s) if view.work_s is not None else "unknown"

@@ -1,4 +1,4 @@
-"""The terminal of `gristmill top`, with Textual: keys, a look every two seconds, a Redis that is away."""
+"""The terminal of `gristmill top`, with Textual: its keys, its refreshes, and what it says while Redis does not answer."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Static
 
 from gristmill.producer.overview.figures import duration
 from gristmill.producer.top.columns import Column, cut, fitted
-from gristmill.producer.top.pages import PAGES, Look, headline, look_at
+from gristmill.producer.top.pages import PAGES, PageData, headline, read_page
 from gristmill.shared.connection import connect
 from gristmill.shared.errors import GristmillError, SettingsError
 from gristmill.shared.format_check import check_format
@@ -25,11 +25,11 @@ from gristmill.shared.redis_trouble import trouble_in_short
 from gristmill.shared.redis_url import redacted
 from gristmill.shared.settings import QueueSettings
 
-LOOK_S = 2.0
-"""Seconds between two looks."""
+REFRESH_S = 2.0
+"""Seconds between two refreshes."""
 
-ANSWER_S = 5.0
-"""Seconds after which a look without an answer counts as failed."""
+READ_TIMEOUT_S = 5.0
+"""Seconds after which a refresh without an answer of Redis counts as failed."""
 
 KEYS = "1-5: page | arrows, PgUp, PgDn: scroll | space: stop, go on | q: quit"
 
@@ -103,8 +103,8 @@ class Top(App[None]):
             Static(id=name, markup=False) for name in ("title", "figures", "tabs", "note")
         )
         self._rows: DataTable[Text] = DataTable(id="rows", cursor_type="row")
-        self._look: Look | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._data: PageData | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
         self._before: Stats | None = None
         self._finished_per_s: float | None = None
         self._trouble = ""
@@ -116,62 +116,62 @@ class Top(App[None]):
         yield from (self._title, self._figures, self._tabs, self._rows, self._note)
 
     def on_mount(self) -> None:
-        """Look at once, and then every `LOOK_S`."""
+        """Read the page at once, and then every `REFRESH_S`."""
         self.theme = "ansi-dark"
         self._rows.focus()
-        self.set_interval(LOOK_S, self._tick)
-        self._start_look()
+        self.set_interval(REFRESH_S, self._tick)
+        self._start_refresh()
 
     def on_resize(self) -> None:
         """Fit the table to the new width."""
         self._draw()
 
     async def on_unmount(self) -> None:
-        """End the look that runs."""
-        if self._looking:
-            self._looking.cancel()
+        """End the refresh that runs."""
+        if self._refresh_task:
+            self._refresh_task.cancel()
 
     def action_show(self, page: str) -> None:
         """Show a page."""
         self._page = page
-        self._look = None  # its table is that of another page
+        self._data = None  # its table is that of another page
         self._rows.clear(columns=True)
-        if self._looking:
-            self._looking.cancel()
-        self._start_look()
+        if self._refresh_task:
+            self._refresh_task.cancel()
+        self._start_refresh()
 
     def action_hold(self) -> None:
-        """Stop looking, so that the figures stay, or go on."""
+        """Stop the refreshes, so that the figures stay, or go on."""
         self._is_held = not self._is_held
         self._draw()
 
     def _tick(self) -> None:
-        if self._looking and self._looking.done():
-            self._looking.result()  # a bug in a look ends the program, and says so
+        if self._refresh_task and self._refresh_task.done():
+            self._refresh_task.result()  # a bug in a refresh ends the program, and says so
             if not self._is_held:
-                self._start_look()
+                self._start_refresh()
         self._draw_title()
 
-    def _start_look(self) -> None:
-        self._looking = asyncio.create_task(self._take_look(self._page))
+    def _start_refresh(self) -> None:
+        self._refresh_task = asyncio.create_task(self._read(self._page))
 
-    async def _take_look(self, page: str) -> None:
+    async def _read(self, page: str) -> None:
         try:
-            async with asyncio.timeout(ANSWER_S):
-                look = await look_at(self._queue, page)
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                data = await read_page(self._queue, page)
         except (RedisError, OSError) as error:  # a timeout is an OSError
             self._trouble = f"Redis {trouble_in_short(error)}"
         except GristmillError as error:
             self._trouble = str(error)
         else:
             self._trouble, self._answered_at = "", time.monotonic()
-            self._note_pace(look)
-            self._look = look
+            self._note_pace(data)
+            self._data = data
         self._draw()
 
-    def _note_pace(self, look: Look) -> None:
-        """Note how many requests ended per second since the look before."""
-        before, now = self._before, look.view.backlog.stats
+    def _note_pace(self, data: PageData) -> None:
+        """Note how many requests ended per second since the last refresh."""
+        before, now = self._before, data.view.backlog.stats
         self._before = now
         if before and (passed_ms := now.now_ms - before.now_ms) > 0:
             number = sum(now.counters.get(e, 0) - before.counters.get(e, 0) for e in ENDS)
@@ -184,13 +184,13 @@ class Top(App[None]):
         tabs = (f"[{n} {p}]" if p == self._page else f" {n} {p} " for n, p in enumerate(PAGES, 1))
         self._tabs.update(" ".join(tabs))
         note = KEYS
-        if look := self._look:
+        if data := self._data:
             lines = [
-                cut(each, self.size.width) for each in headline(look.view, self._finished_per_s)
+                cut(each, self.size.width) for each in headline(data.view, self._finished_per_s)
             ]
             self._figures.update("\n".join(lines))
-            self._draw_table(look)
-            note = " | ".join(filter(None, (look.table.note or _empty(look), KEYS)))
+            self._draw_table(data)
+            note = " | ".join(filter(None, (data.table.note or _empty(data), KEYS)))
         self._note.update(cut(note, self.size.width))
 
     def _draw_title(self) -> None:
@@ -202,10 +202,10 @@ class Top(App[None]):
             words = f"stopped {duration(away_s)} ago, space goes on; {words}"
         self._title.update(cut(words, self.size.width))
 
-    def _draw_table(self, look: Look) -> None:
+    def _draw_table(self, data: PageData) -> None:
         rows = self._rows
         row, left, upper = rows.cursor_row, rows.scroll_x, rows.scroll_y
-        table = fitted(look.table, self.size.width - 1)  # the bar takes one
+        table = fitted(data.table, self.size.width - 1)  # the bar takes one
         rows.clear(columns=True)
         rows.show_header = any(column.title for column in table.columns)
         for column in table.columns:
@@ -224,5 +224,5 @@ def _cell(text: str, column: Column) -> Text:
     return Text(text, justify="right" if column.is_number else "left")
 
 
-def _empty(look: Look) -> str:
-    return "" if look.table.rows else "nothing to show"
+def _empty(data: PageData) -> str:
+    return "" if data.table.rows else "nothing to show"

@@ -1,4 +1,4 @@
-"""Keep open pages up to date: one read of Redis serves all viewers of a page, and none looks while nobody does."""
+"""Keep open pages up to date. One read of Redis serves all viewers of a page; a page without viewers is not read."""
 
 import asyncio
 import time
@@ -12,12 +12,12 @@ from gristmill.producer.gateway.http_errors import ApiError
 from gristmill.shared.errors import GristmillError
 
 FRESH_S = 2.0
-"""Seconds between two reads of a page that somebody looks at."""
+"""Seconds between two reads of an open page."""
 
 MAX_VIEWERS = 100
 """Most open pages that one gateway keeps up to date; each holds a connection. Further ones still load."""
 
-MAX_LOOKS = 200
+MAX_CACHED_PAGES = 200
 """Most pages whose last content is kept; the oldest goes first."""
 
 CHECK_SESSION_S = 30.0
@@ -27,17 +27,20 @@ QUIET_S = 15.0
 """Longest silence: then a comment keeps proxies from closing the connection."""
 
 READ_TIMEOUT_S = 5.0
+"""Longest read of a page; after it the page counts as not readable."""
 
 
 @dataclass(slots=True)
-class _Look:
+class _CachedPage:
+    """The last content of a page; the lock makes its viewers share one read."""
+
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     html: str = ""
     read_s: float = float("-inf")
 
 
 class LivePages:
-    """The pages that somebody looks at, on one gateway.
+    """The open pages of one gateway.
 
     Args:
         stopping: Set when the gateway is stopping; streams then end.
@@ -45,7 +48,7 @@ class LivePages:
 
     def __init__(self, stopping: asyncio.Event) -> None:
         self._stopping = stopping
-        self._looks: dict[str, _Look] = {}
+        self._cached: dict[str, _CachedPage] = {}
         self.num_viewers = 0
 
     async def fragment(self, page: str, read: Callable[[], Awaitable[str]]) -> str:
@@ -55,16 +58,16 @@ class LivePages:
             page: Path and query of the page.
             read: Reads and renders it.
         """
-        look = self._looks.pop(page, None) or _Look()
-        self._looks[page] = look  # the last one is the youngest
-        while len(self._looks) > MAX_LOOKS:
-            del self._looks[next(iter(self._looks))]
-        async with look.lock:
-            if time.monotonic() - look.read_s >= FRESH_S:
+        cached = self._cached.pop(page, None) or _CachedPage()
+        self._cached[page] = cached  # the last one is the youngest
+        while len(self._cached) > MAX_CACHED_PAGES:
+            del self._cached[next(iter(self._cached))]
+        async with cached.lock:
+            if time.monotonic() - cached.read_s >= FRESH_S:
                 async with asyncio.timeout(READ_TIMEOUT_S):
-                    look.html = await read()
-                look.read_s = time.monotonic()
-            return look.html
+                    cached.html = await read()
+                cached.read_s = time.monotonic()
+            return cached.html
 
     def check_room(self) -> None:
         """Check that one more viewer fits.

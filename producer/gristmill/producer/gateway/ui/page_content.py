@@ -1,4 +1,4 @@
-"""What each page reads, as the values of its template. `page_views.py` has the routes."""
+"""Read the values for the template of each page. `page_views.py` has the routes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

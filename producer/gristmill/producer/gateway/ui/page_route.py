@@ -22,7 +22,7 @@ from gristmill.shared.errors import GristmillError
 
 SESSION_COOKIE = "gristmill_session"
 LOGIN_COOKIE = "gristmill_login"
-"""Cookie of the sign-in form; its value stands in the form too, so that no other site can sign somebody in."""
+"""Cookie of the sign-in form. Its value is also a field of the form, so another site cannot sign a browser in."""
 
 MAX_FORM_BYTES = 8 * 1024
 """Most bytes of a form; the longest one has an id and two tokens."""
@@ -81,7 +81,7 @@ async def signed_in(request: Request, gateway: CurrentGateway) -> Session:
     """Return the session of a call.
 
     Raises:
-        ApiError: 401: nobody is signed in.
+        ApiError: 401: the call has no session, or its session has ended.
     """
     await gateway.check_format()
     token = request.cookies.get(SESSION_COOKIE, "")
@@ -117,7 +117,7 @@ async def checked_form(
     """Return the fields of a form of this session.
 
     Raises:
-        ApiError: 403: it has not the session's CSRF token.
+        ApiError: 403: the form lacks the session's CSRF token.
     """
     form = await read_form(request, gateway)
     check_token(form.get("csrf", ""), session.csrf)

@@ -1,4 +1,4 @@
-"""The pages to look at. The same address answers with a page, or with its live events."""
+"""The routes that show a page. One address answers with the page, or with its live events if the browser asks for them."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -124,7 +124,7 @@ async def _show(
     read: Callable[[], Awaitable[Values]],
     **query: str | int,
 ) -> Response:
-    """Return a page, or its events if the browser asks for them. Both share what was read last."""
+    """Return a page, or its events if the browser asks for them. Both share the cached content."""
     live: LivePages = call.app.state.live_pages
     queue_names = [each.name for each in gateway.models.queues]
 
