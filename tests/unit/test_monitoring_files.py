@@ -68,8 +68,11 @@ def test_every_alert_leads_to_a_section() -> None:
 
 
 def test_prometheus_finds_the_port_of_each_pod() -> None:
-    base = {"gristmill-worker": ("base", "worker.yaml")}
-    others = {f"gristmill-{name}": ("batches", f"{name}.yaml") for name in ("gateway", "steward")}
+    deployments = {
+        "gristmill-worker": ("base/worker", "worker.yaml"),
+        "gristmill-gateway": ("batches", "gateway.yaml"),
+        "gristmill-steward": ("batches/steward", "steward.yaml"),
+    }
     watched: dict[str, str] = {}
     for monitor in objects("monitoring", "scrape.yaml"):
         selector = monitor["spec"]["selector"]
@@ -77,7 +80,7 @@ def test_prometheus_finds_the_port_of_each_pod() -> None:
         names += [name for each in selector.get("matchExpressions", ()) for name in each["values"]]
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
         watched |= dict.fromkeys(names, endpoint["port"])
-    for name, path in (base | others).items():
+    for name, path in deployments.items():
         pod = next(item for item in objects(*path) if item["kind"] == "Deployment")["spec"][
             "template"
         ]
