@@ -2,16 +2,23 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
+import orjson
 import pytest
-from gateways import RunningGateway
+from click.testing import CliRunner, Result
+from gateways import RunningGateway, gateway_settings, problem, running_gateway
 from queues import ERROR, a_request, claim, open_worker, some_requests
 from structlog.testing import capture_logs
 
+from gristmill.local.redis_server import running_server
 from gristmill.producer.admins import Admins
-from gristmill.producer.gateway.ui import page_sessions
+from gristmill.producer.commands.admin import admin as command
+from gristmill.producer.gateway.ui import live_pages, page_sessions
+from gristmill.producer.gateway.ui.live_pages import LivePages
 from gristmill.producer.gateway.ui.page_content import LETTERS_A_PAGE
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.queue import Queue
@@ -201,9 +208,61 @@ async def test_dead_letters_are_paged(ui: httpx.AsyncClient, queue: Queue) -> No
     assert (await ui.get("/ui/dead?queue=unknown")).status_code == 404
 
 
-async def test_live_events_bring_what_has_changed(
-    ui: httpx.AsyncClient, gateway: RunningGateway, queue: Queue
+async def test_open_pages_are_bounded(
+    ui: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live_pages, "MAX_VIEWERS", 1)
+    async with ui.stream("GET", "/ui/queues", headers=EVENTS) as first:
+        lines = first.aiter_lines()
+        assert await next_page(lines)
+        assert (await ui.get("/ui/queues", headers=EVENTS)).status_code == 503
+        assert (await ui.get("/ui/queues")).status_code == 200
+
+
+async def test_viewers_share_one_read_and_nobody_reads_alone() -> None:
+    num_reads = 0
+
+    async def read() -> str:
+        nonlocal num_reads
+        num_reads += 1
+        return "content"
+
+    live = LivePages(asyncio.Event())
+    found = await asyncio.gather(*(live.fragment("queues", read) for _ in range(20)))
+    assert set(found) == {"content"}
+    assert num_reads == 1
+
+
+async def test_gateway_without_jinja_says_how_to_install_the_page(
+    redis_url: str, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    settings = gateway_settings(redis_url, queue, tmp_path)
+    async with running_gateway(settings) as gateway, gateway.caller() as client:
+        answer = await client.get("/ui/queues")
+    assert answer.status_code == 404
+    assert ".[ui]" in problem(answer)["message"]
+
+
+def test_admin_keys_are_made_listed_and_revoked_by_command() -> None:
+    with running_server() as url:
+
+        def run(*arguments: str) -> Result:
+            return CliRunner().invoke(command, [*arguments, "--redis-url", url])
+
+        made = orjson.loads(run("create", "ann").stdout)
+        assert made["admin_key"].startswith("gma-")
+        listed = run("list").stdout
+        assert orjson.loads(listed)["name"] == "ann"
+        assert made["admin_key"] not in listed
+        assert run("revoke", "ann").exit_code == 0
+        assert run("list").stdout == ""
+
+
+async def test_live_events_bring_what_has_changed(
+    ui: httpx.AsyncClient, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_pages, "FRESH_S", 0.05)
     async with ui.stream("GET", "/ui/queues", headers=EVENTS) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = answer.aiter_lines()
