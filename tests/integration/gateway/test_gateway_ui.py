@@ -241,7 +241,7 @@ async def test_gateway_without_jinja_says_how_to_install_the_page(
     async with running_gateway(settings) as gateway, gateway.caller() as client:
         answer = await client.get("/ui/queues")
     assert answer.status_code == 404
-    assert ".[ui]" in problem(answer)["message"]
+    assert "ui]" in problem(answer)["message"]
 
 
 def test_admin_keys_are_made_listed_and_revoked_by_command() -> None:

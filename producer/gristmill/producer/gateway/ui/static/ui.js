@@ -56,27 +56,38 @@ function morph(old, fresh) {
 
 const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE ? node.dataset.key : undefined);
 
+// An element that moves loses its focus. So what stands before it and is gone is removed, and only a new order moves it.
 function morphChildren(old, fresh) {
-  const byKey = new Map();
-  for (const child of old.childNodes) if (keyOf(child)) byKey.set(keyOf(child), child);
+  const children = [...fresh.childNodes];
+  const freshKeys = new Set(children.map(keyOf).filter(Boolean));
+  const byKey = new Map([...old.childNodes].filter(keyOf).map((child) => [keyOf(child), child]));
   let next = old.firstChild;
-  for (const child of [...fresh.childNodes]) {
+  const removeNext = () => {
+    const gone = next;
+    next = next.nextSibling;
+    gone.remove();
+  };
+  for (const child of children) {
     const key = keyOf(child);
-    let same = key ? byKey.get(key) : next && !keyOf(next) ? next : undefined;
+    const same = key ? byKey.get(key) : unkeyedLike(child, next);
     if (!same) {
       old.insertBefore(child, next);
       continue;
     }
-    byKey.delete(key);
+    while (next && next !== same && !freshKeys.has(keyOf(next))) removeNext();
     if (same === next) next = next.nextSibling;
     else old.insertBefore(same, next);
     morph(same, child);
   }
-  while (next) {
-    const gone = next;
-    next = next.nextSibling;
-    gone.remove();
+  while (next) removeNext();
+}
+
+// Return the first node without a key that has the name of `child`, from `next` on and before any node with a key.
+function unkeyedLike(child, next) {
+  for (let node = next; node && !keyOf(node); node = node.nextSibling) {
+    if (node.nodeName === child.nodeName) return node;
   }
+  return undefined;
 }
 
 function startLive() {
