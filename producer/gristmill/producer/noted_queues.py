@@ -10,7 +10,7 @@ from gristmill.shared.redis_types import AnyRedis
 
 
 async def note_queue(redis: AnyRedis, name: str) -> None:
-    """Note a queue; twice is once."""
+    """Add a queue to the list; a second call changes nothing."""
     connected: Any = redis
     await connected.sadd(DirectoryKeys.queues, name)
 

@@ -1,6 +1,6 @@
-"""The series that gateway and steward export of their queues on /metrics. They are there while no worker lives.
+"""Serve /metrics of gateway and steward, with the series of their queues. So the series exist while no worker lives.
 
-Redis is asked when Prometheus asks, for `READ_TIMEOUT_S` at most, so that a slow Redis delays no scrape.
+Each scrape reads Redis, for `READ_TIMEOUT_S` at most. So a slow Redis does not fail the scrape.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ READ_TIMEOUT_S = 2.0
 """Longest wait for Redis in one scrape. Prometheus waits 10 s for the whole answer by default."""
 
 FRESH_S = 2.0
-"""Age in seconds up to which a scrape takes the figures of the scrape before: many scrapers ask Redis only once."""
+"""Seconds for which scrapes share one read of Redis, so that several scrapers cost no more than one."""
 
 
 class QueueMetrics:
-    """The metrics page of a process that knows some queues.
+    """The content of /metrics in a process that serves some queues.
 
     Args:
         queues: Names of the queues; the first one has the batches.
@@ -70,7 +70,7 @@ class QueueMetrics:
         yield overdue
 
     async def _read(self, queue: Queue) -> bool:
-        """Look at a queue; return False if Redis does not tell."""
+        """Read a queue; return False if Redis does not answer."""
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 self._series.note(await read_backlog(queue))
@@ -81,7 +81,7 @@ class QueueMetrics:
         return True
 
     async def _read_due(self, due: DueBatches) -> bool:
-        """Look at the due batches; return False if Redis does not tell, which `_read` has logged."""
+        """Read the due batches; return False if Redis does not answer, which `_read` has logged."""
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 self._overdue_s = await due.overdue_s()

@@ -1,7 +1,6 @@
-"""The work that waits in a queue, in the figures that people and autoscalers ask for.
+"""Derive from `Stats` the figures that people and autoscalers need: seconds of work, deadline slack, longest wait.
 
-The gateway's page, `gristmill top`, autoscaling and the series of Prometheus use it. `Stats` has what Redis stores;
-this adds what follows from it: seconds of work, the time left until deadlines, the longest wait.
+The overview of operators (`gristmill.producer.overview`) and the Prometheus series (`queue_series.py`) use it.
 """
 
 from collections.abc import Mapping
@@ -25,21 +24,21 @@ class Backlog:
 
     Attributes:
         queue: Name of the queue.
-        stats: The view of it that Redis gave.
+        stats: The view of the queue that this is derived from.
         num_queued: Requests that workers may claim now or after their delay. Paused ones are not among them.
-        num_delayed: Those of them that wait for a retry or a start time.
+        num_delayed: Requests that wait for a retry or a start time; part of `num_queued`.
         num_paused: Requests and inbox elements that a pause keeps from all workers.
-        num_parked: Requests set aside, for a paused batch or for a worker that knows their facts.
+        num_parked: Requests set aside: their batch is paused, or they have facts that not every worker understands.
         num_inbox: Inbox elements that no worker has taken yet; 0 while the queue is paused.
         num_in_flight: Requests that workers hold.
         num_dead: Dead letters.
         queued_tokens: Tokens of all waiting requests, paused ones included.
         in_flight_tokens: Tokens of the requests that workers hold.
-        tokens_per_s: Pace: tokens that workers settled lately in a second of work; `NEW_QUEUE_TOKENS_PER_S` before
-            the first.
-        is_pace_known: False while the pace is the one of a new queue.
+        tokens_per_s: Pace: tokens that workers settle in a second of work, lately; `NEW_QUEUE_TOKENS_PER_S` while
+            none was settled.
+        is_pace_known: False while none was settled.
         num_workers: Workers with a live lease.
-        num_braked: Those of them that claim only single requests, since their engine fails everything.
+        num_braked: Workers with a live lease that claim single requests only, because their engine fails everything.
     """
 
     queue: str
@@ -77,9 +76,9 @@ class Backlog:
     def slack_s(self) -> float | None:
         """Least spare time in seconds of any deadline; None if no request has a deadline.
 
-        It supposes that workers serve the earliest deadline first at the pace, and that each request takes the mean
-        of all. If it is negative, requests will expire in any order. Each deadline is compared with the work
-        up to it, as in the test of schedulability for earliest deadline first (Liu and Layland 1973).
+        It supposes that workers serve the earliest deadline first at the pace, and that all requests take equally
+        long. If it is negative, requests will expire under any order. Each deadline is compared with the work up to
+        it, as in the schedulability test for earliest deadline first (Liu and Layland 1973).
         """
         num_open = self.stats.counters.get("queued", 0) + self.num_in_flight
         request_s = self.work_s / max(1, num_open)
@@ -93,7 +92,7 @@ class Backlog:
 
     @property
     def oldest_s(self) -> Mapping[str, float]:
-        """Lane -> seconds since the submit of the request that waits there longest; see `Stats.oldest_ms`."""
+        """Lane -> seconds that its oldest request has waited since its submit; see `Stats.oldest_ms`."""
         now_ms = self.stats.now_ms
         return {lane: max(0, now_ms - at_ms) / 1000 for lane, at_ms in self.stats.oldest_ms.items()}
 

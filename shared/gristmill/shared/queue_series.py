@@ -1,7 +1,7 @@
-"""The Prometheus series of whole queues. Worker, gateway and steward export them on /metrics under the same names.
+"""The Prometheus series of a queue. Worker, gateway and steward export them on /metrics under the same names.
 
-All of them export the same view of a queue, so a query takes the `max` over them. No label comes from a tenant or a
-request, so each queue has a fixed number of series. docs/operations.md says what each answers.
+Each process exports the same view of the queue, so a query takes the `max` over the processes. No label comes from a
+tenant or a request, so each queue has a fixed number of series. docs/operations.md says what each series answers.
 """
 
 import time
@@ -16,7 +16,7 @@ from gristmill.shared.keys import LANES
 from gristmill.shared.pauses import WHOLE_QUEUE
 
 MAX_AGE_S = 15.0
-"""Age in seconds after which a view is no longer exported: old figures would hide that Redis does not answer."""
+"""Seconds for which a view is exported. Older figures would hide that Redis does not answer."""
 
 EVENTS = (
     "submitted", "succeeded", "failed", "cancelled", "expired", "retried", "released", "crashed", "reaped_workers",
@@ -48,7 +48,7 @@ class QueueSeries(Collector):
         known = {name: view for name, (at_s, view) in views.items() if view and at_s > oldest_s}
         yield _gauge(
             "gristmill_queue_readable",
-            "1 if Redis has lately told the state of the queue; otherwise its other series are missing",
+            "1 if the queue was read in the last 15 s; 0 if not, and then its other series are missing",
             {name: [((), float(name in known))] for name in views},
         )
         for name, (text, labels, samples) in _GAUGES.items():
@@ -96,7 +96,7 @@ def _oldest(view: Backlog) -> Samples:
 
 
 def _set_aside(view: Backlog) -> Samples:
-    """Return the requests that are set aside, by the kind of the reason: names of batches would be labels without end."""
+    """Return the requests that are set aside, by kind of reason. Names of batches would be labels without bound."""
     parked = view.stats.num_parked.items()
     return [
         ([kind], sum(number for reason, number in parked if reason.startswith(f"{kind}:")))

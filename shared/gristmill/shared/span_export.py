@@ -1,7 +1,7 @@
 """Send the spans of this process to an OTLP endpoint; `tracing.py` imports this module only if tracing is on.
 
-OpenTelemetry's SDK does the work. This module counts the spans that no endpoint gets, bounds the end of the process, and
-keeps the exporter's complaints out of stderr: the last one goes into the log line about lost spans.
+OpenTelemetry's SDK does the work. This module counts lost spans and bounds the time that the last spans may take at the
+end of the process. It keeps the exporter's warnings out of stderr; the last one stands in the log line `traces.lost`.
 """
 
 import logging
@@ -68,7 +68,7 @@ class Recording:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         trace.set_tracer_provider(provider)
-        # vLLM tries to set a provider of its own, and OpenTelemetry warns that this one stays.
+        # vLLM tries to set a second provider, and OpenTelemetry warns that the first one stays.
         logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 
     def stop(self) -> None:

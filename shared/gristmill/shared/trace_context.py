@@ -1,4 +1,4 @@
-"""Carry the trace of a request: in its facts, in the headers of a call, in log lines. No Redis here.
+"""Write and read the trace of a request: in its facts and in HTTP headers. No Redis here.
 
 A request has the context of the span that submitted it, as W3C Trace Context writes it
 (https://www.w3.org/TR/trace-context/). This module imports OpenTelemetry only if the process has a tracer already:
@@ -24,7 +24,7 @@ SCOPE = "gristmill"
 """Name of the instrumentation scope of all spans."""
 
 MAX_TRACESTATE_CHARS = 512
-"""Most characters of a kept `tracestate`: as many as W3C asks for, and as a fact may have."""
+"""Most characters of a kept `tracestate`. W3C asks for at least 512, and a fact may have no more."""
 
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"

@@ -2,7 +2,7 @@
 
 The standard variables of OpenTelemetry decide, and there are no settings of our own
 (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/). Spans wait in the bounded queue
-of OpenTelemetry's `BatchSpanProcessor`, and a thread of it sends them. So a dead endpoint costs spans, and no time.
+of OpenTelemetry's `BatchSpanProcessor`, whose thread sends them. So a dead endpoint loses spans and delays nothing.
 """
 
 import os
@@ -46,7 +46,7 @@ def is_on(environ: Mapping[str, str]) -> bool:
 
 
 def otlp_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return endpoint and protocol of the traces, in the variables that name nothing else.
+    """Return endpoint and protocol of the traces, as the variables for traces alone.
 
     OpenTelemetry's exporters and vLLM have different defaults; with these two they agree. An `OTEL_EXPORTER_OTLP_ENDPOINT`
     is a base URL, to which HTTP adds `/v1/traces`.

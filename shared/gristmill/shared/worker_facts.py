@@ -11,8 +11,8 @@ async def read_facts(
 ) -> dict[str, list[bytes | None]]:
     """Return the fields of each worker, None for a field that it lacks.
 
-    All go over one connection. A call for each worker at the same time would open a connection for each, and a fleet
-    in which every worker does so would need more than Redis accepts.
+    All reads share one connection. Calls at the same time would open one connection for each worker. If each of 200
+    workers did so, Redis would need more than the 10,000 connections that it accepts.
     """
     names = list(workers)
     if not names:

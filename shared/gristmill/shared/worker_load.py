@@ -1,7 +1,7 @@
-"""Say what a worker's engine does at the moment: how many requests it runs, and how fast.
+"""The load of a worker's engine: how many requests it runs, and how fast.
 
-A worker sends it with each heartbeat. `lua/beat.lua` writes it into the field `load` of `worker:<worker>`, and people
-read it on the gateway's page. Nothing decides by it.
+A worker sends it with each heartbeat, and `lua/beat.lua` writes it into the field `load` of `worker:<worker>`. The
+gateway's page and `gristmill top` show it to people. No code decides by it.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,8 +1,8 @@
 """The spans of a claimed request: how long it waited, its run on the engine, and how the worker settled it.
 
-All are children of the span that submitted the request, whose context is in the facts of the record
-(`trace_context.py`). A request that comes again has the spans of each claim, so retries and deaths
-show in one trace. A request without a context gets no spans: only producers begin traces.
+They are children of the span `submit`, whose context is in the facts of the record (`trace_context.py`). A request
+that is claimed again gets these spans for each claim, so retries and deaths show in one trace. A request without a
+context gets no spans, because only producers begin traces.
 """
 
 import time
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def spans_of(claimed: Claimed, worker: str, queue: str) -> "RequestSpans | None":
-    """Return what records the spans of a claim; None if the process or the request has no trace."""
+    """Return the recorder of the spans of a claim; None if the process records none or the request has no trace."""
     if not trace_id_of(claimed.record.facts):
         return None
     found = tracer()

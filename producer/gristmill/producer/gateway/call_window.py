@@ -1,4 +1,4 @@
-"""Count calls in a moving minute, in Redis for all gateways together. Calls of tenants and sign-ins are counted so."""
+"""Count calls in a moving minute, in Redis for all gateways together: the calls of tenants, and tries to sign in."""
 
 from typing import Any
 
