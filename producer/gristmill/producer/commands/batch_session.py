@@ -1,8 +1,7 @@
 """Do the work of the `gristmill batch` commands; each call opens a connection and closes it."""
 
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -12,70 +11,25 @@ import click
 from gristmill.producer.arguments import scope_of
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.batch_spec import BatchSpec, check_endpoint, window_s
-from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import ChildBatch, children_of
-from gristmill.producer.batches.objects import (
-    BatchRecord,
-    public_fields,
-)
+from gristmill.producer.batches.child_batches import children_of
+from gristmill.producer.batches.objects import BatchRecord, public_fields
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.shown_batches import as_shown
-from gristmill.producer.batches.storage import Storage, unusable
 from gristmill.producer.batches.upload import Upload
 from gristmill.producer.commands.batch_files import write_rows
 from gristmill.producer.commands.batch_watch import BatchWatch, untaken
+from gristmill.producer.commands.batch_words import child_line, list_line, show_lines
 from gristmill.producer.commands.pause_words import is_named_by_client, told_of_pause
-from gristmill.producer.commands.session import on_queue, print_json
-from gristmill.producer.usage_report import cost_of
+from gristmill.producer.commands.session import print_json
+from gristmill.producer.commands.store_session import on_store
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.names import DEFAULT_TENANT
-from gristmill.shared.one_line import one_line
 from gristmill.shared.pauses import Pause, batch_scope, pause_in_words, this_user
-from gristmill.shared.queue import Queue
 from gristmill.shared.redis_eviction import warn_of_eviction
 from gristmill.shared.request_json import request_from_json
 
 T = TypeVar("T")
-
-MAX_ERROR = 100
-"""Most characters of an error in a line of `batch list`."""
-
-
-def on_store(
-    settings: BatchSettings,
-    work: Callable[[BatchStore], Coroutine[Any, Any, T]],
-    *,
-    any_format: bool = False,
-) -> T:
-    """Run a coroutine on the batches and files of a queue.
-
-    Raises:
-        GristmillError: The storage cannot be used.
-        WrongFormat: Another version wrote the queue, and `any_format` is false.
-    """
-    storage = Storage(settings.storage_url)
-
-    def on_open_queue(queue: Queue) -> Coroutine[Any, Any, T]:
-        return work(BatchStore(queue, storage, settings))
-
-    with storage_errors(storage):
-        return on_queue(settings, on_open_queue, any_format=any_format)
-
-
-@contextmanager
-def storage_errors(storage: Storage) -> Iterator[None]:
-    """Turn errors of a storage into Gristmill's.
-
-    Raises:
-        GristmillError: The storage cannot be used.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, OSError) or type(error).__module__.startswith("botocore"):
-            raise GristmillError(unusable(storage.url, error)) from None
-        raise
 
 
 class BatchSession:
@@ -165,7 +119,7 @@ class BatchSession:
 
         async def found(batches: Batches) -> Sequence[str]:
             children = await children_of(batches.store, record)
-            return [f"queue    {child.queue}: {_child_in_words(child)}" for child in children]
+            return [child_line(child) for child in children]
 
         return self._run(found)
 
@@ -199,18 +153,13 @@ class BatchSession:
         records, pauses = self._run(lambda batches: self._newest(batches, limit))
         width = max((len(record.tenant) for record in records), default=0)
         for record in records:
-            owner = {} if self._tenant else {"tenant": record.tenant}
+            is_paused = batch_scope(record.id) in pauses
             if as_json:
-                print_json(
-                    public_fields(record) | owner | {"is_paused": batch_scope(record.id) in pauses}
-                )
+                owner = {} if self._tenant else {"tenant": record.tenant}
+                print_json(public_fields(record) | owner | {"is_paused": is_paused})
             else:
-                column = f"  {record.tenant:<{width}}" if owner else ""
-                pause = "  paused" if batch_scope(record.id) in pauses else ""
-                wait = "  waiting" if record.waiting else ""
-                click.echo(
-                    f"{record.id}{column}  {record.status:<11}  {_counts(record)}{pause}{wait}{_first_error(record, self._on)}"
-                )
+                column = "" if self._tenant else f"{record.tenant:<{width}}"
+                click.echo(list_line(record, column, self._on, is_paused=is_paused))
         if paused := pause_in_words(self._settings.queue, pauses):
             say(paused)
         if not records:
@@ -243,7 +192,7 @@ class BatchSession:
             click.echo(record.id)
             say(f"batch created; watch it with: gristmill batch show {record.id} --wait {self._on}")
         else:
-            for line in _lines(record, self._settings.device_hour_price):
+            for line in show_lines(record, self._settings.device_hour_price):
                 click.echo(line)
 
     @staticmethod
@@ -320,50 +269,6 @@ class BatchSession:
             return request_from_json(first, max_request_bytes=limit).endpoint
         except InvalidRequest as error:
             raise InvalidRequest(f"line 1: {error}; or name the endpoint with --endpoint") from None
-
-
-def _counts(record: BatchRecord) -> str:
-    counts = record.request_counts
-    others = [
-        f"{number:,} {name}"
-        for name in ("failed", "cancelled", "expired")
-        if (number := getattr(counts, name))
-    ]
-    return f"{counts.completed:,}/{counts.total:,} completed" + "".join(f", {text}" for text in others)  # fmt: skip
-
-
-def _child_in_words(child: ChildBatch) -> str:
-    if child.state is None:
-        return "not begun, or purged"
-    return f"{child.state.record.status}, {_counts(child.state.record)}"
-
-
-def _first_error(record: BatchRecord, on_queue: str) -> str:
-    """Return the first words of the reason why a whole file was refused, or ""."""
-    if not (record.errors and record.errors.data):
-        return ""
-    return f"  {one_line(record.errors.data[0].message, MAX_ERROR)}; see: gristmill batch show {record.id} {on_queue}"
-
-
-def _lines(record: BatchRecord, device_hour_price: float) -> list[str]:
-    lines = [
-        f"batch    {record.id}",
-        f"tenant   {record.tenant}",
-        f"status   {record.status}",
-        f"counts   {_counts(record)}",
-        f"tokens   {record.usage.input_tokens:,} in, {record.usage.output_tokens:,} out",
-        f"device   {_device_time(record.device_ms, device_hour_price)}",
-    ]
-    lines += [f"error    {error.code}: {error.message}" for error in record.errors.data] if record.errors else []  # fmt: skip
-    lines += [f"warning  {each.code}: {each.message}" for each in record.warnings.data] if record.warnings else []  # fmt: skip
-    lines += [f"output   {record.output_file_id}"] if record.output_file_id else []
-    lines += [f"errors   {record.error_file_id}"] if record.error_file_id else []
-    return lines
-
-
-def _device_time(device_ms: int, device_hour_price: float) -> str:
-    cost = cost_of(device_ms, device_hour_price)
-    return f"{device_ms / 1000:,.1f} s" + (f", cost {cost:,.4f}" if device_hour_price else "")
 
 
 def _say_left_out(number: int) -> None:

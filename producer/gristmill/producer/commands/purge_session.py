@@ -10,9 +10,9 @@ import click
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.settings import BatchSettings
 from gristmill.producer.batches.storage import Storage
-from gristmill.producer.commands.batch_session import storage_errors
 from gristmill.producer.commands.display import LINE_INTERVAL_S
 from gristmill.producer.commands.session import on_tenants, print_json
+from gristmill.producer.commands.store_session import storage_errors
 from gristmill.producer.purge import PurgeReport, Tell
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.cli import say

@@ -169,9 +169,9 @@ def purge(
     Needs the storage that has the queue's files. Deletes nothing if it lacks one. Exits with 1 if there is no such
     queue.
     """
-    from gristmill.producer.commands.batch_session import on_store
     from gristmill.producer.commands.purge_session import confirm, in_counts, run_purge
     from gristmill.producer.commands.session import on_queue
+    from gristmill.producer.commands.store_session import on_store
     from gristmill.producer.known_names import unknown_queue
     from gristmill.producer.purge import count_of_queue, purge_queue
     from gristmill.producer.purge_checks import check_unheld
