@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batches import CHAT, TENANT, Steps, all_rows, create, open_batches
+from batches import CHAT, TENANT, Steps, all_rows, chat, create, open_batches
 from command_line import SettlingWorker
 
 from gristmill.producer.batches.batch_service import Batches
@@ -89,3 +89,13 @@ def open_family(
     store = open_batches(queue, folder, **settings).store
     declared = {OTHER_MODEL: second.keys.queue} if is_declared else {}
     return Family(Batches(store, [queue.keys.queue, second.keys.queue], declared), second)
+
+
+def mixed(number: int) -> list[Any]:
+    """Return lines that name the two models by turns."""
+    return [chat(f"c{i}", model=(HOME_MODEL, OTHER_MODEL)[i % 2]) for i in range(number)]
+
+
+def ids(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the custom_id of each row."""
+    return [row["custom_id"] for row in rows]

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from batches import TENANT, all_rows, chat, create, files_in, open_batches, run
 from command_line import SettlingWorker
-from mortals import Killed, Mortal
-from redis.asyncio import RedisCluster
+from mortals import Killed, Mortal, connected_again, dies, last_call
 
 from gristmill.producer.batches.batch_service import Batches
-from gristmill.producer.batches.lifecycle import LeasedBatch, advance
-from gristmill.shared.connection import connect
+from gristmill.producer.batches.lifecycle import LeasedBatch
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.queue import Queue
 
@@ -46,7 +44,8 @@ async def test_each_line_runs_once_and_has_one_row(
         for turn in range(2_000):
             if turn == cancel_at:
                 await _cancel(batches, batch.id)
-            num_deaths += await _life(any_redis_url, queue, tmp_path, batch.id, chance)
+            calls = last_call(chance, num_deaths, 60)
+            num_deaths += await _life(any_redis_url, queue, tmp_path, batch.id, calls, chance)
             phase = (await batches.store.records.state(batch.id)).phase
             if phase == "announce":
                 await batches.store.records.mark_announced(batch.id)
@@ -74,23 +73,13 @@ async def _cancel(batches: Batches, batch: str) -> None:
         await batches.cancel(TENANT, batch)
 
 
-async def _life(url: str, queue: Queue, folder: Path, batch: str, chance: random.Random) -> bool:
-    """Run one steward for a slice; return True if it was killed. Its lease then ends at once."""
-    redis = connect(url)
-    steward = open_batches(
-        Queue(redis, queue.keys.queue, queue.limits), folder, batch_window_requests=20
-    )
-    if isinstance(redis, RedisCluster):
-        await redis.initialize()
-    Mortal(steward.store, chance.randrange(1, 60), chance)
-    try:
-        await advance(steward.store, batch, lambda _: chance.random() < 0.7)
-    except Killed:
-        await queue.redis.unlink(queue.keys.batch_lease(batch))
-        return True
-    finally:
-        await redis.aclose()
-    return False
+async def _life(
+    url: str, queue: Queue, folder: Path, batch: str, calls: int, chance: random.Random
+) -> bool:
+    """Be one steward for a slice; return True if it was killed."""
+    async with connected_again(url, queue) as again:
+        store = open_batches(again, folder, batch_window_requests=20).store
+        return await dies(queue, store, batch, calls, chance, lambda _: chance.random() < 0.7)
 
 
 async def test_one_dies_at_each_stage_of_finalizing(
@@ -103,18 +92,14 @@ async def test_one_dies_at_each_stage_of_finalizing(
         batch = await create(batches, [chat(f"c{i}") for i in range(40)])
         async with SettlingWorker(queue).running():
             await run(batches, batch, until=lambda record: record.status == "finalizing")
-        redis = connect(any_redis_url)
-        if isinstance(redis, RedisCluster):
-            await redis.initialize()
-        steward = open_batches(Queue(redis, queue.keys.queue, queue.limits), tmp_path)
-        Mortal(steward.store, num_deaths + 1, random.Random(num_deaths))
-        try:
-            await run(steward, batch)
-            break
-        except Killed:
-            num_deaths += 1
-        finally:
-            await redis.aclose()
+        async with connected_again(any_redis_url, queue) as again:
+            steward = open_batches(again, tmp_path)
+            Mortal(steward.store, num_deaths + 1, random.Random(num_deaths))
+            try:
+                await run(steward, batch)
+                break
+            except Killed:
+                num_deaths += 1
         await queue.redis.unlink(queue.keys.batch_lease(batch.id))
         two = await asyncio.gather(run(batches, batch), run(batches, batch))
         assert [ended.request_counts.completed for ended in two] == [40, 40]

@@ -10,7 +10,8 @@ A batch is run by stewards, and clients see it through the gateway or `gristmill
     shown_batches   what a client sees of a batch beside its record
     batch_store     the state of batches: queue, storage, settings, and the modules below
       batch_records   batches in Redis; batch_state is one of them as read
-      child_batches   the parts of a batch of several queues; model_settings says which queue has which model
+      child_batches   the children of a batch of several queues; model_settings says which queue has which model
+      joined_parts    their parts, read as those of one batch
       due_batches     which batch needs a steward, and when
       stored_files    files of tenants; upload writes a new one
       file_purge      removes files and batches with their objects, of one tenant or of all

@@ -9,7 +9,7 @@ import orjson
 from gristmill.producer.batches.objects import BatchRecord, BatchStatus
 
 Phase = Literal["validate", "execute", "follow", "finalize", "announce"]
-"""The next step of a batch; jobs have these names. A batch with children follows them."""
+"""The next step of a batch; a steward's job has the same name. Only a batch with children has the phase `follow`."""
 
 Work = Literal["steps", "files", "webhooks"]
 """A kind of work. Tenants take turns in each of them: steps are RQ's jobs, one at a time; stewards write files and
@@ -30,8 +30,13 @@ _PHASES: Mapping[BatchStatus, Phase] = {
 }
 
 
-class ChildLines(NamedTuple):
-    """What a child runs: the path of the object that lists the lines it leaves out, and the number of all others."""
+class ChildPlan(NamedTuple):
+    """What a child runs.
+
+    Attributes:
+        skipped: Path of the object that lists the lines which the child leaves out.
+        num_lines: Lines that it runs.
+    """
 
     skipped: str
     num_lines: int
@@ -57,7 +62,7 @@ class Validated:
         custom_ids: Paths of the objects with the digests of the custom_ids, in the order of the lines.
         warnings: The first warnings, as the fields of `BatchError`.
         num_warned: Lines with a warning so far.
-        queues: Paths of the objects that say which queue takes each line, in the order of the lines.
+        queues: Paths of the objects that have the number of each line's queue, in the order of the lines.
     """
 
     line: int = 0
@@ -87,11 +92,11 @@ class Checkpoint:
         offset: Byte at which the next line begins.
         is_read: True once the whole input was read.
         outstanding: Lines that were read and have no row yet, each with its `ByteRange`.
-        skipped: Path of the object that lists the lines which execution leaves out: validation gave them a row, or
-            another queue runs them. "" for no such lines.
+        skipped: Path of the object that lists the lines which execution leaves out, "" for none. Validation gave them
+            a row, or another queue runs them.
         has_parts: True while parts lie in the storage.
         validated: How far validation has come; where execution begins does not depend on it.
-        planned: Queue -> what its child runs, until all children exist.
+        planned: Queue -> plan of its child. Empty a minute after the split, once no failover can lose a child any more.
     """
 
     line: int = 0
@@ -101,7 +106,7 @@ class Checkpoint:
     skipped: str = ""
     has_parts: bool = False
     validated: Validated = Validated()
-    planned: Mapping[str, ChildLines] = field(default_factory=dict)
+    planned: Mapping[str, ChildPlan] = field(default_factory=dict)
 
     def dump(self) -> bytes:
         """Return it as JSON."""
@@ -118,7 +123,7 @@ class Checkpoint:
         outstanding = {int(number): ByteRange(*place) for number, place in ranges.items()}
         validated = Validated.parse(fields.pop("validated", {}))
         plans = fields.pop("planned", {})
-        planned = {queue: ChildLines(*plan) for queue, plan in plans.items()}
+        planned = {queue: ChildPlan(*plan) for queue, plan in plans.items()}
         return cls(**fields, outstanding=outstanding, validated=validated, planned=planned)
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import parts_of_all, rows_of_part
+from gristmill.producer.batches.joined_parts import parts_of_all, rows_of_part
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.shared.errors import InvalidRequest
 

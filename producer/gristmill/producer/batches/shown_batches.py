@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import as_one
+from gristmill.producer.batches.child_batches import with_totals
 from gristmill.producer.batches.objects import BatchError, BatchRecord
 from gristmill.shared.errors import BudgetUsedUp
 
@@ -13,7 +13,7 @@ async def as_shown(store: BatchStore, records: Sequence[BatchRecord]) -> Sequenc
 
     A batch of several queues has the counts, tokens and device time of its children.
     """
-    records = [await as_one(store, record) for record in records]
+    records = [await with_totals(store, record) for record in records]
     running = {record.tenant for record in records if _is_running(record)}
     waits = {tenant: await _wait_of(store, tenant) for tenant in sorted(running)}
     return [shown(record, waits.get(record.tenant)) for record in records]

@@ -9,14 +9,18 @@ from dataclasses import replace
 from itertools import chain
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import (
-    PartOfRun,
-    children_of,
+from gristmill.producer.batches.child_batches import children_of
+from gristmill.producer.batches.joined_parts import (
+    OwnedPart,
     kinds_in,
     parts_of_all,
     rows_of_part,
 )
-from gristmill.producer.batches.lifecycle.following import concluded, delete_children, end_child
+from gristmill.producer.batches.lifecycle.ended_children import (
+    delete_parts_of_children,
+    end_child,
+    with_outcome,
+)
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.objects import BatchRecord, FileRecord
 from gristmill.producer.batches.parts import RowKind, parts_folder, results_folder
@@ -38,7 +42,7 @@ async def finalize(store: BatchStore, leased: LeasedBatch) -> None:
     new_files: list[FileRecord] = []
     ids: dict[str, str] = {}
     if record.children:
-        record = concluded(record, await children_of(store, record))
+        record = with_outcome(record, await children_of(store, record))
     all_parts = await parts_of_all(store, record)
     for kind in kinds_in(all_parts):
         parts = [found for found in all_parts if found.part.kind == kind]
@@ -51,9 +55,9 @@ async def finalize(store: BatchStore, leased: LeasedBatch) -> None:
 
 
 async def delete_parts(store: BatchStore, leased: LeasedBatch) -> None:
-    """Delete the parts and children of a batch that has ended, and unlisted objects that a dead steward left."""
+    """Delete the parts of a batch that has ended, those of its children, and the objects that a dead steward left."""
     record = leased.record
-    await leased.run(delete_children(store, record))
+    await leased.run(delete_parts_of_children(store, record))
     paths = []
     for file_id in filter(None, (record.output_file_id, record.error_file_id)):
         with suppress(NotFound):  # its owner has read it and deleted it
@@ -65,7 +69,7 @@ async def delete_parts(store: BatchStore, leased: LeasedBatch) -> None:
 
 
 async def _assemble(
-    store: BatchStore, leased: LeasedBatch, kind: RowKind, parts: Sequence[PartOfRun]
+    store: BatchStore, leased: LeasedBatch, kind: RowKind, parts: Sequence[OwnedPart]
 ) -> FileRecord:
     file = store.files.new_result(leased.record, kind)
     batch = leased.record.id

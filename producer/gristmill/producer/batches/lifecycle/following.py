@@ -1,49 +1,35 @@
 """Follow the children of a batch: create them, pass on a cancel, and begin to join their rows once all have ended.
 
-The steward of the parent's queue does this; the stewards of the other queues run the children as any batch. Nothing
-touches two queues in one step, so each step may be done again:
+A steward of the home queue does this for the parent. The stewards of the other queues run the children like any batch.
+No commit spans two queues, so a steward may die between two steps. The next steward does the step again:
 
-- The commit that ends validation has the plan of every child. A child is created once under its id, from this plan.
+- The commit that ends validation stores the plan of every child. A child is created from its plan. A second creation
+  under the same id changes nothing.
 - A child that has ended keeps its parts until its parent has ended, and its record as long as that of its parent.
-- Its steward wakes the parent. A steward that dies before costs `LOOK_S`.
+- The steward that ends a child wakes the parent. If it dies just before, the parent looks again after `LOOK_S`.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gristmill.producer.batches.batch_state import Checkpoint, ChildLines
+from gristmill.producer.batches.batch_state import Checkpoint, ChildPlan
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import (
-    ChildBatch,
-    child_id,
-    children_of,
-    parent_id,
-    summed,
-)
+from gristmill.producer.batches.child_batches import ChildBatch, child_id, children_of
 from gristmill.producer.batches.lifecycle.leased_batch import LEASE_S, LeasedBatch
-from gristmill.producer.batches.objects import (
-    BatchError,
-    BatchErrors,
-    BatchRecord,
-    BatchUsage,
-    Closing,
-    RequestCounts,
-)
-from gristmill.producer.batches.parts import parts_folder
+from gristmill.producer.batches.objects import BatchRecord, BatchUsage, RequestCounts
 from gristmill.shared.pauses import batch_scope
 
 LOOK_S = 30.0
-"""Seconds between two looks at the children of a batch; a child that ends wakes its parent before."""
+"""Seconds until a parent looks at its children again; a child that ends wakes it earlier."""
 
 PLAN_S = 60.0
-"""Seconds for which a parent creates a child again that is missing: the Redis of its queue may have lost its last
-moments. A child that is missing later was purged."""
+"""Seconds from the split in which a parent creates a missing child again: a failover of Redis may have lost it. A child
+that is missing later was purged."""
 
 OVERDUE_S = LEASE_S
-"""Seconds from a cancel, or from the end of the completion window, until the parent's steward ends a child itself: the
+"""Seconds after a cancel, or after the end of the completion window, when the parent's steward ends a child itself. The
 queue of the child may have no steward."""
 
 Advance = Callable[[BatchStore, str], Coroutine[Any, Any, None]]
@@ -51,44 +37,44 @@ Advance = Callable[[BatchStore, str], Coroutine[Any, Any, None]]
 
 
 async def follow(store: BatchStore, leased: LeasedBatch, advance: Advance) -> None:
-    """Look at the children of a batch once, and do what is to do for them.
+    """Look at the children of a batch once: create missing ones, end late ones, and begin the join if all are over.
 
     Args:
         store: The batches of the parent's queue.
         leased: The parent.
-        advance: Ends a child whose own steward does not.
+        advance: Does a step of a child whose own steward is late.
     """
     record = leased.record
     delay_s = OVERDUE_S if leased.state.is_cancelled else LOOK_S
-    # Before the look: a child that ends after it makes the parent due at once.
+    # Set before the look, so that a child which ends during the look can still make the parent due at once.
     await store.due.wake("files", record.tenant, record.id, delay_s)
-    for queue, lines in leased.state.checkpoint.planned.items():
-        await _create_child(store, leased.record, queue, lines)
-    children = await children_of(store, leased.record)
+    for queue, plan in leased.state.checkpoint.planned.items():
+        await _create_child(store, record, queue, plan)
+    children = await children_of(store, record)
     for child in children:
         if not child.is_over:
             await _end_early(leased, child, advance)
-    await _commit_look(leased, children)
+    await _begin_join(leased, children)
 
 
 async def _create_child(
-    store: BatchStore, parent: BatchRecord, queue: str, lines: ChildLines
+    store: BatchStore, parent: BatchRecord, queue: str, plan: ChildPlan
 ) -> None:
-    """Create the child of a queue, unless it exists; it is paused if its parent is."""
-    other, child = (
-        store.of_queue(queue),
-        _child_record(parent, queue, lines, store.queue.keys.queue),
-    )
+    """Create the child of a queue, unless it exists. It is paused if its parent is."""
+    other = store.of_queue(queue)
+    child = _child_record(parent, queue, plan, store.queue.keys.queue)
     pause = await store.queue.pauses.of(batch_scope(parent.id))
     if pause:
         await other.queue.pauses.pause(batch_scope(child.id), pause.by, pause.reason)
-    await other.records.create_child(child, Checkpoint(skipped=lines.skipped))
-    if pause and not await store.queue.pauses.of(batch_scope(parent.id)):  # resumed meanwhile
+    await other.records.create_child(child, Checkpoint(skipped=plan.skipped))
+    if pause and not await store.queue.pauses.of(
+        batch_scope(parent.id)
+    ):  # a client resumed it since
         await other.queue.pauses.resume(batch_scope(child.id))
 
 
-async def _commit_look(leased: LeasedBatch, children: Sequence[ChildBatch]) -> None:
-    """Begin to join the rows once all children are over; drop the plan once no child can get lost any more."""
+async def _begin_join(leased: LeasedBatch, children: Sequence[ChildBatch]) -> None:
+    """Make a parent `finalizing` once all its children are over; drop the plans of the children after `PLAN_S`."""
     record, checkpoint = leased.record, replace(leased.state.checkpoint, planned={})
     if all(child.is_over for child in children):
         update = {"status": "finalizing", "finalizing_at": int(time.time())}
@@ -97,7 +83,8 @@ async def _commit_look(leased: LeasedBatch, children: Sequence[ChildBatch]) -> N
         await leased.commit(record, checkpoint)
 
 
-def _child_record(parent: BatchRecord, queue: str, plan: ChildLines, home: str) -> BatchRecord:
+def _child_record(parent: BatchRecord, queue: str, plan: ChildPlan, home: str) -> BatchRecord:
+    """Return the record of a new child: that of its parent, without what is the parent's own."""
     own = {
         "id": child_id(parent.id, queue), "home": home, "children": (), "queues": (), "declared": {},
         "request_counts": RequestCounts(total=plan.num_lines), "usage": BatchUsage(), "device_ms": 0,
@@ -107,7 +94,7 @@ def _child_record(parent: BatchRecord, queue: str, plan: ChildLines, home: str) 
 
 
 async def _end_early(leased: LeasedBatch, child: ChildBatch, advance: Advance) -> None:
-    """Pass a cancel on to a child; end the child here if its own steward does not in time."""
+    """Pass a cancel on to a child; do its steps here if its own steward is late by `OVERDUE_S`."""
     if child.state is None:
         return
     record = child.state.record
@@ -119,53 +106,3 @@ async def _end_early(leased: LeasedBatch, child: ChildBatch, advance: Advance) -
     if time.time() > end_s + OVERDUE_S:
         for _ in ("execute", "finalize"):
             await leased.run(advance(child.store, child.id))
-
-
-async def end_child(store: BatchStore, leased: LeasedBatch) -> None:
-    """End a child that has all its rows, and wake its parent, which joins them."""
-    record = leased.record
-    status = record.closing or "completed"
-    ended = record.model_copy(update={"status": status, f"{status}_at": int(time.time())})
-    await leased.commit(ended, leased.state.checkpoint)
-    if record.home:
-        home = store.of_queue(record.home)
-        await home.due.wake("files", record.tenant, parent_id(record.id))
-
-
-def concluded(record: BatchRecord, children: Sequence[ChildBatch]) -> BatchRecord:
-    """Return a parent whose children are over, with their sums and errors, and the status with which it ends."""
-    errors = [error for child in children for error in _errors_of(child)]
-    update = {
-        "closing": _closing(record, children),
-        "errors": BatchErrors(data=tuple(errors)) if errors else None,
-    }
-    return summed(record, children).model_copy(update=update)
-
-
-def _errors_of(child: ChildBatch) -> Sequence[BatchError]:
-    if child.state is None:
-        message = f"queue {child.queue} was purged, so that the lines of its models have no rows"
-        return [BatchError(code="queue_purged", message=message)]
-    errors = child.state.record.errors
-    return errors.data if errors else ()
-
-
-def _closing(record: BatchRecord, children: Sequence[ChildBatch]) -> Closing:
-    """Return the status of a parent: cancelled if a cancel ended lines, else the worst of its children."""
-    statuses = {child.state.record.status if child.state else "failed" for child in children}
-    order: tuple[Closing, ...] = ("failed", "expired", "cancelled")
-    if record.cancelling_at:
-        order = ("cancelled", "failed", "expired")
-    return next((status for status in order if status in statuses), "completed")
-
-
-async def delete_children(store: BatchStore, record: BatchRecord) -> None:
-    """Delete the parts of the children of a batch, whose rows its files have.
-
-    The records stay as long as that of the parent. So a steward that was away cannot create a child again.
-    """
-    for queue in record.children:
-        other, child = store.of_queue(queue), child_id(record.id, queue)
-        await asyncio.to_thread(store.storage.delete_folder, parts_folder(child))
-        await other.records.forget_parts(record.tenant, child)
-        await other.records.expire(child, store.settings.batch_ttl_s)

@@ -1,4 +1,4 @@
-"""The queues to which the lines of one batch may go: which of them takes a line, and what its workers serve."""
+"""The queues that may take the lines of a batch. Validation asks which queue takes a line, and whether it serves it."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,13 +15,16 @@ from gristmill.shared.request import Request
 
 
 class LineQueues:
-    """The queues of one batch by their numbers; 1 is the batch's own.
+    """The queues of one batch, numbered from 1; number 1 is the batch's own queue.
 
-    The rule is that of the gateway. A declared model goes to its queue. Any other goes to the first queue whose live
-    workers serve it. The batch's own queue takes the rest, and refuses a model if its workers do not serve it.
+    The gateway routes live requests by the same rule (`gateway/model_map.py`):
+
+    1. A declared model goes to its queue.
+    2. Any other model goes to the first queue whose live workers serve it.
+    3. The batch's own queue takes the rest. If it has workers, it refuses a model that none of them serves.
 
     Args:
-        fleets: Fleet of each queue, in order.
+        fleets: Fleet of each queue, in the order of the numbers.
         declared: Model -> one of the queues, for models that may have no worker.
         body_checks: Check of the bodies of each queue; None to skip it.
         check_models: False refuses no model.
@@ -46,7 +49,7 @@ class LineQueues:
         """True if every line goes to the batch's own queue."""
         return len(self._fleets) == 1
 
-    def number(self, request: Request) -> int:
+    def number_for(self, request: Request) -> int:
         """Return the number of the queue that takes a request."""
         if self.is_single or not request.model:
             return 1

@@ -37,7 +37,7 @@ class LineValidator:
     """Checks the lines of one file in their order.
 
     Args:
-        batch: Batch of the lines. In a strict one of a single queue all lines must name the same model, as with OpenAI.
+        batch: Batch of the lines. If it is strict and has one queue, all lines must name the same model, as with OpenAI.
         reader: Reader that turns lines into requests.
         media_domains: Hosts from which any URL may be fetched.
         queues: Queues to which the lines may go.
@@ -52,8 +52,7 @@ class LineValidator:
         custom_ids: Custom_ids of these lines.
         warnings: What the first `MAX_KEPT` of the good lines have that the engine ignores.
         num_warned: Good lines with such fields.
-        taken_by: Number of the queue that takes each line which was checked here; 0 for a bad line. Empty if there is
-            one queue.
+        taken_by: Number of the queue that takes each line of this slice; 0 for a bad line. Empty if there is one queue.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class LineValidator:
         if isinstance(entry, BadLine):
             bad: BadLine | None = entry
         else:
-            queue = self._queues.number(entry)
+            queue = self._queues.number_for(entry)
             bad = self._misfit(line.number, entry, queue) or self._unlike_others(line.number, entry)
             if bad is None and entry.unknown_fields:
                 self._warn(line.number, entry)

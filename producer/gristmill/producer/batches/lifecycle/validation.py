@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from gristmill.producer.batches.batch_state import ChildLines, Validated
+from gristmill.producer.batches.batch_state import ChildPlan, Validated
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.lifecycle.early_end import end_without_rows
 from gristmill.producer.batches.lifecycle.execution import MayGoOn
@@ -15,7 +15,7 @@ from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.line_queues import names_of_queues, read_line_queues
 from gristmill.producer.batches.lifecycle.line_validator import MAX_KEPT, LineValidator, described
 from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, RowBuffer
-from gristmill.producer.batches.objects import BatchError, BatchErrors
+from gristmill.producer.batches.objects import BatchError, BatchErrors, BatchRecord
 from gristmill.producer.batches.parts import parts_folder
 from gristmill.producer.batches.rows import BadLine, CustomIds, bad_line_row, lines_of
 from gristmill.shared.errors import InvalidRequest
@@ -166,23 +166,11 @@ class Validation:
         planned = await self._plan_children(validator)
         await self._leased.run_blocking(self._rows.flush)
         parts = self._rows.take_parts()
-        order = "input" if planned else before.record.order
-        counts = {"total": validator.num_lines, "failed": len(skipped)}
-        record = before.record.model_copy(
-            update={
-                "status": "in_progress",
-                "in_progress_at": int(time.time()),
-                "model": validator.model or None,
-                "warnings": _warnings(validator),
-                "request_counts": before.record.request_counts.model_copy(update=counts),
-                "children": tuple(planned),
-                "order": order,
-            }
-        )
         has_parts = before.checkpoint.has_parts or bool(parts) or bool(planned)
         checkpoint = replace(
             before.checkpoint, skipped=path, has_parts=has_parts, validated=Validated(), planned=planned
         )  # fmt: skip
+        record = _validated(before.record, validator, len(skipped), tuple(planned))
         await self._leased.commit(record, checkpoint, parts=parts)
 
     def _skipped(self, validator: LineValidator) -> "array[int]":
@@ -190,22 +178,23 @@ class Validation:
         digests = validator.custom_ids.digests(validator.num_lines)
         return array("Q", (number for number, digest in enumerate(digests, 1) if not digest))
 
-    async def _plan_children(self, validator: LineValidator) -> dict[str, ChildLines]:
-        """Return what the child of each queue runs; none if the batch's own queue takes all lines."""
+    async def _plan_children(self, validator: LineValidator) -> dict[str, ChildPlan]:
+        """Return queue -> plan of its child; empty if the batch's own queue takes all lines."""
         names = names_of_queues(self._leased.record, self._store.queue.keys.queue)
         if len(names) == 1:
             return {}
         read = partial(self._read_array, "H", self._before.queues)
         taken_by = await self._leased.run_blocking(read) + validator.taken_by
-        used = sorted(set(taken_by) - {0})
-        if used in ([], [1]):
+        used = sorted(set(taken_by) - {0})  # 0: bad lines
+        if used in ([], [1]):  # 1: the batch's own queue
             return {}
         return {names[number - 1]: await self._plan_child(taken_by, number) for number in used}
 
-    async def _plan_child(self, taken_by: "array[int]", number: int) -> ChildLines:
+    async def _plan_child(self, taken_by: "array[int]", number: int) -> ChildPlan:
+        """Write the lines that the child of a queue leaves out, and return its plan."""
         others = array("Q", (line for line, taken in enumerate(taken_by, 1) if taken != number))
         path = await self._write_array("skipped", others)
-        return ChildLines(path, len(taken_by) - len(others))
+        return ChildPlan(path, len(taken_by) - len(others))
 
     async def _write_array(self, name: str, numbers: "array[int]") -> str:
         """Write numbers into a new object and return its path."""
@@ -213,6 +202,23 @@ class Validation:
         path = storage.new_path(parts_folder(self._leased.id), name)
         await self._leased.run_blocking(partial(storage.write, path, numbers.tobytes()))
         return path
+
+
+def _validated(
+    record: BatchRecord, validator: LineValidator, num_skipped: int, children: tuple[str, ...]
+) -> BatchRecord:
+    """Return the record of a batch that is in progress, with its counts, warnings and children."""
+    counts = {"total": validator.num_lines, "failed": num_skipped}
+    update = {
+        "status": "in_progress",
+        "in_progress_at": int(time.time()),
+        "model": validator.model or None,
+        "warnings": _warnings(validator),
+        "request_counts": record.request_counts.model_copy(update=counts),
+        "children": children,
+        "order": "input" if children else record.order,
+    }
+    return record.model_copy(update=update)
 
 
 def _warnings(validator: LineValidator) -> BatchErrors | None:
