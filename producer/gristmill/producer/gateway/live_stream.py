@@ -19,10 +19,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from gristmill.producer.gateway.failover_retry import retry_redis
+from gristmill.producer.gateway.growing_text import Diverged
 from gristmill.producer.gateway.http_errors import ApiError, api_error
 from gristmill.producer.gateway.model_map import ServedQueue
 from gristmill.producer.gateway.sent_events import SentEvents
-from gristmill.producer.gateway.sent_text import Diverged, SentText
+from gristmill.producer.gateway.sent_text import SentText
 from gristmill.producer.gateway.stream_reader import Following
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.event_streams import START, Entry, stream_options

@@ -1,8 +1,8 @@
 """Remember what a stream of the Responses API has sent, so that a response that is computed again goes on in it.
 
-The events of this API have numbers, and each delivery of a request makes other ids. So the gateway compares the events of
-a new delivery with those that it sent: by their types, and the parts of a text by the text. It leaves out identical ones.
-The rest gets the ids and the time of the first delivery, and the next numbers.
+The events of this API are numbered, and each delivery of a request makes its own ids. So the gateway compares a new
+delivery with the events that it sent: texts by their characters, other events by their types. It leaves out what is
+identical. All other events get the ids and the time of the first delivery, and the next numbers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gristmill.producer.gateway.sent_text import Diverged, GrowingText
+from gristmill.producer.gateway.growing_text import Diverged, GrowingText, tokens_within
 from gristmill.shared.answers import list_in, mapping
 
 NAMES = ("id", "item_id", "call_id", "created_at")
@@ -18,18 +18,18 @@ NAMES = ("id", "item_id", "call_id", "created_at")
 
 
 class _Sent:
-    """One event that was sent, or the parts of one text that came one after the other.
+    """One event that was sent, or the successive deltas of one text.
 
     Attributes:
-        kind: Its type, and where its text belongs.
+        kind: Its type and the indexes of its place in the response.
         names: The values of its `NAMES`.
-        text: The parts; None for an event without a part of a text.
+        text: The deltas, joined; None for an event without a delta.
     """
 
     def __init__(self, event: Mapping[str, Any]) -> None:
         self.kind = _kind_of(event)
         self.names = list(_names_in(event))
-        self.text = GrowingText() if _is_part(event) else None
+        self.text = GrowingText() if _is_delta(event) else None
 
 
 class SentEvents:
@@ -44,15 +44,15 @@ class SentEvents:
 
     @property
     def is_behind(self) -> bool:
-        """True while the present delivery has less than what was sent."""
+        """True while the new delivery is shorter than what was sent."""
         rest = self._sent[self._at :]
         return bool(rest) and (len(rest) > 1 or not self._is_at_end_of(rest[0]))
 
     def pass_on(self, delivery: int, event: bytes) -> bytes | None:
-        """Return what the client gets of an event; None for nothing.
+        """Return the part of an event that the client does not have yet, or None.
 
         Args:
-            delivery: Delivery of the request that the event is of.
+            delivery: Number of the delivery that made the event.
             event: The `event:` and `data:` lines of vLLM.
 
         Raises:
@@ -89,7 +89,7 @@ class SentEvents:
         return sent.text is not None and self._at_char == sent.text.num_chars
 
     def _pass(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Return an event without what was sent, with the first names and its number; None if nothing is left."""
+        """Return an event without what was sent, with the first delivery's ids and a new number; None if none is left."""
         kind = _kind_of(event)
         if self._at < len(self._sent):
             sent = self._sent[self._at]
@@ -101,7 +101,7 @@ class SentEvents:
         return self._numbered(event) if self._take(event, kind) or is_new else None
 
     def _take(self, event: dict[str, Any], kind: str) -> bool:
-        """Compare an event with the one at this place, and cut its text; return whether some of its text is new."""
+        """Compare an event with the one that was sent here, and cut its text; return whether some text is new."""
         sent = self._sent[self._at]
         if kind != sent.kind:
             raise Diverged
@@ -110,12 +110,12 @@ class SentEvents:
             self._at += 1
             return False
         text: str = event["delta"]
-        num_cut = min(len(text), sent.text.num_chars - self._at_char)
-        if text[:num_cut] != sent.text.part(self._at_char, num_cut):
-            raise Diverged
+        num_cut = sent.text.repeated(text, self._at_char)
         event["delta"] = text[num_cut:]
         if num_cut:
-            event["logprobs"] = _after(list_in(event.get("logprobs")), num_cut)
+            logprobs = list_in(event.get("logprobs"))
+            tokens = [mapping(item).get("token", "") for item in logprobs]
+            event["logprobs"] = logprobs[tokens_within(tokens, num_cut) :]
         if event["delta"] and self._at < len(self._sent) - 1:
             raise Diverged  # this text had ended here
         sent.text.append(event["delta"])
@@ -128,7 +128,7 @@ class SentEvents:
         return event
 
 
-def _is_part(event: Mapping[str, Any]) -> bool:
+def _is_delta(event: Mapping[str, Any]) -> bool:
     return isinstance(event.get("delta"), str)
 
 
@@ -153,7 +153,7 @@ def _names_in(value: Any) -> Iterator[Any]:
 
 
 def _renamed(value: Any, names: Mapping[Any, Any]) -> Any:
-    """Return JSON with other values of `NAMES`."""
+    """Return JSON with the values of `NAMES` replaced."""
     if isinstance(value, list):
         return [_renamed(each, names) for each in value]
     if not isinstance(value, dict):
@@ -164,14 +164,6 @@ def _renamed(value: Any, names: Mapping[Any, Any]) -> Any:
         else _renamed(each, names)
         for name, each in value.items()
     }
-
-
-def _after(logprobs: list[Any], num_chars: int) -> list[Any]:
-    """Return the logprobs of the tokens after this number of characters."""
-    while logprobs and num_chars >= len(mapping(logprobs[0]).get("token", "")) > 0:
-        num_chars -= len(logprobs[0]["token"])
-        logprobs = logprobs[1:]
-    return logprobs
 
 
 def _as_event(event: Mapping[str, Any]) -> bytes:

@@ -1,47 +1,20 @@
 """Remember what a stream has sent, so that an answer that is computed again goes on where the first one broke off.
 
-The text of a new delivery is compared with what was sent, for each choice and also for its reasoning and its tool calls.
-What is identical is left out. `Diverged` tells of a difference.
+Another delivery sends the whole answer again. `SentText` compares it with what was sent, for each choice and also for
+its reasoning and its tool calls. It leaves out identical text, and raises `Diverged` at a difference.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from io import StringIO
 from typing import Any
 
 import orjson
 
+from gristmill.producer.gateway.growing_text import Diverged, GrowingText, tokens_within
 from gristmill.shared.answers import list_in, mapping
 
 Key = tuple[int, str]
 """A choice, and the name of a text in it: `text`, `content`, `reasoning`, `call 0`."""
-
-
-class Diverged(Exception):
-    """The new answer differs from what was sent."""
-
-
-class GrowingText:
-    """A text that grows at its end; a string would be copied whole with each token.
-
-    Attributes:
-        num_chars: Its length.
-    """
-
-    def __init__(self) -> None:
-        self._buffer = StringIO(newline="")
-        self.num_chars = 0
-
-    def append(self, text: str) -> None:
-        """Add a text at the end."""
-        self._buffer.seek(self.num_chars)
-        self._buffer.write(text)
-        self.num_chars += len(text)
-
-    def part(self, start: int, num_chars: int) -> str:
-        """Return the characters from `start` on, this many or up to the end."""
-        self._buffer.seek(start)
-        return self._buffer.read(num_chars)
 
 
 class SentText:
@@ -59,14 +32,14 @@ class SentText:
 
     @property
     def is_behind(self) -> bool:
-        """True while the present delivery has less than what was sent."""
+        """True while the new delivery is shorter than what was sent."""
         return self._is_replay and any(map(self._lacks, self._begun))
 
     def pass_on(self, delivery: int, event: bytes) -> bytes | None:
-        """Return what the client gets of an event; None for nothing.
+        """Return the part of an event that the client does not have yet, or None.
 
         Args:
-            delivery: Delivery of the request that the event is of.
+            delivery: Number of the delivery that made the event.
             event: A `data:` line of vLLM.
 
         Raises:
@@ -90,7 +63,7 @@ class SentText:
             shows_usage: True if the usage is an event.
 
         Raises:
-            Diverged: What was sent is no beginning of the answer.
+            Diverged: The answer does not begin with what was sent.
         """
         self._is_replay, self._replayed = bool(self._begun), {}
         is_chat = answer.get("object") == "chat.completion"
@@ -109,7 +82,7 @@ class SentText:
             yield b"data: " + orjson.dumps(chunk)
 
     def _lacks(self, index: int) -> bool:
-        """Return whether the present delivery has less of a choice than what was sent."""
+        """Return whether a choice of the new delivery is shorter than what was sent of it."""
         return any(
             self._replayed.get(key, 0) < text.num_chars
             for key, text in self._texts.items()
@@ -159,11 +132,9 @@ class SentText:
         """Cut the sent beginning out of a text; return how many characters it has."""
         text, sent = holder[name], self._texts[key]
         at = self._replayed.get(key, 0)
-        num_cut = min(len(text), sent.num_chars - at)
-        if text[:num_cut] != sent.part(at, num_cut) or (
-            len(text) > num_cut and key[0] in self._finished
-        ):
-            raise Diverged
+        num_cut = sent.repeated(text, at)
+        if len(text) > num_cut and key[0] in self._finished:
+            raise Diverged  # the first delivery had ended here
         holder[name] = text[num_cut:]
         self._replayed[key] = at + len(text)
         sent.append(holder[name])
@@ -201,15 +172,12 @@ def _as_part(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut_logprobs(part: dict[str, Any], num_chars: int) -> None:
-    """Cut the logprobs of the first tokens, as many as have this number of characters together."""
+    """Cut the logprobs of the tokens within the first characters."""
     logprobs = part.get("logprobs")
     if not isinstance(logprobs, dict):
         return
     tokens = logprobs.get("tokens") or [item["token"] for item in logprobs.get("content") or ()]
-    number = 0
-    while number < len(tokens) and num_chars >= len(tokens[number]) > 0:
-        num_chars -= len(tokens[number])
-        number += 1
+    number = tokens_within(tokens, num_chars)
     for name, items in logprobs.items():
         if isinstance(items, list):
             logprobs[name] = items[number:]
