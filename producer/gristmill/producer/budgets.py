@@ -1,7 +1,8 @@
-"""The token budgets of tenants: what they used of them in all queues, and whether they are used up.
+"""The token budgets of tenants: the tokens that a tenant used in all queues, and whether its budget is used up.
 
-The gateway asks before each submit, a steward once a second for each batch. The ledgers have the tokens of requests that
-have ended. So a tenant may exceed its budget by its requests in the queues, and by those of the last `FRESH_S`.
+The gateway asks before each submit, a steward once a second for each batch. The ledgers of the queues count a request
+when it ends, and a process reads them every `FRESH_S`. So a tenant may exceed its budget by the requests that have not
+ended, and by those that ended since the last read.
 """
 
 import asyncio
@@ -19,10 +20,10 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.usage_ledger import DayTokens, Ledger
 
 FRESH_S = 2.0
-"""Seconds for which the tokens of the tenants count as known. Then one call for each queue reads those of all."""
+"""Seconds until the tokens are read again: one command for each queue, for all tenants together."""
 
 ASKED_S = 60.0
-"""Seconds for which the tokens of a tenant are read, after somebody has asked for them."""
+"""Seconds since the last call for a tenant after which its tokens are read no more."""
 
 QUEUES_AT_ONCE = 16
 """Queues that are read at the same time; each takes a connection."""
@@ -46,7 +47,7 @@ class Budgets:
     """The token budgets of the tenants, in all queues that a gateway or steward has served.
 
     Args:
-        queue: A queue of the Redis. Its tokens count even if nobody has noted it.
+        queue: A queue of the Redis. Its tokens count even if it is not in the list of queues.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -64,7 +65,7 @@ class Budgets:
         self._asked_s[tenant] = time.monotonic()
         if tenant not in self._uses or time.monotonic() - self._read_s >= FRESH_S:
             await self._join_read()
-        if tenant not in self._uses:  # that read had begun before
+        if tenant not in self._uses:  # the read that this call joined had begun without the tenant
             await self._join_read()
         return self._uses[tenant]
 
@@ -89,12 +90,13 @@ class Budgets:
                 )
 
     async def _join_read(self) -> None:
-        """Read the tokens of all tenants that somebody asks for, or wait for the read that goes on."""
+        """Wait for the read that is running, or begin one."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read(), name="gristmill-budgets")
         await asyncio.shield(self._reading)
 
     async def _read(self) -> None:
+        """Read the tokens of the tenants that somebody asked for within `ASKED_S`."""
         since_s = time.monotonic() - ASKED_S
         self._asked_s = {name: at_s for name, at_s in self._asked_s.items() if at_s > since_s}
         tenants = set(self._asked_s)
@@ -125,7 +127,7 @@ class Budgets:
         }
 
     async def _tokens_before(self, queue: Queue, tenants: set[str]) -> Counter[str]:
-        """Return the tokens of this month before today, which change no more."""
+        """Return the tokens of this month before today. They no longer change, so one read a day is enough."""
         first, yesterday = self._today.replace(day=1), self._today - timedelta(days=1)
         only = next(iter(tenants)) if len(tenants) == 1 else None
         tokens: Counter[str] = Counter()

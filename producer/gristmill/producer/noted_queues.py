@@ -1,6 +1,6 @@
 """The list of queues in the directory: those that a gateway or steward has served.
 
-The token budgets of tenants count in all of them. A scan over all keys would find them too, but takes 1 s for a million.
+Token budgets count in all of them. A scan over all keys would find the queues too, but takes 1 s for a million keys.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
 """The limit of live requests of one tenant, counted in the directory for all gateways and queues of a Redis.
 
-A live request counts while it is in its queue, also after its call has ended: a caller could otherwise send requests
-and hang up, as many as it likes. So nothing is counted down. Once a tenant is at its limit, the gateway looks which of
-its live requests have ended. It looks at a part of them, so that a refused call costs Redis the same at every limit.
-The part has the oldest, which end first in most cases. It also has some at random, because the oldest may wait in
-a low lane.
+A live request counts while it is in its queue, also after its call has ended. Otherwise a caller could send any number
+of requests and hang up. So the end of a call changes no count. Once a tenant is at its limit, the gateway checks which
+of its live requests have ended, and removes those. It checks a sample, so that a refused call costs Redis the same at
+every limit. The sample has the oldest requests, which in most cases end first. It also has random ones, because all of
+the oldest may wait in a queue without workers.
 """
 
 from collections import defaultdict
@@ -21,29 +21,29 @@ from gristmill.shared.queue import Queue
 from gristmill.shared.redis_types import AnyRedis
 
 SUBMIT_MS = int(6 * REDIS_RETRY_S * 1000)
-"""Time for which an id counts before its request is in the queue; a submit gives up after `REDIS_RETRY_S`."""
+"""Milliseconds for which a request counts before its queue has it; a submit gives up after `REDIS_RETRY_S`."""
 
 TTL_MS = 24 * 3600 * 1000
-"""Time after which Redis deletes the ids of a tenant that sends no more live requests."""
+"""Milliseconds after the last live request of a tenant until Redis deletes its ids."""
 
 OLDEST = 128
-"""Oldest ids at which one call of a tenant at its limit looks."""
+"""Oldest requests in the sample."""
 
 AT_RANDOM = 256
-"""Ids at random at which it looks too: all of a tenant with the default limit."""
+"""Random requests in the sample: as many as the default limit, so that it then has all."""
 
 _COUNT = """
 -- Count a live request of a tenant, unless the tenant is at its limit. The same request again counts once.
--- KEYS[1]  ZSET: "<queue>|<id>" of live requests -> ms until which one counts though its request is not queued yet
--- ARGV     "<queue>|<id>" ("" only counts), most live requests, ms that a submit may take, TTL in ms,
---          requests to return: oldest, at random; then those that have ended, each with its score
--- Returns  live requests, this one included if it is counted; 1 if it is counted, else 0; ms of the clock;
---          if it is not counted, some of the tenant's requests, each with its score
+-- KEYS[1]  ZSET: "<queue>|<id>" of live requests -> ms until which one counts although its queue does not have it yet
+-- ARGV     "<queue>|<id>" ("" to count none), most live requests, ms that a submit may take, TTL in ms,
+--          size of the sample: oldest, random; then the requests that have ended, each with its score
+-- Returns  number of live requests; 1 if this one is among them, else 0; ms of the clock;
+--          if it is not, the sample: requests of the tenant, each with its score
 local member, limit, submit_ms, ttl_ms, oldest, at_random = unpack(ARGV, 1, 6)
 local time = redis.call("TIME")
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 for i = 7, #ARGV, 2 do
-  if redis.call("ZSCORE", KEYS[1], ARGV[i]) == ARGV[i + 1] then -- else it counts again since
+  if redis.call("ZSCORE", KEYS[1], ARGV[i]) == ARGV[i + 1] then -- another score: a repeat counted it again
     redis.call("ZREM", KEYS[1], ARGV[i])
   end
 end
@@ -62,8 +62,8 @@ return { redis.call("ZCARD", KEYS[1]), 1, now_ms }
 
 _ENDED = """
 -- Return which of some live requests have ended.
--- KEYS[1]  beginning of the keys of their queue
--- ARGV     ms of the directory's clock, then for each request: id, ms until which it counts though it is not queued yet
+-- KEYS[1]  prefix of the keys of their queue
+-- ARGV     ms of the directory's clock, then for each request: id, its score
 -- Returns  1 for a request that has ended, 0 for another one
 local ended = {}
 for i = 2, #ARGV, 2 do
@@ -91,7 +91,7 @@ class LiveLimit:
     async def add(self, tenant: Tenant, queue: Queue, request_id: str) -> None:
         """Count a live request before it is submitted. It counts until it ends.
 
-        At the limit, a request that the queue has already passes: it adds nothing.
+        A repeat of a request that is in the queue passes at the limit, because it adds nothing.
 
         Args:
             tenant: The calling tenant.
@@ -111,7 +111,7 @@ class LiveLimit:
             )
 
     async def drop_refused(self, tenant: Tenant, queue: Queue, request_id: str) -> None:
-        """Stop counting a request that the queue refused, unless it has one of this id from an earlier call."""
+        """Stop counting a request that the queue refused, unless an earlier call has queued one of this id."""
         if not await _is_known(queue, request_id):
             key = self._keys.live(tenant.name)
             await retry_redis(self._redis.zrem, key, _member(queue, request_id))
@@ -119,15 +119,15 @@ class LiveLimit:
     async def number(self, tenant: Tenant) -> int:
         """Return how many live requests of a tenant count for its limit.
 
-        Above `AT_RANDOM`, some of them may have ended: a call looks at a part of them.
+        Above `AT_RANDOM`, the number may include some that have ended, because a call checks only a sample.
         """
         number, _ = await self._count(tenant, "")
         return number
 
     async def _count(self, tenant: Tenant, member: str) -> tuple[int, bool]:
-        """Count a request; return the tenant's number, and whether the request is in it."""
-        number, is_counted, now_ms, *some = await self._run_count(tenant, member)
-        if not is_counted and (ended := await self._ended(now_ms, some)):
+        """Count a request; return the number of the tenant's live requests, and whether this one is among them."""
+        number, is_counted, now_ms, *sample = await self._run_count(tenant, member)
+        if not is_counted and (ended := await self._ended(now_ms, sample)):
             number, is_counted, *_ = await self._run_count(tenant, member, *ended)
         return int(number), bool(is_counted)
 
@@ -137,10 +137,10 @@ class LiveLimit:
         counted: Sequence[Any] = await retry_redis(self._count_script, keys=keys, args=args)
         return counted
 
-    async def _ended(self, now_ms: int, some: Sequence[bytes]) -> Sequence[bytes]:
-        """Return those of some live requests that have ended, each with its score."""
+    async def _ended(self, now_ms: int, sample: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the requests of a sample that have ended, each with its score."""
         by_queue = defaultdict[str, dict[str, bytes]](dict)
-        for member, until_ms in pairs(some):
+        for member, until_ms in pairs(sample):
             queue, _, request_id = member.partition("|")
             by_queue[queue][request_id] = until_ms
         ended: list[Any] = []
