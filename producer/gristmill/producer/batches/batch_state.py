@@ -31,7 +31,7 @@ _PHASES: Mapping[BatchStatus, Phase] = {
 
 
 class ChildPlan(NamedTuple):
-    """What a child runs.
+    """The lines that a child runs, as validation planned them.
 
     Attributes:
         skipped: Path of the object that lists the lines which the child leaves out.

@@ -15,7 +15,7 @@ from gristmill.producer.batches.objects import BatchRecord, RequestCounts
 from gristmill.shared.errors import NotFound
 
 COUNTS = ("completed", "failed", "cancelled", "expired")
-"""Counts of a parent that are the sums of its children. `total` is none of them: validation counts all lines."""
+"""Counts to which those of the children are added. `total` is not among them: validation has counted all lines."""
 
 
 class ChildBatch(NamedTuple):

@@ -89,7 +89,7 @@ class SentEvents:
         return sent.text is not None and self._at_char == sent.text.num_chars
 
     def _pass(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Return an event without what was sent, with the first delivery's ids and a new number; None if none is left."""
+        """Return what is new in an event, with the first delivery's ids and the next number; None if nothing is new."""
         kind = _kind_of(event)
         if self._at < len(self._sent):
             sent = self._sent[self._at]

@@ -63,13 +63,12 @@ async def _create_child(
     """Create the child of a queue, unless it exists. It is paused if its parent is."""
     other = store.of_queue(queue)
     child = _child_record(parent, queue, plan, store.queue.keys.queue)
-    pause = await store.queue.pauses.of(batch_scope(parent.id))
+    pauses, scope = store.queue.pauses, batch_scope(parent.id)
+    pause = await pauses.of(scope)
     if pause:
         await other.queue.pauses.pause(batch_scope(child.id), pause.by, pause.reason)
     await other.records.create_child(child, Checkpoint(skipped=plan.skipped))
-    if pause and not await store.queue.pauses.of(
-        batch_scope(parent.id)
-    ):  # a client resumed it since
+    if pause and not await pauses.of(scope):  # a client has resumed the parent since
         await other.queue.pauses.resume(batch_scope(child.id))
 
 
