@@ -418,3 +418,32 @@ def test_two_models_selects_each_pod_once(
         assert selectors
         for pod in pods:
             assert sum(selector <= pod for selector in selectors) <= 1
+
+
+def test_the_overlays_of_two_models_render(tmp_path: Path) -> None:
+    """The page's overlays: each image comes from the registry, and each shared claim has a storage class."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl on the PATH")
+    shutil.copytree(ROOT / "k8s", tmp_path / "gristmill/k8s")
+    page = (ROOT / "docs/two-models.md").read_text()
+    overlays = re.findall(r"```yaml\n# (my-cluster/\S*kustomization\.yaml).*\n((?s:.*?))```", page)
+    for name, text in overlays:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    rendered = ""
+    for name, _ in overlays:
+        command = ["kubectl", "kustomize", str((tmp_path / name).parent)]
+        rendered += (
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout + "---\n"
+        )
+    found = objects(rendered)
+    assert {"gristmill-download", "gristmill-worker-large", "gristmill"} <= {
+        name for _, name in found
+    }
+    images = set(re.findall(r"image: (gristmill-\S+|REGISTRY/\S+)", rendered))
+    assert images == {
+        "REGISTRY/gristmill-worker:VERSION-cuda",
+        "REGISTRY/gristmill-producer:VERSION",
+    }
+    claims = [item["spec"] for (kind, _), item in found.items() if kind == "PersistentVolumeClaim"]
+    assert [claim["storageClassName"] for claim in claims] == ["READ-WRITE-MANY"] * 2
