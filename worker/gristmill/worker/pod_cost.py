@@ -1,8 +1,9 @@
 """Tell Kubernetes which worker to remove first: write the deletion cost of this worker's own pod.
 
-`serve` and the parent of several workers call `start_pod_cost`; without GRISTMILL_POD_NAME it starts nothing. A ReplicaSet that shrinks
-deletes pods with a low `controller.kubernetes.io/pod-deletion-cost` first, so idle pods go before busy ones. The cost
-is a hint: the worker runs on if it cannot be written. k8s/examples/two-models has the service account and its Role.
+`serve` and the parent of several workers call `start_pod_cost`; without GRISTMILL_POD_NAME it starts nothing. A
+ReplicaSet that shrinks deletes pods with a low `controller.kubernetes.io/pod-deletion-cost` first, so idle pods go
+before busy ones. The cost is a hint: the worker runs on if it cannot be written. k8s/examples/two-models has the
+service account and its Role.
 """
 
 import asyncio

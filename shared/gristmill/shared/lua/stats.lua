@@ -42,53 +42,78 @@ local function first_enqueued_ms(key)
   end
 end
 
-local lanes, oldest, num_heads = {}, {}, 0
-for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
-  local depth, lane_ms = 0, nil
-  for _, flow in ipairs(call("ZRANGE", prefix .. "flows:" .. lane, 0, -1)) do
-    for _, kind in ipairs(scheduling().is_mixed and KINDS or { kind_of(lane) }) do
-      local key = place_key(lane, flow, kind)
-      depth = depth + call(kind == "pending" and "LLEN" or "ZCARD", key)
-      if kind == "pending" and num_heads < MAX_HEADS then
-        num_heads = num_heads + 1
-        local first_ms = first_enqueued_ms(key)
-        lane_ms = first_ms and math.min(first_ms, lane_ms or first_ms) or lane_ms
+-- Return {lane, depth, ...} and {lane, enqueued_ms, ...}.
+local function read_lanes()
+  local lanes, oldest, num_heads = {}, {}, 0
+  for _, lane in ipairs({ "suspect", "high", "normal", "low" }) do
+    local depth, lane_ms = 0, nil
+    for _, flow in ipairs(call("ZRANGE", prefix .. "flows:" .. lane, 0, -1)) do
+      for _, kind in ipairs(scheduling().is_mixed and KINDS or { kind_of(lane) }) do
+        local key = place_key(lane, flow, kind)
+        depth = depth + call(kind == "pending" and "LLEN" or "ZCARD", key)
+        if kind == "pending" and num_heads < MAX_HEADS then
+          num_heads = num_heads + 1
+          local first_ms = first_enqueued_ms(key)
+          lane_ms = first_ms and math.min(first_ms, lane_ms or first_ms) or lane_ms
+        end
       end
     end
+    lanes[#lanes + 1], lanes[#lanes + 2] = lane, depth
+    if lane_ms then
+      oldest[#oldest + 1], oldest[#oldest + 2] = lane, lane_ms
+    end
   end
-  lanes[#lanes + 1], lanes[#lanes + 2] = lane, depth
-  if lane_ms then
-    oldest[#oldest + 1], oldest[#oldest + 2] = lane, lane_ms
+  return lanes, oldest
+end
+
+local function read_parked()
+  local parked = {}
+  for _, reason in ipairs(call("SMEMBERS", prefix .. "parked")) do
+    parked[#parked + 1], parked[#parked + 2] = reason, call("ZCARD", key_of("parked:" .. reason, "ZCARD"))
   end
+  return parked
 end
-local parked = {}
-for _, reason in ipairs(call("SMEMBERS", prefix .. "parked")) do
-  parked[#parked + 1], parked[#parked + 2] = reason, call("ZCARD", key_of("parked:" .. reason, "ZCARD"))
-end
-local wrong_types = {}
-for _, name in ipairs(call("SMEMBERS", prefix .. "wrong_types")) do
-  local kind = call("TYPE", prefix .. "wrong_type:" .. name).ok
-  if kind ~= "none" then -- else it was deleted
-    wrong_types[#wrong_types + 1], wrong_types[#wrong_types + 2] = name, kind
+
+local function read_wrong_types()
+  local wrong_types = {}
+  for _, name in ipairs(call("SMEMBERS", prefix .. "wrong_types")) do
+    local kind = call("TYPE", prefix .. "wrong_type:" .. name).ok
+    if kind ~= "none" then -- else it was deleted
+      wrong_types[#wrong_types + 1], wrong_types[#wrong_types + 2] = name, kind
+    end
   end
+  return wrong_types
 end
-local deadlines, num_deadlines = {}, call("ZCARD", prefix .. "deadlines")
-for i = 0, math.min(num_deadlines, MAX_DEADLINES) - 1 do
-  local rank = 1 + math.floor(i * (num_deadlines - 1) / math.max(1, math.min(num_deadlines, MAX_DEADLINES) - 1))
-  local found = call("ZRANGE", prefix .. "deadlines", rank - 1, rank - 1, "WITHSCORES")
-  deadlines[#deadlines + 1], deadlines[#deadlines + 2] = rank, tonumber(found[2])
-end
-local workers, num_admitting, num_braked = call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"), 0, 0
-for i = 1, #workers, 2 do
-  num_braked = num_braked + call("HEXISTS", key_of("worker:" .. workers[i], "HLEN"), "braked")
-end
-for from = 1, #workers, 2 * MAX_UNPACKED do
-  local admitting_keys = {}
-  for i = from, math.min(from + 2 * MAX_UNPACKED, #workers) - 1, 2 do
-    admitting_keys[#admitting_keys + 1] = prefix .. "admitting:" .. workers[i]
+
+-- Return {rank, deadline_ms, ...} of deadlines at even distances, the earliest and the latest among them.
+local function read_deadlines()
+  local deadlines, num_deadlines = {}, call("ZCARD", prefix .. "deadlines")
+  for i = 0, math.min(num_deadlines, MAX_DEADLINES) - 1 do
+    local rank = 1 + math.floor(i * (num_deadlines - 1) / math.max(1, math.min(num_deadlines, MAX_DEADLINES) - 1))
+    local found = call("ZRANGE", prefix .. "deadlines", rank - 1, rank - 1, "WITHSCORES")
+    deadlines[#deadlines + 1], deadlines[#deadlines + 2] = rank, tonumber(found[2])
   end
-  num_admitting = num_admitting + call("EXISTS", unpack(admitting_keys))
+  return deadlines
 end
+
+-- Return {worker, lease_expiry_ms, ...}, the number of workers that admit inbox elements, and of braked workers.
+local function read_workers()
+  local workers, num_admitting, num_braked = call("ZRANGE", prefix .. "workers", 0, -1, "WITHSCORES"), 0, 0
+  for i = 1, #workers, 2 do
+    num_braked = num_braked + call("HEXISTS", key_of("worker:" .. workers[i], "HLEN"), "braked")
+  end
+  for from = 1, #workers, 2 * MAX_UNPACKED do
+    local admitting_keys = {}
+    for i = from, math.min(from + 2 * MAX_UNPACKED, #workers) - 1, 2 do
+      admitting_keys[#admitting_keys + 1] = prefix .. "admitting:" .. workers[i]
+    end
+    num_admitting = num_admitting + call("EXISTS", unpack(admitting_keys))
+  end
+  return workers, num_admitting, num_braked
+end
+
+local lanes, oldest = read_lanes()
+local workers, num_admitting, num_braked = read_workers()
 return {
   now_ms(),
   call("HGETALL", prefix .. "stats"),
@@ -102,12 +127,12 @@ return {
   scheduling().order,
   call("HMGET", prefix .. "pace", "tokens", "busy_ms"),
   call("HGETALL", prefix .. "pauses"),
-  parked,
-  wrong_types,
+  read_parked(),
+  read_wrong_types(),
   call("ZRANGE", prefix .. "producers", 0, -1, "WITHSCORES"),
   num_admitting,
   call("HMGET", prefix .. "times", "last_beat_ms", "grace_until_ms"),
-  deadlines,
+  read_deadlines(),
   num_braked,
   oldest,
 }
