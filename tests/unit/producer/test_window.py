@@ -9,12 +9,12 @@ from gristmill.producer.batches.lifecycle.window import commit_interval_s, room
         (0, 0, 0.0, 1024),  # an idle queue: the least that waits ahead
         (1024, 0, 0.0, 0),
         (1024, 500, 0.0, 500),  # more, as the workers hold requests
-        (0, 0, 100.0, 1500),  # 15 s of a fast batch
+        (0, 0, 100.0, 6000),  # 60 s of a fast batch
         (0, 8000, 100.0, 8192),  # at most the largest window
         (9000, 0, 0.0, 0),
     ],
 )
-def test_the_window_holds_what_the_workers_run_and_15_s_ahead(
+def test_the_window_holds_what_the_workers_run_and_60_s_ahead(
     num_outstanding: int, num_in_flight: int, finished_per_s: float, expected: int
 ) -> None:
     free = room(

@@ -1,7 +1,8 @@
 """Pure functions: how much of a batch is in Redis, and how often a steward writes its rows."""
 
-QUEUED_AHEAD_S = 15.0
-"""Seconds of work that wait in the queue ahead of the workers."""
+QUEUED_AHEAD_S = 60.0
+"""Seconds of work that wait in the queue ahead of the workers. Autoscaling sees no other work of a batch, so this is
+more than the seconds of work for which it starts a worker (docs/autoscaling.md)."""
 
 MIN_QUEUED_AHEAD = 1024
 """Least requests that wait ahead, for a batch whose rate is still unknown."""
