@@ -21,6 +21,12 @@ from gristmill.shared.tenant_data import DataKind
 MAX_PASSES = 10
 """Most passes over the data. The second finds what came during the first; more mean that producers still submit."""
 
+SETTLE_S = 6.0
+"""Seconds after which gateways know that a key is revoked (5 s), and stewards that they lost a batch (3 s)."""
+
+MAX_STOPS = 2
+"""Most times that a purge of a queue takes batches from stewards: during the first, one may still create children."""
+
 NAMED_KINDS = {
     "request": "requests",
     "result": "results",
@@ -130,12 +136,13 @@ class Purge:
     def _scan_storage(self) -> tuple[int, list[str]]:
         """Return how many objects there are, and which of them belong to files and batches of the purge.
 
-        The first word of an object's name is the id of its file, and a folder has the id of its batch. A steward may
-        have written such an object while its batch was removed.
+        The name of an object is the id of its file and a unique number, and a folder has the id of its batch. A steward
+        may have written such an object while its batch was removed.
         """
         num_objects, strays = 0, []
         for path in self._store.storage.paths():
-            words = {part.partition(".")[0] for part in path.split("/")}
+            *folders, name = path.split("/")
+            words = {*folders, name.rpartition(".")[0]}
             num_objects += 1
             if not words.isdisjoint(self._files.known_ids):
                 strays.append(path)
@@ -160,6 +167,7 @@ async def purge_queue(
     store: BatchStore,
     *,
     tell: Tell = lambda _: None,
+    settle_s: float = SETTLE_S,
     may_lack_objects: bool = False,
 ) -> PurgeReport:
     """Remove every key of a queue, and the objects of its files and batches. Its tenants stay in the directory.
@@ -169,6 +177,7 @@ async def purge_queue(
     Args:
         store: The batches and files of the queue.
         tell: Called after each chunk.
+        settle_s: Seconds to wait until stewards know that they lost a batch; there is no wait if they held none.
         may_lack_objects: True if objects of its files were lost with their storage.
 
     Raises:
@@ -176,7 +185,11 @@ async def purge_queue(
     """
     files = FilePurge(store, None)
     await files.check_storage(may_lack_objects=may_lack_objects)
-    await files.stop_batches()
+    for _ in range(MAX_STOPS):
+        await files.stop_batches()
+        if not files.num_held:
+            break
+        await asyncio.sleep(settle_s)
     kinds = [*files.kinds(), all_keys(store.queue)]
     report = await Purge(store, files, kinds, tell, PurgeReport()).run()
     await forget_queue(store.queue.redis, store.queue.keys.queue)

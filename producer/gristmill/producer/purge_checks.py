@@ -1,6 +1,7 @@
 """Check before a purge that nobody works on the queue. `gristmill queue purge` calls it."""
 
 from gristmill.producer.batches.batch_store import BatchStore
+from gristmill.producer.batches.file_purge import FilePurge
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.queue_purge import Holders, holders
 
@@ -9,12 +10,14 @@ MAX_EXAMPLES = 3
 
 
 async def check_unheld(store: BatchStore) -> None:
-    """Check that no process works on the queue.
+    """Check that no process works on the queue, or on children of its batches in other queues.
 
     Raises:
         GristmillError: Workers, stewards or producers hold leases; the message says what to stop.
     """
     held = await holders(store.queue)
+    children = await FilePurge(store, None).held_children()
+    held = held._replace(batches=sorted({*held.batches, *children}))
     if any(held):
         raise GristmillError(_how_to_stop(store.queue.keys.queue, held))
 

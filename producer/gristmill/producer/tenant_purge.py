@@ -10,15 +10,12 @@ from typing import Any
 
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.file_purge import FilePurge
-from gristmill.producer.purge import Purge, PurgeReport, Tell
+from gristmill.producer.purge import SETTLE_S, Purge, PurgeReport, Tell
 from gristmill.producer.tenants import Tenants
 from gristmill.shared.key_scan import scan_keys
 from gristmill.shared.names import check_tenant
 from gristmill.shared.queue_access import QueueAccess
 from gristmill.shared.tenant_data import DataKind, TenantData
-
-SETTLE_S = 6.0
-"""Seconds after which gateways know that a key is revoked (5 s), and stewards that they lost a batch (3 s)."""
 
 RECORDS = "records of the tenant"
 """Kind of what names the tenant alone: its keys in the directory, and its lists in a queue."""

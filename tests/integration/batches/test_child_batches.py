@@ -1,5 +1,6 @@
 """Batches whose lines name models of two queues: a parent, a child in each queue, one row for each line."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -10,8 +11,8 @@ from queues import fresh_queue
 
 from gristmill.producer.batches.child_batches import child_id, children_of
 from gristmill.producer.batches.file_purge import FilePurge
-from gristmill.producer.batches.lifecycle import advance, following, line_validator
-from gristmill.producer.batches.objects import public_fields
+from gristmill.producer.batches.lifecycle import advance, ended_children, following, line_validator
+from gristmill.producer.batches.objects import BatchError, BatchErrors, public_fields
 from gristmill.shared.audit import audit
 from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.pauses import batch_scope
@@ -220,6 +221,57 @@ async def test_a_pause_holds_children_that_exist_and_those_that_come(family: Fam
     assert await paused() == [False, False]
     assert await family.home.pause(TENANT, batch.id, "me", "late")
     assert await paused() == [True, True]
+
+
+async def test_a_pause_that_a_dead_steward_left_on_a_child_goes(family: Family) -> None:
+    """It died between the pause of a child and its creation, and the parent was resumed then."""
+    second = family.second.keys.queue
+    async with (
+        family.worker(family.first, HOME_MODEL).running(),
+        family.worker(family.second, OTHER_MODEL).running(),
+    ):
+        batch = await family.create(mixed(4))
+        scope = batch_scope(child_id(batch.id, second))
+        await family.second.pauses.pause(scope, "me")
+        while (await family.parent(batch)).phase != "finalize":
+            await family.turn(batch)
+        await family.second.pauses.pause(scope, "me")  # its child has ended
+        ended = await family.run(batch)
+    assert (ended.status, ended.request_counts.completed) == ("completed", 4)
+    assert await family.second.pauses.all() == {}
+
+
+async def test_errors_of_the_tenant_stand_once(family: Family) -> None:
+    async with (
+        family.worker(family.first, HOME_MODEL).running(),
+        family.worker(family.second, OTHER_MODEL).running(),
+    ):
+        batch = await family.create(mixed(4))
+        while (await family.parent(batch)).phase != "finalize":
+            await family.turn(batch)
+    record = (await family.parent(batch)).record
+    errors = BatchErrors(data=(BatchError(code="token_budget_used_up", message="used up"),))
+    failed = []
+    for child in await children_of(family.home.store, record):
+        assert child.state
+        update = {"status": "failed", "errors": errors}
+        state = replace(child.state, record=child.state.record.model_copy(update=update))
+        failed.append(child._replace(state=state))
+    assert ended_children.with_outcome(record, failed).errors == errors
+
+
+async def test_the_children_read_one_object_with_the_queue_of_each_line(
+    family: Family, tmp_path: Path
+) -> None:
+    await family.worker(family.first, HOME_MODEL).register()
+    await family.worker(family.second, OTHER_MODEL).register()
+    batch = await family.create(mixed(9))
+    while not (planned := (await family.parent(batch)).checkpoint.planned):
+        await family.turn(batch)
+    first, second = planned.values()
+    assert first.path == second.path
+    assert (tmp_path / first.path).stat().st_size == 2 * 9
+    assert (first.num_lines, second.num_lines) == (5, 4)
 
 
 async def test_purges(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def state(batch: BatchRecord, **fields: bytes) -> BatchState:
 def test_a_checkpoint_is_read_back_as_it_was_written() -> None:
     outstanding = {7: ByteRange(100, 20), 9: ByteRange(140, 5)}
     validated = Validated(3, 90, 1, "m", ({"code": "c", "message": "m"},), ("path",))
-    written = Checkpoint(9, 145, outstanding=outstanding, skipped="a", has_parts=True, validated=validated, planned={"q": ChildPlan("p", 3)})  # fmt: skip
+    written = Checkpoint(9, 145, outstanding=outstanding, skipped="a", has_parts=True, validated=validated, planned={"q": ChildPlan("p", 2, 3)}, child_lines=ChildPlan("p", 1, 4))  # fmt: skip
     assert Checkpoint.parse(written.dump()) == written
     assert Checkpoint.parse(b"{}") == Checkpoint()
 

@@ -156,12 +156,20 @@ class BatchRecords:
         """Give the record of a batch a TTL in seconds."""
         await self._redis.expire(self._keys.batch_record(batch), ttl_s)
 
-    async def fence(self, batch: str) -> None:
+    async def fence(self, batch: str) -> bool:
         """Cancel a batch, and take its lease from its steward for `FENCE_S`.
 
         The steward finds out within 3 s, and no commit or submit of it counts any more.
+
+        Returns:
+            True if a steward had the lease.
         """
-        await self._fence(keys=[self._keys.prefix], args=[batch, f"purge-{ULID()}", FENCE_S])
+        args = [batch, f"purge-{ULID()}", FENCE_S]
+        return int(await self._fence(keys=[self._keys.prefix], args=args)) == 2
+
+    async def is_leased(self, batch: str) -> bool:
+        """Return True if a steward or a purge has the lease of a batch."""
+        return bool(await self._redis.exists(self._keys.batch_lease(batch)))
 
     async def forget(self, tenant: str, batch: str) -> int:
         """Delete all that Redis holds of a batch; return 1, or 0 if there was no such batch."""

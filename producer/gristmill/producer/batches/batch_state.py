@@ -31,14 +31,16 @@ _PHASES: Mapping[BatchStatus, Phase] = {
 
 
 class ChildPlan(NamedTuple):
-    """The lines that a child runs, as validation planned them.
+    """The lines that a child runs.
 
     Attributes:
-        skipped: Path of the object that lists the lines which the child leaves out.
-        num_lines: Lines that it runs.
+        path: Path of the object with the number of the queue of each line, two bytes each; all children read it.
+        queue_number: Number of the queue of the child.
+        num_lines: Lines with this number.
     """
 
-    skipped: str
+    path: str
+    queue_number: int
     num_lines: int
 
 
@@ -92,11 +94,12 @@ class Checkpoint:
         offset: Byte at which the next line begins.
         is_read: True once the whole input was read.
         outstanding: Lines that were read and have no row yet, each with its `ByteRange`.
-        skipped: Path of the object that lists the lines which execution leaves out, "" for none. Validation gave them
-            a row, or another queue runs them.
+        skipped: Path of the object that lists the lines which execution leaves out, because validation gave them a
+            row; "" for no such lines.
         has_parts: True while parts lie in the storage.
         validated: How far validation has come; where execution begins does not depend on it.
-        planned: Queue -> plan of its child. Empty a minute after the split, once no failover can lose a child any more.
+        planned: Queue -> what its child runs, until all children exist.
+        child_lines: What a child runs; None for a batch that is no child, which runs all lines.
     """
 
     line: int = 0
@@ -107,12 +110,14 @@ class Checkpoint:
     has_parts: bool = False
     validated: Validated = Validated()
     planned: Mapping[str, ChildPlan] = field(default_factory=dict)
+    child_lines: ChildPlan | None = None
 
     def dump(self) -> bytes:
         """Return it as JSON."""
         ranges = {number: (start, size) for number, (start, size) in self.outstanding.items()}
         plans = {queue: tuple(plan) for queue, plan in self.planned.items()}
-        plain = replace(self, outstanding=ranges, planned=plans)  # type: ignore[arg-type]  # orjson knows no NamedTuple
+        own = self.child_lines and tuple(self.child_lines)
+        plain = replace(self, outstanding=ranges, planned=plans, child_lines=own)  # type: ignore[arg-type]  # orjson knows no NamedTuple
         return orjson.dumps(plain, option=orjson.OPT_NON_STR_KEYS)
 
     @classmethod
@@ -124,7 +129,11 @@ class Checkpoint:
         validated = Validated.parse(fields.pop("validated", {}))
         plans = fields.pop("planned", {})
         planned = {queue: ChildPlan(*plan) for queue, plan in plans.items()}
-        return cls(**fields, outstanding=outstanding, validated=validated, planned=planned)
+        own = fields.pop("child_lines", None)
+        return cls(
+            **fields, outstanding=outstanding, validated=validated, planned=planned,
+            child_lines=ChildPlan(*own) if own else None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ is a batch `<parent>@<queue>` that reads the same input and runs the lines of it
 only the parent. No commit spans two queues: `lifecycle/following.py` says why no line is lost all the same.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gristmill.producer.batches.batch_state import BatchState
 from gristmill.producer.batches.batch_store import BatchStore
@@ -16,6 +17,14 @@ from gristmill.shared.errors import NotFound
 
 COUNTS = ("completed", "failed", "cancelled", "expired")
 """Counts to which those of the children are added. `total` is not among them: validation has counted all lines."""
+
+
+AT_ONCE = 16
+"""Children that one process reads or changes at the same time: a Redis with 30 ms of latency then needs 2 s for a step
+of 1,000 children."""
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ChildBatch(NamedTuple):
@@ -52,6 +61,37 @@ def parent_id(child: str) -> str:
     return child.rpartition("@")[0]
 
 
+async def for_each(
+    do: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = AT_ONCE
+) -> list[R]:
+    """Call a function for each item, some at the same time. An error keeps no other item from its call.
+
+    Args:
+        do: The function.
+        items: The items.
+        at_once: Most calls at the same time.
+
+    Returns:
+        What the calls returned, in the order of the items.
+
+    Raises:
+        Exception: The first error, once all calls have ended.
+    """
+    turns = asyncio.Semaphore(at_once)
+
+    async def in_turn(item: T) -> R:
+        async with turns:
+            return await do(item)
+
+    ended = await asyncio.gather(*map(in_turn, items), return_exceptions=True)
+    results: list[R] = []
+    for found in ended:
+        if isinstance(found, BaseException):
+            raise found
+        results.append(found)
+    return results
+
+
 async def children_of(store: BatchStore, record: BatchRecord) -> Sequence[ChildBatch]:
     """Read the children of a batch.
 
@@ -62,13 +102,14 @@ async def children_of(store: BatchStore, record: BatchRecord) -> Sequence[ChildB
     Returns:
         One child for each queue of `record.children`, with or without a state.
     """
-    found = []
-    for queue in record.children:
+
+    async def read(queue: str) -> ChildBatch:
         other, batch, state = store.of_queue(queue), child_id(record.id, queue), None
         with suppress(NotFound):
             state = await other.records.state(batch)
-        found.append(ChildBatch(other, batch, state))
-    return found
+        return ChildBatch(other, batch, state)
+
+    return await for_each(read, record.children)
 
 
 async def with_totals(store: BatchStore, record: BatchRecord) -> BatchRecord:

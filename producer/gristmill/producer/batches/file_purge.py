@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import children_of
+from gristmill.producer.batches.child_batches import child_id
 from gristmill.producer.batches.objects import FINAL_STATUSES, FileRecord
 from gristmill.producer.batches.parts import parts_folder, results_folder
 from gristmill.producer.batches.storage import REACH_STORAGE
@@ -32,7 +32,8 @@ class FilePurge:
         tenant: Their owner; None for all tenants.
 
     Attributes:
-        known_ids: Ids of all files and batches that were found so far.
+        known_ids: Ids of all files and batches that were found so far, and of their children in other queues.
+        num_held: Batches and children that stewards held at the last `stop_batches`.
     """
 
     def __init__(self, store: BatchStore, tenant: str | None) -> None:
@@ -41,6 +42,7 @@ class FilePurge:
         self._keys = store.queue.keys
         self._tenant = tenant
         self.known_ids: set[str] = set()
+        self.num_held = 0
 
     def kinds(self) -> list[DataKind]:
         """Return the kinds in the order in which they must be removed."""
@@ -96,12 +98,29 @@ class FilePurge:
         )
 
     async def stop_batches(self) -> list[str]:
-        """Cancel the batches that have not ended, and take them from their stewards; return the ids of all batches."""
+        """Cancel the batches that have not ended, and take them and their children from their stewards.
+
+        Returns:
+            The ids of all batches of this queue.
+        """
         found = []
+        self.num_held = 0
         async for batches in self._batches():
             for batch, _ in batches:
                 found.append(batch)
-                await self._store.records.fence(batch)
+                for store, each in [*await self._children(batch), (self._store, batch)]:
+                    self.num_held += await store.records.fence(each)
+        return found
+
+    async def held_children(self) -> list[str]:
+        """Return the children in other queues that a steward has leased."""
+        found: list[str] = []
+        async for batches in self._batches():
+            for batch, _ in batches:
+                children = await self._children(batch)
+                found += [
+                    child for store, child in children if await store.records.is_leased(child)
+                ]
         return found
 
     # --- files
@@ -142,11 +161,18 @@ class FilePurge:
     async def _remove_batches(self, batches: Sequence[tuple[str, str]]) -> int:
         num_removed = 0
         for batch, owner in batches:
-            record, _ = await self._store.records.record_and_slices(batch)
-            for child in await children_of(self._store, record) if record else ():
-                await _remove(child.store, owner, child.id)
+            for store, child in await self._children(batch):
+                await _remove(store, owner, child)
             num_removed += await _remove(self._store, owner, batch)
         return num_removed
+
+    async def _children(self, batch: str) -> list[tuple[BatchStore, str]]:
+        """Return the children of a batch, each with the store of its queue, and note their ids."""
+        record, _ = await self._store.records.record_and_slices(batch)
+        queues = record.children if record else ()
+        found = [(self._store.of_queue(queue), child_id(batch, queue)) for queue in queues]
+        self.known_ids.update(child for _, child in found)
+        return found
 
 
 async def _remove(store: BatchStore, owner: str, batch: str) -> int:

@@ -1,10 +1,11 @@
 """The parts of a batch and of its children, read as one batch; finalization and readers of a running batch use it."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import child_id
+from gristmill.producer.batches.child_batches import child_id, for_each
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.parts import Part, RowKind
 from gristmill.producer.batches.rows import ID_PREFIX
@@ -20,12 +21,13 @@ class OwnedPart(NamedTuple):
 
 async def parts_of_all(store: BatchStore, record: BatchRecord) -> list[OwnedPart]:
     """Return the committed parts of a batch, then those of its children."""
-    found = [OwnedPart(record.id, part) for part in await store.records.parts(record.id)]
-    for queue in record.children:
+
+    async def of_child(queue: str) -> list[OwnedPart]:
         child = child_id(record.id, queue)
-        parts = await store.of_queue(queue).records.parts(child)
-        found += [OwnedPart(child, part) for part in parts]
-    return found
+        return [OwnedPart(child, part) for part in await store.of_queue(queue).records.parts(child)]
+
+    own = [OwnedPart(record.id, part) for part in await store.records.parts(record.id)]
+    return [*own, *chain.from_iterable(await for_each(of_child, record.children))]
 
 
 def rows_of_part(storage: Storage, found: OwnedPart, batch: str) -> Iterator[bytes]:

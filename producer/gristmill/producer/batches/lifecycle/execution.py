@@ -16,7 +16,11 @@ from gristmill.producer.batches.lifecycle.line_submitter import LineSubmitter
 from gristmill.producer.batches.lifecycle.line_tracker import LineTracker
 from gristmill.producer.batches.lifecycle.result_collector import ResultCollector
 from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, RowBuffer
-from gristmill.producer.batches.lifecycle.skipped_lines import SkippedLines
+from gristmill.producer.batches.lifecycle.skipped_lines import (
+    LinesOfOthers,
+    SkippedLines,
+    skipped_lines,
+)
 from gristmill.producer.batches.lifecycle.slice_clock import SliceClock
 from gristmill.producer.batches.lifecycle.window import commit_interval_s
 from gristmill.producer.batches.objects import BatchError, BatchErrors, Closing
@@ -75,8 +79,8 @@ class Execution:
             LeaseLost, redis.exceptions.RedisError, OSError: The last commit stands; the next slice
                 goes on from there.
         """
-        path = self._leased.state.checkpoint.skipped
-        read_skipped = partial(SkippedLines.read, self._store.storage, path)
+        checkpoint = self._leased.state.checkpoint
+        read_skipped = partial(skipped_lines, self._store.storage, checkpoint)
         skipped = await self._leased.run_blocking(read_skipped)
         tracker = self._tracker
         with self._store.storage.open(self._input_path, tracker.offset) as stream:
@@ -102,7 +106,9 @@ class Execution:
     def _has_time(self, may_go_on: MayGoOn) -> bool:
         return may_go_on(self._clock.since_s("work")) and self._clock.age_s < MAX_SLICE_S
 
-    def _unread(self, lines: Iterator[Line], skipped: SkippedLines) -> Iterator[Line]:
+    def _unread(
+        self, lines: Iterator[Line], skipped: SkippedLines | LinesOfOthers
+    ) -> Iterator[Line]:
         """Yield the lines that have no row yet, and note in the tracker how far the input is read."""
         for line in lines:
             self._tracker.line, self._tracker.offset = line.number, line.end

@@ -3,19 +3,18 @@
 import tempfile
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import children_of
-from gristmill.producer.batches.joined_parts import (
-    OwnedPart,
-    kinds_in,
-    parts_of_all,
-    rows_of_part,
+from gristmill.producer.batches.child_batches import (
+    ChildBatch,
+    children_of,
 )
+from gristmill.producer.batches.joined_parts import OwnedPart, kinds_in, parts_of_all, rows_of_part
 from gristmill.producer.batches.lifecycle.ended_children import (
     delete_parts_of_children,
     end_child,
@@ -25,7 +24,7 @@ from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.objects import BatchRecord, FileRecord
 from gristmill.producer.batches.parts import RowKind, parts_folder, results_folder
 from gristmill.producer.batches.rows import line_of_row
-from gristmill.producer.batches.storage import COPY_BYTES
+from gristmill.producer.batches.storage import COPY_BYTES, Storage
 from gristmill.shared.errors import NotFound
 
 
@@ -39,19 +38,44 @@ async def finalize(store: BatchStore, leased: LeasedBatch) -> None:
     if record.home:
         await end_child(store, leased)
         return
-    new_files: list[FileRecord] = []
-    ids: dict[str, str] = {}
-    if record.children:
-        record = with_outcome(record, await children_of(store, record))
-    all_parts = await parts_of_all(store, record)
-    for kind in kinds_in(all_parts):
-        parts = [found for found in all_parts if found.part.kind == kind]
-        new_files.append(await _assemble(store, leased, kind, parts))
-        ids[f"{kind}_file_id"] = new_files[-1].id
+    children = await leased.run(children_of(store, record))
+    new_files, num_rows = await _write_files(store, leased, children)
+    while not all(_is_whole(child, num_rows) for child in children):
+        children = [
+            child if _is_whole(child, num_rows) else child._replace(state=None)
+            for child in children
+        ]
+        new_files, num_rows = await _write_files(store, leased, children)
+    if children:
+        record = with_outcome(record, children)
+    ids = {f"{kind}_file_id": file.id for kind, file in new_files.items()}
     status = record.closing or "completed"
     ended = record.model_copy(update={**ids, "status": status, f"{status}_at": int(time.time())})
     checkpoint = replace(leased.state.checkpoint, has_parts=True)
-    await leased.commit(ended, checkpoint, new_files=new_files)
+    await leased.commit(ended, checkpoint, new_files=list(new_files.values()))
+
+
+def _is_whole(child: ChildBatch, num_rows: Counter[str]) -> bool:
+    """Return True if all rows of a child were found. A purge of its queue deletes its parts before its record."""
+    if child.state is None:
+        return True
+    record = child.state.record
+    return record.is_final and num_rows[child.id] == record.request_counts.finished
+
+
+async def _write_files(
+    store: BatchStore, leased: LeasedBatch, children: Sequence[ChildBatch]
+) -> tuple[dict[RowKind, FileRecord], Counter[str]]:
+    """Write the rows of a batch and of the children that exist; return the files, and the rows of each child."""
+    queues = tuple(child.queue for child in children if child.state)
+    record = leased.record.model_copy(update={"children": queues})
+    all_parts = await leased.run(parts_of_all(store, record))
+    files: dict[RowKind, FileRecord] = {}
+    num_rows: Counter[str] = Counter()
+    for kind in kinds_in(all_parts):
+        parts = [found for found in all_parts if found.part.kind == kind]
+        files[kind] = await _assemble(store, leased, kind, parts, num_rows)
+    return files, num_rows
 
 
 async def delete_parts(store: BatchStore, leased: LeasedBatch) -> None:
@@ -69,11 +93,15 @@ async def delete_parts(store: BatchStore, leased: LeasedBatch) -> None:
 
 
 async def _assemble(
-    store: BatchStore, leased: LeasedBatch, kind: RowKind, parts: Sequence[OwnedPart]
+    store: BatchStore,
+    leased: LeasedBatch,
+    kind: RowKind,
+    parts: Sequence[OwnedPart],
+    num_rows: Counter[str],
 ) -> FileRecord:
     file = store.files.new_result(leased.record, kind)
     batch = leased.record.id
-    pieces = (rows_of_part(store.storage, each, batch) for each in parts)
+    pieces = (_counted(store.storage, each, batch, num_rows) for each in parts)
     chunks: Iterator[bytes] = chain.from_iterable(pieces)
     if leased.record.order == "input":
         chunks = _in_input_order(chunks, leased.record)
@@ -87,6 +115,16 @@ async def _assemble(
             raise
 
     return file.model_copy(update={"bytes": await leased.run_blocking(write)})
+
+
+def _counted(
+    storage: Storage, found: OwnedPart, batch: str, num_rows: Counter[str]
+) -> Iterator[bytes]:
+    """Yield the rows of a part, and count those of children."""
+    for piece in rows_of_part(storage, found, batch):
+        if found.writer != batch:
+            num_rows[found.writer] += piece.count(b"\n")
+        yield piece
 
 
 def _in_input_order(chunks: Iterator[bytes], record: BatchRecord) -> Iterator[bytes]:

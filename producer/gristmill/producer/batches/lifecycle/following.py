@@ -12,11 +12,17 @@ No commit spans two queues, so a steward may die between two steps. The next ste
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gristmill.producer.batches.batch_state import Checkpoint, ChildPlan
 from gristmill.producer.batches.batch_store import BatchStore
-from gristmill.producer.batches.child_batches import ChildBatch, child_id, children_of
+from gristmill.producer.batches.child_batches import (
+    ChildBatch,
+    child_id,
+    children_of,
+    for_each,
+)
 from gristmill.producer.batches.lifecycle.leased_batch import LEASE_S, LeasedBatch
 from gristmill.producer.batches.objects import BatchRecord, BatchUsage, RequestCounts
 from gristmill.shared.pauses import batch_scope
@@ -31,6 +37,9 @@ that is missing later was purged."""
 OVERDUE_S = LEASE_S
 """Seconds after a cancel, or after the end of the completion window, when the parent's steward ends a child itself. The
 queue of the child may have no steward."""
+
+ENDS_AT_ONCE = 4
+"""Children that the parent's steward ends at the same time. Each may hold a buffer of rows in memory."""
 
 Advance = Callable[[BatchStore, str], Coroutine[Any, Any, None]]
 """Function that does the next step of a batch."""
@@ -48,28 +57,41 @@ async def follow(store: BatchStore, leased: LeasedBatch, advance: Advance) -> No
     delay_s = OVERDUE_S if leased.state.is_cancelled else LOOK_S
     # Set before the look, so that a child which ends during the look can still make the parent due at once.
     await store.due.wake("files", record.tenant, record.id, delay_s)
-    for queue, plan in leased.state.checkpoint.planned.items():
-        await _create_child(store, record, queue, plan)
-    children = await children_of(store, record)
-    for child in children:
-        if not child.is_over:
-            await _end_early(leased, child, advance)
-    await _begin_join(leased, children)
+    await _begin_join(leased, await leased.run(_look(store, leased, advance)))
+
+
+async def _look(store: BatchStore, leased: LeasedBatch, advance: Advance) -> Sequence[ChildBatch]:
+    """Create the children that are planned, end those whose time is over, and return all as they were between."""
+    plans = leased.state.checkpoint.planned.items()
+    await for_each(partial(_create_child, store, leased.record), plans)
+    children = await children_of(store, leased.record)
+    running = [child for child in children if not child.is_over]
+    await for_each(partial(_end_early, leased, advance), running, ENDS_AT_ONCE)
+    return children
 
 
 async def _create_child(
-    store: BatchStore, parent: BatchRecord, queue: str, plan: ChildPlan
+    store: BatchStore, parent: BatchRecord, plan: tuple[str, ChildPlan]
 ) -> None:
-    """Create the child of a queue, unless it exists. It is paused if its parent is."""
+    """Create the child of a queue, unless it exists; it is paused if its parent is."""
+    queue, lines = plan
     other = store.of_queue(queue)
-    child = _child_record(parent, queue, plan, store.queue.keys.queue)
-    pauses, scope = store.queue.pauses, batch_scope(parent.id)
-    pause = await pauses.of(scope)
-    if pause:
-        await other.queue.pauses.pause(batch_scope(child.id), pause.by, pause.reason)
-    await other.records.create_child(child, Checkpoint(skipped=plan.skipped))
-    if pause and not await pauses.of(scope):  # a client has resumed the parent since
-        await other.queue.pauses.resume(batch_scope(child.id))
+    child = _child_record(parent, queue, lines, store.queue.keys.queue)
+    await _pass_pause_on(store, parent.id, other, child.id)
+    await other.records.create_child(child, Checkpoint(child_lines=lines))
+    await _pass_pause_on(store, parent.id, other, child.id)
+
+
+async def _pass_pause_on(store: BatchStore, parent: str, other: BatchStore, child: str) -> None:
+    """Pause or resume a child as its parent is, until the parent has not changed meanwhile."""
+    is_same = False
+    while not is_same:
+        pause = await store.queue.pauses.of(batch_scope(parent))
+        if pause:
+            await other.queue.pauses.pause(batch_scope(child), pause.by, pause.reason)
+        else:
+            await other.queue.pauses.resume(batch_scope(child))
+        is_same = await store.queue.pauses.of(batch_scope(parent)) == pause
 
 
 async def _begin_join(leased: LeasedBatch, children: Sequence[ChildBatch]) -> None:
@@ -83,7 +105,6 @@ async def _begin_join(leased: LeasedBatch, children: Sequence[ChildBatch]) -> No
 
 
 def _child_record(parent: BatchRecord, queue: str, plan: ChildPlan, home: str) -> BatchRecord:
-    """Return the record of a new child: that of its parent, without what is the parent's own."""
     own = {
         "id": child_id(parent.id, queue), "home": home, "children": (), "queues": (), "declared": {},
         "request_counts": RequestCounts(total=plan.num_lines), "usage": BatchUsage(), "device_ms": 0,
@@ -92,8 +113,8 @@ def _child_record(parent: BatchRecord, queue: str, plan: ChildPlan, home: str) -
     return parent.model_copy(update=own)
 
 
-async def _end_early(leased: LeasedBatch, child: ChildBatch, advance: Advance) -> None:
-    """Pass a cancel on to a child; do its steps here if its own steward is late by `OVERDUE_S`."""
+async def _end_early(leased: LeasedBatch, advance: Advance, child: ChildBatch) -> None:
+    """Pass a cancel on to a child; end the child here if its own steward does not in time."""
     if child.state is None:
         return
     record = child.state.record
@@ -104,4 +125,4 @@ async def _end_early(leased: LeasedBatch, child: ChildBatch, advance: Advance) -
     end_s = min(record.expires_at, record.cancelling_at or record.expires_at)
     if time.time() > end_s + OVERDUE_S:
         for _ in ("execute", "finalize"):
-            await leased.run(advance(child.store, child.id))
+            await advance(child.store, child.id)

@@ -2,6 +2,7 @@
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,8 +19,12 @@ from gristmill.producer.batches.lifecycle.row_buffer import MAX_BUFFER_BYTES, Ro
 from gristmill.producer.batches.objects import BatchError, BatchErrors, BatchRecord
 from gristmill.producer.batches.parts import parts_folder
 from gristmill.producer.batches.rows import BadLine, CustomIds, bad_line_row, lines_of
+from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.file_format import check_stream
+
+COUNTED_LINES = 100_000
+"""Lines that are counted in one step: a thread holds the interpreter for less than 10 ms."""
 
 Outcome = Literal["ended", "cancelled", "paused"]
 
@@ -161,7 +166,8 @@ class Validation:
     async def _begin_execution(self, validator: LineValidator) -> None:
         """Commit the counts, the error rows and the skipped lines; the batch is then in progress."""
         before = self._leased.state
-        skipped = self._skipped(validator) if validator.num_bad else array("Q")
+        find_skipped = partial(self._skipped, validator)
+        skipped = await self._leased.run_blocking(find_skipped) if validator.num_bad else array("Q")
         path = await self._write_array("skipped", skipped) if skipped else ""
         planned = await self._plan_children(validator)
         await self._leased.run_blocking(self._rows.flush)
@@ -179,28 +185,31 @@ class Validation:
         return array("Q", (number for number, digest in enumerate(digests, 1) if not digest))
 
     async def _plan_children(self, validator: LineValidator) -> dict[str, ChildPlan]:
-        """Return queue -> plan of its child; empty if the batch's own queue takes all lines."""
+        """Return what the child of each queue runs; none if the batch's own queue takes all lines."""
         names = names_of_queues(self._leased.record, self._store.queue.keys.queue)
         if len(names) == 1:
             return {}
-        read = partial(self._read_array, "H", self._before.queues)
-        taken_by = await self._leased.run_blocking(read) + validator.taken_by
-        used = sorted(set(taken_by) - {0})  # 0: bad lines
-        if used in ([], [1]):  # 1: the batch's own queue
-            return {}
-        return {names[number - 1]: await self._plan_child(taken_by, number) for number in used}
+        return await self._leased.run_blocking(partial(self._plan, names, validator.taken_by))
 
-    async def _plan_child(self, taken_by: "array[int]", number: int) -> ChildPlan:
-        """Write the lines that the child of a queue leaves out, and return its plan."""
-        others = array("Q", (line for line, taken in enumerate(taken_by, 1) if taken != number))
-        path = await self._write_array("skipped", others)
-        return ChildPlan(path, len(taken_by) - len(others))
+    def _plan(self, names: Sequence[str], taken_last: "array[int]") -> dict[str, ChildPlan]:
+        """Write the queue of each line, and return the lines of each queue that takes any but for bad ones."""
+        taken_by = self._read_array("H", self._before.queues) + taken_last
+        num_lines: Counter[int] = Counter()
+        for chunk in chunks(taken_by, COUNTED_LINES):
+            num_lines.update(chunk)
+        used = sorted(set(num_lines) - {0})
+        if used in ([], [1]):
+            return {}
+        path = self._write("queues", taken_by)
+        return {names[number - 1]: ChildPlan(path, number, num_lines[number]) for number in used}
 
     async def _write_array(self, name: str, numbers: "array[int]") -> str:
         """Write numbers into a new object and return its path."""
-        storage = self._store.storage
-        path = storage.new_path(parts_folder(self._leased.id), name)
-        await self._leased.run_blocking(partial(storage.write, path, numbers.tobytes()))
+        return await self._leased.run_blocking(partial(self._write, name, numbers))
+
+    def _write(self, name: str, numbers: "array[int]") -> str:
+        path = self._store.storage.new_path(parts_folder(self._leased.id), name)
+        self._store.storage.write(path, numbers.tobytes())
         return path
 
 

@@ -3,7 +3,7 @@
 --
 -- KEYS[1]  prefix
 -- ARGV     batch, token, seconds until another may take the lease
--- Returns  1; 0 if there is no such batch, which changes nothing
+-- Returns  1; 2 if a steward had the lease; 0 if there is no such batch, which changes nothing
 
 local prefix, call = KEYS[1], redis.call
 local info_key = prefix .. "batch_record:" .. ARGV[1]
@@ -11,5 +11,10 @@ if call("EXISTS", info_key) == 0 then
   return 0
 end
 call("HSETNX", info_key, "cancelling_at", call("TIME")[1])
-call("SET", prefix .. "batch_lease:" .. ARGV[1], ARGV[2], "EX", ARGV[3])
+local lease_key = prefix .. "batch_lease:" .. ARGV[1]
+local held = call("GET", lease_key)
+call("SET", lease_key, ARGV[2], "EX", ARGV[3])
+if held and string.sub(held, 1, 6) ~= "purge-" then
+  return 2
+end
 return 1
