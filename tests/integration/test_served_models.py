@@ -20,9 +20,9 @@ class CountingQueue(Queue):
 
     num_looks = 0
 
-    async def stats(self) -> Stats:
+    async def stats(self, *, is_stored: bool = False) -> Stats:
         self.num_looks += 1
-        return await super().stats()
+        return await super().stats(is_stored=is_stored)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ such keys away (`lua/includes/types.lua`). The audit also finds those that no sc
 from collections.abc import Mapping
 
 _KINDS_OF_TYPE = {
-    "string": "format request result last_claim file batch_lease idempotency",
+    "string": "format request result last_claim view file batch_lease idempotency",
     "list": "inbox inbox_suspects pending batches_done finished doorbell abort batch_parts steward_doorbell",
     "set": "parked parked_claimable wrong_types batches_open",
     "zset": "pending_sjf pending_deadline pending_prefix parked_for flows debt workers producers delayed deadlines dead_letters"

@@ -141,6 +141,11 @@ class Keys:
         return f"{self.prefix}inbox_suspects"
 
     @property
+    def view(self) -> str:
+        """STRING with a TTL: the latest view of the queue, which heartbeats share."""
+        return f"{self.prefix}view"
+
+    @property
     def doorbell(self) -> str:
         """LIST of a few tokens that wake idle workers."""
         return f"{self.prefix}doorbell"

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from gristmill.shared.chunking import chunks, pairs
 from gristmill.shared.errors import QueueFull
+from gristmill.shared.queue_stats import Stats
 from gristmill.shared.records import Claimed, Record
 
 Scheduling = Literal[
@@ -214,12 +215,19 @@ class Beat:
     """The reply to a worker's heartbeat.
 
     Attributes:
+        now_ms: Redis time.
         num_in_flight: Requests that this worker holds by the queue's count.
         abort: Ids that it must abort: cancelled, expired, or finished by another worker.
+        has_turn: True if this worker must keep the queue up now: reap, expire and store a view.
+        view: The latest stored view of the queue, without its workers; None without one, and for
+            the worker that has the turn.
     """
 
+    now_ms: int
     num_in_flight: int
     abort: Sequence[str]
+    has_turn: bool
+    view: Stats | None
 
 
 class Use(NamedTuple):

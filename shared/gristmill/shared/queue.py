@@ -15,7 +15,7 @@ from gristmill.shared.chunking import chunks
 from gristmill.shared.dead_letters import DeadLetters
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.event_streams import EventStreams
-from gristmill.shared.keys import Keys
+from gristmill.shared.keys import LANES, Keys
 from gristmill.shared.operations import (
     ANY_WORK,
     Beat,
@@ -153,9 +153,14 @@ class Queue:
         """Make a small call to the server that has the queue; raise what any call would raise."""
         return bool(await self.redis.exists(self.keys.format))
 
-    async def stats(self) -> Stats:
-        """Return one consistent view of the queue."""
-        return Stats.parse(await self.scripts.run("stats"))
+    async def stats(self, *, is_stored: bool = False) -> Stats:
+        """Return one consistent view of the queue.
+
+        Args:
+            is_stored: True to store the view for one lease, for the heartbeats of other workers.
+        """
+        ttl_ms = (self.limits.lease_ms,) if is_stored else ()
+        return Stats.parse(await self.scripts.run("stats", *ttl_ms))
 
     # -- what workers call --------------------------------------------------------------------------
 
@@ -212,6 +217,16 @@ class Queue:
         It costs Redis a hundredth of a claim. An id whose request was cancelled may still count.
         """
         return bool(await self.redis.exists(self.keys.flows(lane)))
+
+    async def has_work(self) -> bool:
+        """Return whether a claim may find anything: waiting, parked or delayed ids, or inbox elements.
+
+        It costs Redis a hundredth of a claim, so idle workers ask it first.
+        """
+        keys = self.keys
+        lanes = [keys.flows(lane) for lane in LANES]
+        others = [keys.inbox, keys.inbox_suspects, keys.parked, keys.delayed]
+        return bool(await self.redis.exists(*lanes, *others))
 
     async def admit(self, worker: str, token: str, request: Request) -> str:
         """Turn an inbox element into a request; return its code, or `gone` for a repeat."""
@@ -273,20 +288,25 @@ class Queue:
         held: Any = await self.redis.hgetall(self.keys.in_flight(worker))
         return [Delivery(request_id.decode(), int(number)) for request_id, number in held.items()]
 
-    async def beat(self, worker: str, load: bytes = b"") -> Beat:
+    async def beat(self, worker: str, load: bytes = b"", upkeep_ms: int = 0) -> Beat:
         """Renew a worker's lease.
 
         Args:
             worker: A registered worker.
             load: What its engine does, as `WorkerLoad.dump` returns it; empty leaves what is known.
+            upkeep_ms: Milliseconds between two turns of upkeep, of all workers together; 0 gives a turn to each beat.
 
         Raises:
             LeaseLost: The worker was reaped, and the queue gave its requests away.
         """
-        reply = await self.scripts.run("beat", worker, self.limits.lease_ms, load)
+        reply = await self.scripts.run("beat", worker, self.limits.lease_ms, load, upkeep_ms)
         if reply[0] == 0:
             raise LeaseLost(f"worker {worker} was reaped from queue {self.keys.queue}", worker)
-        return Beat(reply[2], [request_id.decode() for request_id in reply[3:]])
+        _, now_ms, num_in_flight, has_turn, view, *ids = reply
+        abort = [request_id.decode() for request_id in ids]
+        return Beat(
+            now_ms, num_in_flight, abort, bool(has_turn), Stats.parse(view) if view else None
+        )
 
     async def crash(self, worker: str, evidence: Mapping[str, Any]) -> tuple[int, list[str]]:
         """Make the requests of a dead engine suspects; repeat the call until it moves nothing.

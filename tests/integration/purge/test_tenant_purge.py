@@ -337,7 +337,7 @@ HANDLED = {
 }  # fmt: skip
 WITHOUT_CONTENT = {  # ids, names and counts only
     "scheduling", "pauses", "virtual_time", "workers", "worker", "last_claim", "abort", "batch", "batches_done",
-    "finished", "doorbell", "times", "stats", "pace", "usage", "format", "steward_doorbell",
+    "finished", "doorbell", "times", "view", "stats", "pace", "usage", "format", "steward_doorbell",
     "wrong_types", "parked_claimable", "producers",
 }  # fmt: skip
 OF_OTHER_PROGRAMS = {"wrong_type"}  # docs/operations.md says that it stays

@@ -44,6 +44,7 @@ GIVEN = frozenset(
         "ARGV",
         "redis",
         "cjson",
+        "cmsgpack",
         "string",
         "math",
         "table",

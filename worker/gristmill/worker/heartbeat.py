@@ -2,11 +2,13 @@
 
 A 20 MB prompt can block the worker's event loop for seconds, and the lease must not end because of
 it. The same thread reaps dead workers and expires requests past their deadline, so no separate
-process is needed. The thread stops renewing the lease while the worker's event loop makes no
+process is needed. The workers of a queue take turns with that, and share the view of the queue that
+each turn stores, so its cost does not grow with the fleet. The thread stops renewing the lease while the worker's event loop makes no
 progress. Then the queue gives the requests to other workers.
 """
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,14 @@ from gristmill.worker.other_models import OtherModels
 
 log = structlog.get_logger()
 
+UPKEEP_SHARE = 0.9
+"""Time between two turns of upkeep of a queue, as a share of the time between two heartbeats of one worker.
+Below 1, the worker that had the last turn has the next one too if no other is due earlier. So the requests
+of a dead worker can be claimed within its lease and one heartbeat."""
+
+LOOK_BEATS = 20
+"""Heartbeats between two looks at what other workers serve."""
+
 STOP_S = 1.0
 """Most seconds to wait for a running heartbeat, because a silent Redis must not delay the exit."""
 
@@ -39,7 +49,7 @@ class HeartbeatEvents:
         aborted: Gets the ids to abort: cancelled, expired, or finished by another worker.
         lost: Gets the incarnation that lost its lease.
         in_flight_counted: Gets the queue's count of the requests that this worker holds.
-        stats_read: Gets one view of the queue after each heartbeat.
+        stats_read: Gets one view of the queue after each heartbeat, at most one heartbeat old.
     """
 
     aborted: Callable[[Sequence[str]], None]
@@ -57,7 +67,7 @@ class Heartbeat:
         liveness: Says whether the worker makes progress; the heartbeat notes each answer of Redis
             there.
         events: Callbacks, run on the event loop that creates this object.
-        others: Looks at the other workers of the queue after each heartbeat.
+        others: Looks at the other workers of the queue after some heartbeats.
         load_report: Has what the engine does, which each heartbeat sends.
     """
 
@@ -73,6 +83,8 @@ class Heartbeat:
     ) -> None:
         self._open_queue = open_queue
         self._beat_s = beat_s
+        self._upkeep_ms = max(1, int(beat_s * 1000 * UPKEEP_SHARE))
+        self._num_beats = 0
         self._liveness = liveness
         self._events = events
         self._others = others
@@ -102,11 +114,14 @@ class Heartbeat:
 
     async def _beats(self) -> None:
         queue = self._open_queue()
+        # The workers of a fleet may start at the same moment; a random first pause spreads their beats.
+        pause_s = self._beat_s * random.random()  # noqa: S311  # no secret
         try:
             while not self._stop.is_set():
                 if self._worker:
                     await self._beat_or_report(queue)
-                await asyncio.to_thread(self._stop.wait, self._beat_s)
+                await asyncio.to_thread(self._stop.wait, pause_s)
+                pause_s = self._beat_s
         finally:
             await queue.redis.aclose()
 
@@ -126,13 +141,12 @@ class Heartbeat:
             log.error("lease.withheld", worker=worker, reason=self._liveness.stalled_reason())
             return
         try:
-            beat = await queue.beat(worker, self._load_report.note)
-            while reaped := await queue.reap():
-                log.info("workers.reaped", workers=reaped)
-            await queue.expire()
-            stats = await queue.stats()
-            await self._show_brake(queue, worker, stats.now_ms)
-            await self._others.look(queue, worker, stats.workers)
+            beat = await queue.beat(worker, self._load_report.note, self._upkeep_ms)
+            stats = await _kept_up(queue) if beat.has_turn else beat.view
+            await self._show_brake(queue, worker, beat.now_ms)
+            if self._num_beats % LOOK_BEATS == 0:
+                await self._others.look(queue, worker)
+            self._num_beats += 1
         except LeaseLost:
             self._tell(self._events.lost, worker)
         except (RedisError, OSError, WrongFormat) as error:
@@ -147,9 +161,10 @@ class Heartbeat:
             self._liveness.heard_redis()
             if beat.abort:
                 self._tell(self._events.aborted, beat.abort)
-            self._note_wrong_types(queue.keys, stats)
             self._tell(self._events.in_flight_counted, beat.num_in_flight)
-            self._tell(self._events.stats_read, stats)
+            if stats:
+                self._note_wrong_types(queue.keys, stats)
+                self._tell(self._events.stats_read, stats)
 
     async def _show_brake(self, queue: Queue, worker: str, now_ms: int) -> None:
         """Write to the queue whether the worker is braked, if that has changed."""
@@ -173,3 +188,11 @@ class Heartbeat:
             self._loop.call_soon_threadsafe(callback, value)
         except RuntimeError:  # the loop is closed: the worker has ended
             self._stop.set()
+
+
+async def _kept_up(queue: Queue) -> Stats:
+    """Reap dead workers, expire requests, and store and return a view of the queue."""
+    while reaped := await queue.reap():
+        log.info("workers.reaped", workers=reaped)
+    await queue.expire()
+    return await queue.stats(is_stored=True)

@@ -4,7 +4,9 @@ Any worker of a queue may claim any request in it. A request for a model that on
 may go through several hands, so the workers of both kinds say so.
 """
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
@@ -12,6 +14,9 @@ from gristmill.shared.fleet import Served, read_served
 from gristmill.shared.queue_access import QueueAccess
 
 log = structlog.get_logger()
+
+MAX_LOOKED_AT = 16
+"""Most new workers that one look reads, so that the start of a whole fleet costs each of them little."""
 
 NUM_NAMED = 5
 """Workers that one warning names."""
@@ -32,16 +37,19 @@ class OtherModels:
         self._own = own
         self._known: set[str] = set()
 
-    async def look(self, queue: QueueAccess, worker: str, workers: Iterable[str]) -> None:
+    async def look(self, queue: QueueAccess, worker: str) -> None:
         """Warn if a worker that was not there at the last look serves other models.
+
+        If more than `MAX_LOOKED_AT` have come since, it reads a random choice of them.
 
         Args:
             queue: The queue.
             worker: Name of this worker.
-            workers: Names of all workers of the queue.
         """
-        present = set(workers)
-        joined = await read_served(queue, sorted(present - self._known - {worker}))
+        redis: Any = queue.redis
+        present = {name.decode() for name in await redis.zrange(queue.keys.workers, 0, -1)}
+        new = sorted(present - self._known - {worker})
+        joined = await read_served(queue, random.sample(new, min(len(new), MAX_LOOKED_AT)))
         self._known = present
         others = {name: served.models for name, served in joined.items() if self._differs(served)}
         if others:

@@ -1,6 +1,7 @@
--- stats: one consistent view of the queue. Writes nothing of its own.
+-- stats: one consistent view of the queue. Writes nothing of its own, except the view if it is to be stored.
 --
 -- KEYS[1]  prefix
+-- ARGV     nothing, or view_ttl_ms: then the view is stored for so long, without the workers
 -- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
 --           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), order,
 --           {tokens, busy_ms} of the pace (nil if nothing was settled), {scope, note, ...} of the pauses,
@@ -114,7 +115,7 @@ end
 
 local lanes, oldest = read_lanes()
 local workers, num_admitting, num_braked = read_workers()
-return {
+local view = {
   now_ms(),
   call("HGETALL", prefix .. "stats"),
   lanes,
@@ -136,3 +137,9 @@ return {
   num_braked,
   oldest,
 }
+if ARGV[1] then
+  view[4] = {} -- some hundred names, which a beat does not need
+  call("SET", prefix .. "view", cmsgpack.pack(view), "PX", ARGV[1])
+  view[4] = workers
+end
+return view

@@ -2,12 +2,22 @@
 
 -- A pause of all beats longer than four fifths of a lease means that Redis was away, not the workers. Every worker then gets one
 -- lease to come back before any is reaped.
-local function note_beat(lease_ms, time_ms)
-  local last_ms = tonumber(call("HGET", prefix .. "times", "last_beat_ms") or time_ms)
+--
+-- Returns whether the last turn of upkeep began `upkeep_ms` ago or earlier; then the caller has the next one. Without
+-- `upkeep_ms` it has none.
+local function note_beat(lease_ms, time_ms, upkeep_ms)
+  local times = call("HMGET", prefix .. "times", "last_beat_ms", "upkeep_ms")
+  local last_ms, since_upkeep_ms = tonumber(times[1] or time_ms), time_ms - (tonumber(times[2] or nil) or 0)
+  local now = { "last_beat_ms", integer(time_ms) }
   if time_ms - last_ms > lease_ms * 0.8 then
-    call("HSET", prefix .. "times", "grace_until_ms", integer(time_ms + lease_ms))
+    now[#now + 1], now[#now + 2] = "grace_until_ms", integer(time_ms + lease_ms)
   end
-  call("HSET", prefix .. "times", "last_beat_ms", integer(time_ms))
+  local has_turn = upkeep_ms and (since_upkeep_ms >= upkeep_ms or since_upkeep_ms < 0) -- a clock may be set back
+  if has_turn then
+    now[#now + 1], now[#now + 2] = "upkeep_ms", integer(time_ms)
+  end
+  call("HSET", prefix .. "times", unpack(now))
+  return has_turn
 end
 
 -- Put what a worker took from the inbox and never admitted at the front of a LIST, oldest first.
