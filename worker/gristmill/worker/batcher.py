@@ -7,6 +7,7 @@ is empty, the round asks the next one.
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -28,6 +29,10 @@ ONE_AT_A_TIME = BatchPolicy("continuous", 1, 0.0)
 LOOK_AGAIN_S = 0.05
 """Seconds before the batcher checks for room again. Room can appear without a request ending, and
 the engine's counters lag one step behind each end."""
+
+
+POLL_JITTER = (0.8, 1.0)
+"""Bounds of a random factor of the poll interval, so that the workers of a fleet do not poll in step."""
 
 
 class ClaimResult(NamedTuple):
@@ -139,20 +144,31 @@ class Batcher:
         return []
 
     async def wait_for_change(
-        self, doorbells: Sequence[ClaimSource] = (), doorbell_s: float = 0.0
+        self,
+        doorbells: Sequence[ClaimSource] = (),
+        doorbell_s: float = 0.0,
+        *,
+        heeds_ends: bool = True,
     ) -> None:
         """Wait until a request ends, a doorbell rings, or `doorbell_s` seconds have passed.
 
         Without doorbells there is no timeout. A change since the last wait ends this one at once,
         because the caller may have missed it.
+
+        Args:
+            doorbells: Queues whose doorbells end the wait.
+            doorbell_s: Most seconds to wait for a doorbell.
+            heeds_ends: False to wait on when a request ends.
         """
         if self._is_stopping():
             return
-        waits: set[asyncio.Task[object]] = {asyncio.create_task(self._load.changed.wait())}
+        event = self._load.changed if heeds_ends else self._load.woken
+        waits: set[asyncio.Task[object]] = {asyncio.create_task(event.wait())}
         waits |= {asyncio.create_task(source.hear_doorbell(doorbell_s)) for source in doorbells}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             self._load.changed.clear()
+            self._load.woken.clear()
         finally:
             await end(*waits)
 
@@ -252,16 +268,20 @@ class Batcher:
     ) -> None:
         """Wait for a doorbell, a delayed request, the batch's timeout or a change of the load.
 
-        If a claim took inbox elements, return at once, because they may be requests by now.
+        If a claim took inbox elements, return at once, because they may be requests by now. A worker
+        that asked all its queues, had room and found nothing gains nothing when a request ends: its
+        claims would only go in circles.
         """
         if any(claim.has_inbox for claim in claims.values()):
             return
         due = (claim.next_due_s for claim in claims.values() if claim.next_due_s is not None)
-        timeout_s = min((self._settings.poll_interval_s, *due))
+        poll_s = self._settings.poll_interval_s * random.uniform(*POLL_JITTER)  # noqa: S311  # no secret
+        timeout_s = min((poll_s, *due))
         if opened_at is not None:
             timeout_s = min(timeout_s, opened_at + self._policy.timeout_s - time.monotonic())
         if timeout_s > 0:
-            await self.wait_for_change(list(claims), timeout_s)
+            heeds_ends = len(claims) < len(self._sources)
+            await self.wait_for_change(list(claims), timeout_s, heeds_ends=heeds_ends)
 
 
 def _num_tokens(request: ClaimedRequest) -> int:

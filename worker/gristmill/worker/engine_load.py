@@ -14,8 +14,9 @@ class EngineLoad:
         num_running: Requests in the engine.
         suspect_width: Suspects that may run at the same time, beside any normal requests.
         token_time: Measured time per output token.
-        changed: Event that makes the batcher look again, set for example when a request ends. The
+        changed: Event that makes the batcher look again, set when a request ends and by `wake`. The
             waiting batcher clears it.
+        woken: Event that only `wake` sets; a batcher that has room waits for this one.
         idle: Event that is set while nothing runs.
     """
 
@@ -24,6 +25,7 @@ class EngineLoad:
         self.suspect_width = 1
         self.token_time = TokenTime()
         self.changed = asyncio.Event()
+        self.woken = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -40,6 +42,11 @@ class EngineLoad:
         self.changed.set()
         if not self.num_running:
             self.idle.set()
+
+    def wake(self) -> None:
+        """Make the batcher claim again: what it found before may have been less than there is now."""
+        self.changed.set()
+        self.woken.set()
 
     def widen_suspects(self) -> None:
         """Double `suspect_width`, because a suspect has ended and the engine lives."""

@@ -297,7 +297,7 @@ class InFlight:
             if request and request.claimed.fence == done.fence:
                 del self._requests[done.id]
                 if request.claimed.crashes:  # the batcher may now claim the next suspect
-                    self._load.changed.set()
+                    self._load.wake()
 
     def abort(self, ids: Iterable[str]) -> list[str]:
         """Drop requests that ended elsewhere, and cancel their tasks.

@@ -124,7 +124,7 @@ class Worker:
         ends: list[asyncio.Future[Any]] = [feeding, *self._failures, draining, self._engine_death]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            load.changed.set()
+            load.wake()
             if not self._engine_death.done():
                 await drain.until_over(load.idle)
             # A running claim may still return requests.

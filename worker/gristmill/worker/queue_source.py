@@ -50,6 +50,10 @@ FLEET_FRESH_S = 1.0
 """Seconds for which the live workers of a queue count as known."""
 
 
+NOTHING = ClaimResult((), has_inbox=False, next_due_s=None)
+"""The result of a claim that was not sent, because the queue had nothing."""
+
+
 class QueueSource:
     """Feeds an engine from one queue.
 
@@ -115,6 +119,7 @@ class QueueSource:
         self._writing_events: asyncio.Task[None] | None = None
         self._pause = ClaimPause(self._name)
         self._pause_log = PauseLog(self._name)
+        self._may_be_empty = False  # after the last claim; then the next one first asks for less
         self._is_in_doubt = False  # the queue may count requests for this worker that it lacks
 
     @property
@@ -147,6 +152,9 @@ class QueueSource:
     ) -> ClaimResult | None:
         """Claim once, and admit the inbox elements that the claim took.
 
+        After a claim that found nothing or left nothing, first ask whether there is anything: that
+        costs less.
+
         If the lease is lost, open a new one and claim under its name. Repeat the call with the same
         nonce until Redis answers, so a lost reply loses no request.
 
@@ -161,6 +169,8 @@ class QueueSource:
         room = room._replace(num_requests=self._pause.granted(room.num_requests))
         if room.num_requests == 0:
             return None
+        if self._may_be_empty and not await retrying(self._queue.has_work):
+            return NOTHING
         while self._losses.may_claim(time.monotonic()):
             worker = self._lease.worker
             try:
@@ -174,6 +184,7 @@ class QueueSource:
     async def _taken(self, claim: Claim, worker: str) -> ClaimResult:
         """Keep the requests of a claim, and admit its inbox elements."""
         self.demand = Demand(claim.num_queued, claim.num_workers)
+        self._may_be_empty = claim.num_queued == 0 or not (claim.claimed or claim.inbox)
         requests = self._in_flight.add(claim, worker)
         max_bytes = self._context.settings.max_request_bytes
         for token, element in claim.inbox:
@@ -306,7 +317,7 @@ class QueueSource:
         """Note a doubt if the queue counts more requests for this worker than it has."""
         if num_in_flight > len(self._in_flight.requests):
             self._is_in_doubt = True
-            self._context.load.changed.set()
+            self._context.load.wake()
 
     def _take_stats(self, stats: Stats) -> None:
         metrics.queues.note(Backlog.of(self._name, stats))
@@ -314,4 +325,4 @@ class QueueSource:
         load, waits_for = self._context.load, self._context.liveness.waits_for
         self._load_report.sample(time.monotonic(), load.num_running, waits_for)
         if self._pause.take(stats):
-            load.changed.set()
+            load.wake()
