@@ -128,6 +128,8 @@ async def contents(queue: Queue) -> dict[str, Any]:
     }
     found = {}
     async for key in queue.redis.scan_iter(match=queue.keys.pattern, count=1000):
+        if key.decode() == queue.keys.view:  # it lives for a lease, and may end at any moment
+            continue
         kind: Any = await queue.redis.type(key)
         found[key.decode()] = await readers[kind.decode()](key)
     found.pop(queue.keys.times, None)

@@ -50,10 +50,6 @@ FLEET_FRESH_S = 1.0
 """Seconds for which the live workers of a queue count as known."""
 
 
-NOTHING = ClaimResult((), has_inbox=False, next_due_s=None)
-"""The result of a claim that was not sent, because the queue had nothing."""
-
-
 class QueueSource:
     """Feeds an engine from one queue.
 
@@ -169,8 +165,8 @@ class QueueSource:
         room = room._replace(num_requests=self._pause.granted(room.num_requests))
         if room.num_requests == 0:
             return None
-        if self._may_be_empty and not await retrying(self._queue.has_work):
-            return NOTHING
+        if self._may_be_empty and not (look := await retrying(self._queue.look)).has_work:
+            return ClaimResult((), has_inbox=False, next_due_s=look.next_due_s)
         while self._losses.may_claim(time.monotonic()):
             worker = self._lease.worker
             try:
@@ -207,7 +203,9 @@ class QueueSource:
     async def hear_doorbell(self, timeout_s: float) -> None:
         """Wait until the doorbell rings, at most `timeout_s` seconds."""
         try:
-            await self._queue.redis.blpop([self._queue.keys.doorbell], timeout=max(0.01, timeout_s))
+            bell = [self._queue.keys.doorbell]
+            if await self._queue.redis.blpop(bell, timeout=max(0.01, timeout_s)):
+                self._may_be_empty = False
         except (RedisError, OSError):
             await asyncio.sleep(timeout_s)  # Redis is away; the next claim waits until it is back
 
