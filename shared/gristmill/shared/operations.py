@@ -230,18 +230,6 @@ class Beat:
     view: Stats | None
 
 
-class Look(NamedTuple):
-    """What an idle worker sees of a queue.
-
-    Attributes:
-        has_work: True if a claim may find something.
-        next_due_s: Seconds until the next delayed request is due, if nothing else waits; else None.
-    """
-
-    has_work: bool
-    next_due_s: float | None
-
-
 class Use(NamedTuple):
     """What one request used, beside its tokens, and for whom.
 

@@ -15,7 +15,7 @@ from gristmill.shared.chunking import chunks
 from gristmill.shared.dead_letters import DeadLetters
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.event_streams import EventStreams
-from gristmill.shared.keys import LANES, Keys
+from gristmill.shared.keys import Keys
 from gristmill.shared.operations import (
     ANY_WORK,
     Beat,
@@ -24,14 +24,12 @@ from gristmill.shared.operations import (
     Delivery,
     HeldLease,
     Limits,
-    Look,
     SchedulingPolicy,
     Settlement,
     State,
     SubmitCode,
     max_element_bytes,
 )
-from gristmill.shared.pauses import WHOLE_QUEUE
 from gristmill.shared.producer_leases import ProducerLeases
 from gristmill.shared.queue_pauses import Pauses
 from gristmill.shared.queue_stats import Stats
@@ -219,26 +217,6 @@ class Queue:
         It costs Redis a hundredth of a claim. An id whose request was cancelled may still count.
         """
         return bool(await self.redis.exists(self.keys.flows(lane)))
-
-    async def look(self) -> Look:
-        """Return whether a claim may find anything: waiting, parked or due ids, or inbox elements.
-
-        On an empty queue it costs Redis a hundredth of a claim, so idle workers ask it first.
-        """
-        keys, redis = self.keys, self.redis
-        places = [*map(keys.flows, LANES), keys.inbox, keys.inbox_suspects, keys.parked]
-        if not await redis.exists(*places, keys.delayed):
-            return Look(has_work=False, next_due_s=None)
-        async with redis.pipeline(transaction=False) as pipeline:
-            pipeline.exists(*places)
-            pipeline.hexists(keys.pauses, WHOLE_QUEUE)
-            pipeline.zrange(keys.delayed, 0, 0, withscores=True)
-            pipeline.time()
-            num_places, is_paused, due, (now_s, now_us) = await pipeline.execute()
-        if num_places or is_paused or not due:
-            return Look(has_work=bool(num_places) and not is_paused, next_due_s=None)
-        left_s = max(0.0, due[0][1] / 1000 - now_s - now_us / 1e6)
-        return Look(has_work=left_s == 0, next_due_s=left_s)
 
     async def admit(self, worker: str, token: str, request: Request) -> str:
         """Turn an inbox element into a request; return its code, or `gone` for a repeat."""

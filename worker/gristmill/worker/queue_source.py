@@ -8,6 +8,7 @@ opens the lease, and `heartbeat.py` renews it.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from ulid import ULID
 from gristmill.shared.backlog import Backlog
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.fleet_cache import FleetCache
+from gristmill.shared.look import look_at
 from gristmill.shared.operations import Claim, ClaimTerms, Settlement
 from gristmill.shared.queue import Queue
 from gristmill.shared.queue_stats import Stats
@@ -165,7 +167,10 @@ class QueueSource:
         room = room._replace(num_requests=self._pause.granted(room.num_requests))
         if room.num_requests == 0:
             return None
-        if self._may_be_empty and not (look := await retrying(self._queue.look)).has_work:
+        if (
+            self._may_be_empty
+            and not (look := await retrying(partial(look_at, self._queue))).has_work
+        ):
             return ClaimResult((), has_inbox=False, next_due_s=look.next_due_s)
         while self._losses.may_claim(time.monotonic()):
             worker = self._lease.worker
