@@ -25,6 +25,7 @@ from gristmill.shared.audit import audit
 from gristmill.shared.errors import LeaseLost
 from gristmill.shared.operations import Limits
 from gristmill.shared.queue import MOVED_A_CALL, Queue
+from gristmill.shared.queue_stats import num_live
 from gristmill.shared.records import Claimed
 from gristmill.shared.redis_types import AnyRedis
 
@@ -39,6 +40,23 @@ async def test_beats_keep_ownership_through_many_lease_times(redis: AnyRedis, qu
         assert await queue.reap() == {}
         assert await claim(queue, other) == []
     assert await succeed(queue, "w", [item]) == [1]
+
+
+async def test_workers_take_turns_with_the_upkeep(redis: AnyRedis, queue: Queue) -> None:
+    """A worker without the turn gets the view that the one with the turn stored, with the number of live workers."""
+    for name in ("w1", "w2"):
+        await open_worker(queue, name)
+    await queue.submit(some_requests(3))
+    first = await queue.beat("w1", upkeep_ms=60_000)
+    assert (first.has_turn, first.view) == (True, None)
+    stored = await queue.stats(is_stored=True)
+    second = await queue.beat("w2", upkeep_ms=60_000)
+    assert not second.has_turn
+    assert second.view is not None
+    assert second.view.counters == stored.counters
+    assert num_live(second.view.workers) == num_live(stored.workers) == 2
+    await redis.hincrby(queue.keys.times, "upkeep_ms", -60_000)
+    assert (await queue.beat("w2", upkeep_ms=60_000)).has_turn
 
 
 async def test_second_owner_is_the_only_one_that_may_fail_it(queue: Queue) -> None:

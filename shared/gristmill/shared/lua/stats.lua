@@ -1,7 +1,7 @@
 -- stats: one consistent view of the queue. Writes nothing of its own, except the view if it is to be stored.
 --
 -- KEYS[1]  prefix
--- ARGV     nothing, or view_ttl_ms: then the view is stored for so long, without the workers
+-- ARGV     nothing, or view_ttl_ms: then the view is stored for so long, with numbers in place of the workers' names
 -- Returns  {now_ms, {field, value, ...} of stats, {lane, depth, ...}, {worker, lease_expiry_ms, ...},
 --           num_delayed, num_inbox, num_dead, used_memory, max_memory (both 0 if this user may not ask), order,
 --           {tokens, busy_ms} of the pace (nil if nothing was settled), {scope, note, ...} of the pauses,
@@ -138,7 +138,11 @@ local view = {
   oldest,
 }
 if ARGV[1] then
-  view[4] = {} -- some hundred names, which a beat does not need
+  local numbered = {} -- the names of some hundred workers would make each beat longer, and it needs their leases only
+  for i = 1, #workers, 2 do
+    numbered[i], numbered[i + 1] = integer(i), workers[i + 1]
+  end
+  view[4] = numbered
   call("SET", prefix .. "view", cmsgpack.pack(view), "PX", ARGV[1])
   view[4] = workers
 end
