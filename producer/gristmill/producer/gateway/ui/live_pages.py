@@ -29,6 +29,9 @@ QUIET_S = 15.0
 READ_TIMEOUT_S = 5.0
 """Longest read of a page; after it the page counts as not readable."""
 
+TROUBLE = (RedisError, OSError, GristmillError, ApiError)
+"""Errors of a read, a timeout included."""
+
 
 @dataclass(slots=True)
 class _CachedPage:
@@ -36,6 +39,7 @@ class _CachedPage:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     html: str = ""
+    error: Exception | None = None
     read_s: float = float("-inf")
 
 
@@ -52,11 +56,15 @@ class LivePages:
         self.num_viewers = 0
 
     async def fragment(self, page: str, read: Callable[[], Awaitable[str]]) -> str:
-        """Return the content of a page, at most `FRESH_S` old. Callers at the same time share one read.
+        """Return the content of a page, at most `FRESH_S` old. Callers at the same time share one read, and its error.
 
         Args:
             page: Path and query of the page.
             read: Reads and renders it.
+
+        Raises:
+            RedisError, OSError: Redis does not answer, or not within `READ_TIMEOUT_S`.
+            GristmillError, ApiError: The page does not exist, or cannot be read.
         """
         cached = self._cached.pop(page, None) or _CachedPage()
         self._cached[page] = cached  # the last one is the youngest
@@ -64,9 +72,9 @@ class LivePages:
             del self._cached[next(iter(self._cached))]
         async with cached.lock:
             if time.monotonic() - cached.read_s >= FRESH_S:
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    cached.html = await read()
-                cached.read_s = time.monotonic()
+                await _read_into(cached, read)
+            if cached.error:
+                raise cached.error.with_traceback(None)
             return cached.html
 
     def check_room(self) -> None:
@@ -92,6 +100,10 @@ class LivePages:
             read: Reads and renders it.
             is_signed_in: Says whether the session still stands; the stream ends with the event `ended` if not.
         """
+        if (
+            self.num_viewers >= MAX_VIEWERS
+        ):  # others came since `check_room`; the browser asks again and gets the 503
+            return
         self.num_viewers += 1
         try:
             async for event in self._events(page, read, is_signed_in):
@@ -126,11 +138,11 @@ class LivePages:
     async def _next_event(self, page: str, read: Callable[[], Awaitable[str]]) -> str:
         try:
             return _event("page", await self.fragment(page, read))
-        except (RedisError, OSError, GristmillError, ApiError) as error:
-            words = (
-                str(error) if isinstance(error, ApiError) else "Redis cannot be read at the moment"
+        except TROUBLE as error:
+            is_redis = isinstance(error, RedisError | OSError)
+            return _event(
+                "trouble", "Redis cannot be read at the moment" if is_redis else str(error)
             )
-            return _event("trouble", words)
 
     async def _pause(self) -> None:
         try:
@@ -138,6 +150,17 @@ class LivePages:
                 await self._stopping.wait()
         except TimeoutError:
             return
+
+
+async def _read_into(cached: _CachedPage, read: Callable[[], Awaitable[str]]) -> None:
+    """Read a page, and keep its content or its error for all who wait: each would find Redis just as slow."""
+    cached.error = None
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            cached.html = await read()
+    except TROUBLE as error:
+        cached.error = error
+    cached.read_s = time.monotonic()
 
 
 def _event(name: str, data: str) -> str:
