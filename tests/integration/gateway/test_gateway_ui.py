@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,9 +18,10 @@ from structlog.testing import capture_logs
 from gristmill.local.redis_server import running_server
 from gristmill.producer.admins import Admins
 from gristmill.producer.commands.admin import admin as command
-from gristmill.producer.gateway.ui import live_pages, page_sessions
+from gristmill.producer.gateway.ui import live_pages, page_route, page_sessions
 from gristmill.producer.gateway.ui.live_pages import LivePages
 from gristmill.producer.gateway.ui.page_content import LETTERS_A_PAGE
+from gristmill.producer.gateway.ui.private_texts import MAX_INDENTED_BYTES
 from gristmill.shared.errors import InvalidRequest
 from gristmill.shared.queue import Queue
 
@@ -111,6 +113,40 @@ async def test_tries_to_sign_in_are_limited(
         assert (await sign_in(client, admin_key)).status_code == 429
 
 
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::"),
+        ("no address", "unknown"),
+    ],
+)
+def test_tries_count_by_host(address: str, counted: str) -> None:
+    assert page_sessions._network(address) == counted
+
+
+async def test_a_form_of_many_fields_is_refused_on_a_page(gateway: RunningGateway) -> None:
+    async with gateway.caller() as client:
+        answer = await client.post("/ui/login", data={f"field-{n}": "" for n in range(21)})
+    assert (answer.status_code, "content-security-policy" in answer.headers) == (400, True)
+
+
+async def test_a_page_waits_a_short_time_for_a_redis_that_hangs(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_route, "REDIS_RETRY_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        async with (
+            running_gateway(gateway_settings(url, queue, tmp_path)) as gateway,
+            gateway.caller(Cookie="gristmill_session=x") as client,
+        ):
+            answer = await client.get("/ui/queues")
+    assert answer.status_code == 503
+    assert "Redis does not answer in time" in answer.text.replace("&#39;", "'")
+
+
 async def test_every_answer_has_the_headers(ui: httpx.AsyncClient) -> None:
     for path in (*PAGES, "login", "nothing", "static/ui.js", "static/other", "batch?id=x"):
         answer = await ui.get(f"/ui/{path}")
@@ -195,6 +231,21 @@ async def test_prompt_and_answer_show_only_when_asked_for(
     assert "secret" not in repr(logs)
     assert (await ui.post("/ui/content/answer", data=form)).status_code == 404
     assert (await ui.post("/ui/content/other", data=form)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [b"[" * 300 + b"]" * 300, b"[" * 200 + b"0," * MAX_INDENTED_BYTES + b"0" + b"]" * 200],
+    ids=["deep", "long"],
+)
+async def test_a_prompt_that_indentation_would_blow_up_shows_as_it_is(
+    ui: httpx.AsyncClient, queue: Queue, prompt: bytes
+) -> None:
+    await queue.submit([a_request("r", body=b'{"prompt":%s}' % prompt)])
+    form = {"csrf": token_in((await ui.get("/ui/queues")).text), "subject": f"{queue.keys.queue}/r"}
+    shown = await ui.post("/ui/content/prompt", data=form)
+    assert shown.status_code == 200
+    assert "[" * 200 in shown.text
 
 
 async def test_dead_letters_are_paged(ui: httpx.AsyncClient, queue: Queue) -> None:

@@ -1,5 +1,6 @@
 """What all routes of the page have in common: the session, the headers, the errors as a page."""
 
+import asyncio
 import hmac
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from gristmill.producer.gateway.body_pool import Caller
 from gristmill.producer.gateway.context import CurrentGateway
+from gristmill.producer.gateway.failover_retry import REDIS_RETRY_S
 from gristmill.producer.gateway.http_errors import ApiError, api_error
 from gristmill.producer.gateway.request_body import read_body
 from gristmill.producer.gateway.ui.page_sessions import Session, Sessions
@@ -23,6 +25,8 @@ from gristmill.shared.errors import GristmillError
 SESSION_COOKIE = "gristmill_session"
 LOGIN_COOKIE = "gristmill_login"
 """Cookie of the sign-in form. Its value is also a field of the form, so another site cannot sign a browser in."""
+
+MAX_FORM_FIELDS = 20
 
 MAX_FORM_BYTES = 8 * 1024
 """Most bytes of a form; the longest one has an id and two tokens."""
@@ -43,6 +47,11 @@ HEADERS = {
 }
 """Headers of every answer: nothing inline, nothing from another host, in no frame."""
 
+REDIS_HANGS = ApiError(
+    503, "the queue's Redis does not answer in time; nothing is lost, load the page again", code="redis_away"
+)  # fmt: skip
+"""Error of a page whose time for Redis has ended. As an `OSError` it would pass for one of the storage."""
+
 _KNOWN = (ApiError, GristmillError, RedisError, OSError, HTTPException, RequestValidationError)
 
 
@@ -56,6 +65,8 @@ class PageRoute(APIRoute):
         async def answer(request: Request) -> Response:
             try:
                 response = await handle(request)
+            except TimeoutError:
+                response = _error_page(request, REDIS_HANGS)
             except _KNOWN as error:
                 response = _error_page(request, api_error(error))
             response.headers.update(HEADERS)
@@ -82,10 +93,12 @@ async def signed_in(request: Request, gateway: CurrentGateway) -> Session:
 
     Raises:
         ApiError: 401: the call has no session, or its session has ended.
+        TimeoutError: Redis does not answer within `REDIS_RETRY_S`.
     """
-    await gateway.check_format()
     token = request.cookies.get(SESSION_COOKIE, "")
-    session = await Sessions(gateway.queue.redis).find(token)
+    async with asyncio.timeout(REDIS_RETRY_S):  # the socket of a Redis that hangs waits longer
+        await gateway.check_format()
+        session = await Sessions(gateway.queue.redis).find(token)
     if session is None:
         raise ApiError(401, "sign in with an admin key (gristmill admin create NAME)")
     request.state.call.facts["admin"] = session.admin
@@ -100,7 +113,7 @@ async def read_form(request: Request, gateway: CurrentGateway) -> dict[str, str]
     """Return the fields of a form.
 
     Raises:
-        ApiError: 403: a page of another site sent it; 413: it is too long.
+        ApiError: 403: a page of another site sent it; 413: it is too long; 400: it has too many fields.
     """
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if origin is not None and origin.partition("://")[2] != host:
@@ -108,7 +121,11 @@ async def read_form(request: Request, gateway: CurrentGateway) -> dict[str, str]
     address = address_of(request)
     with gateway.body_pools.share(Caller(address, address)) as share:
         body = await read_body(request, share, MAX_FORM_BYTES)
-    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20))
+    text = body.decode(errors="replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS))
+    except ValueError as error:
+        raise ApiError(400, f"the form has more than {MAX_FORM_FIELDS} fields") from error
 
 
 async def checked_form(

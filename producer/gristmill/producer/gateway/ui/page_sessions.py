@@ -84,11 +84,15 @@ class Sessions:
 
 
 def _network(address: str) -> str:
-    """Return the address that counts: one host has all 2^64 addresses of an IPv6 network."""
+    """Return the address that counts: one host has all 2^64 addresses of an IPv6 network.
+
+    The addresses of IPv4 within IPv6, `::ffff:192.0.2.1`, are one network too, but hosts of their own.
+    """
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return "unknown"
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
     if parsed.version == 4:
         return str(parsed)
     return str(ipaddress.ip_network(f"{parsed}/64", strict=False).network_address)

@@ -28,6 +28,7 @@ Name = Annotated[str, Query(max_length=200)]
 
 
 @router.get("/ui")
+@router.get("/ui/")
 async def home() -> Response:
     """Lead to the first page."""
     return RedirectResponse("/ui/queues", 303)

@@ -1,6 +1,7 @@
 """Read the texts that may quote prompts and answers. The page shows one only after somebody asked for it."""
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import orjson
@@ -18,6 +19,9 @@ TITLES: Mapping[Kind, str] = {
     "prompt": "Prompt", "answer": "Answer", "dead-letter": "Request of a dead letter", "first-errors": "First errors of a batch",
 }  # fmt: skip
 """Kind of a text -> title of its page."""
+
+MAX_INDENTED_BYTES = 64 * 1024
+"""Longest JSON that is indented; at 254 levels, the most that orjson writes, it takes 16 MiB."""
 
 MAX_ERROR_ROWS = 5
 """Most rows with an error that are shown of a batch."""
@@ -62,7 +66,7 @@ async def _answer(queue: Queue, request_id: str) -> str:
     if result is None:
         raise NotFound(f"request {request_id[:200]!r} has no result yet, or it has expired")
     shown = {"error": result.error, "metadata": result.metadata, "body": result.body}
-    return orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode(errors="replace")
+    return _readable(orjson.dumps(shown))
 
 
 async def _dead_letter(queue: Queue, dead_id: str) -> str:
@@ -73,15 +77,22 @@ async def _dead_letter(queue: Queue, dead_id: str) -> str:
 
 
 def _body_of(record: bytes) -> str:
-    """Return the body of a record, indented if it is JSON; all bytes of what is no record."""
+    """Return the body of a record; all bytes of what is no record."""
     try:
-        body = Record.parse(record).body
+        return _readable(Record.parse(record).body)
     except (ValueError, IndexError):
-        body = record
-    try:
-        return orjson.dumps(orjson.loads(body), option=orjson.OPT_INDENT_2).decode()
-    except ValueError:
-        return body.decode(errors="replace")
+        return _readable(record)
+
+
+def _readable(text: bytes) -> str:
+    """Return a text, indented if it is a short JSON.
+
+    Indentation multiplies the bytes of nested JSON: 4 MB could take 2 GB.
+    """
+    if len(text) <= MAX_INDENTED_BYTES:
+        with suppress(ValueError, TypeError):  # no JSON, or of more levels than orjson writes
+            return orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
+    return text.decode(errors="replace")
 
 
 async def _first_errors(gateway: Gateway, batch_id: str) -> str:
