@@ -6,6 +6,7 @@ Each scrape reads Redis, for `READ_TIMEOUT_S` at most. So a slow Redis does not 
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import structlog
 from prometheus_client import REGISTRY, Metric, generate_latest
@@ -25,7 +26,7 @@ READ_TIMEOUT_S = 2.0
 """Longest wait for Redis in one scrape. Prometheus waits 10 s for the whole answer by default."""
 
 FRESH_S = 2.0
-"""Seconds for which scrapes share one read of Redis, so that several scrapers cost no more than one."""
+"""Seconds for which scrapes share one read of Redis, a failed one too, so that several scrapers cost no more than one."""
 
 
 class QueueMetrics:
@@ -40,19 +41,22 @@ class QueueMetrics:
         self._series = QueueSeries(queues)
         self._overdue_s: dict[Work, float] = {}
         self._read_s = self._due_s = float("-inf")
+        self._reading = asyncio.Lock()
 
     async def page(self, queues: Sequence[Queue], due: DueBatches) -> bytes:
         """Return all series of this process and of its queues, in the text format of Prometheus.
 
-        It raises no error of Redis: the queue's series are missing then, and `gristmill_queue_readable` is 0.
+        It raises no error of Redis: the queue's series are missing then, and `gristmill_queue_readable` is 0. Calls at
+        the same time share one read; they must be of one event loop, or come one after another.
 
         Args:
             queues: The queues, with their connections.
             due: The batches of the first queue.
         """
-        if time.monotonic() - self._read_s > FRESH_S:
-            reads = [self._read(queue) for queue in queues]
-            if all(await asyncio.gather(*reads, self._read_due(due))):
+        async with self._reading:
+            if time.monotonic() - self._read_s > FRESH_S:
+                reads = [self._read(queue) for queue in queues]
+                await asyncio.gather(*reads, self._read_due(due))
                 self._read_s = time.monotonic()
         return generate_latest(REGISTRY) + generate_latest(self)
 
@@ -69,23 +73,18 @@ class QueueMetrics:
                 overdue.add_metric([self._first, work], seconds)
         yield overdue
 
-    async def _read(self, queue: Queue) -> bool:
-        """Read a queue; return False if Redis does not answer."""
+    async def _read(self, queue: Queue) -> None:
+        """Read a queue, unless Redis does not answer."""
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 self._series.note(await read_backlog(queue))
         except (RedisError, OSError, WrongFormat) as error:
             name, kind = queue.keys.queue, type(error).__name__
             log.warning("metrics.incomplete", queue=name, error=str(error), error_type=kind)
-            return False
-        return True
 
-    async def _read_due(self, due: DueBatches) -> bool:
-        """Read the due batches; return False if Redis does not answer, which `_read` has logged."""
-        try:
+    async def _read_due(self, due: DueBatches) -> None:
+        """Read the due batches, unless Redis does not answer, which `_read` has logged."""
+        with suppress(RedisError, OSError):
             async with asyncio.timeout(READ_TIMEOUT_S):
                 self._overdue_s = await due.overdue_s()
                 self._due_s = time.monotonic()
-        except (RedisError, OSError):
-            return False
-        return True

@@ -1,5 +1,6 @@
 """What the gateway exports of its queues while no worker lives, and while Redis does not answer."""
 
+import asyncio
 import socket
 import time
 from pathlib import Path
@@ -9,8 +10,10 @@ from batches import open_batches
 from gateways import RunningGateway, gateway_settings, running_gateway
 from prometheus_client.parser import text_string_to_metric_families
 from queues import some_requests
+from structlog.testing import capture_logs
 
 from gristmill.producer import queue_metrics
+from gristmill.producer.gateway.context import open_gateway
 from gristmill.shared.queue import Queue
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -59,6 +62,22 @@ async def test_a_redis_that_does_not_answer_delays_no_scrape(
     assert found[key_of("gristmill_queue_readable", queue)] == 0
     assert key_of("gristmill_queue_requests", queue, state="queued") not in found
     assert ("gristmill_gateway_open_calls", frozenset()) in found
+
+
+async def test_scrapes_at_the_same_time_share_a_failed_read(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_metrics, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(queue_metrics, "FRESH_S", 60)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        async with open_gateway(gateway_settings(url, queue, tmp_path)) as gateway:
+            pages = (
+                gateway.metrics.page([gateway.queue], gateway.batches.store.due) for _ in range(20)
+            )
+            with capture_logs() as logs:
+                await asyncio.gather(*pages)
+    assert [line["event"] for line in logs] == ["metrics.incomplete"]
 
 
 async def test_batches_that_no_steward_takes_are_overdue(queue: Queue, tmp_path: Path) -> None:

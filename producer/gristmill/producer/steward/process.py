@@ -73,6 +73,7 @@ class Steward:
         self._notice_wait = RedisNotice(settings.rq_url)
         self._is_started = False
         self._metrics = QueueMetrics([settings.queue])
+        self._scraping = threading.Lock()  # scrapes at the same time take the figures of the first
         self._redis = rq_connect(settings.rq_url)
         self._queue = rq_queue_of(self._redis, settings.queue, registry.job_class)
         separate = rq_queue_of(rq_connect(settings.rq_url), settings.queue, registry.job_class)
@@ -179,7 +180,8 @@ class Steward:
 
     def _show_metrics(self, _: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a scrape as a WSGI application, over a connection of its own: the dispatcher may hang."""
-        page = asyncio.run(self._metrics_page())
+        with self._scraping:
+            page = asyncio.run(self._metrics_page())
         start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST)])
         return [page]
 

@@ -100,10 +100,8 @@ class LivePages:
             read: Reads and renders it.
             is_signed_in: Says whether the session still stands; the stream ends with the event `ended` if not.
         """
-        if (
-            self.num_viewers >= MAX_VIEWERS
-        ):  # others came since `check_room`; the browser asks again and gets the 503
-            return
+        if self.num_viewers >= MAX_VIEWERS:
+            return  # others came since `check_room`; the browser asks again and gets the 503
         self.num_viewers += 1
         try:
             async for event in self._events(page, read, is_signed_in):
