@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -59,6 +60,21 @@ async def test_queue_has_its_work_and_its_workers(queue: Queue) -> None:
     ]
     assert view.workers[0].load == load
     assert (view.output_tokens_per_s, view.prompt_tokens_per_s) == (120.5, 9.0)
+
+
+async def test_stray_facts_of_a_worker_stop_no_reader(queue: Queue) -> None:
+    for number, digits in enumerate((400, 5000)):
+        worker = await open_worker(queue, f"w-{number}")
+        facts = ("registered_ms", "max_in_flight", "num_devices", "pid", "max_model_len")
+        redis: Any = queue.redis
+        await redis.hset(queue.keys.worker(worker), mapping=dict.fromkeys(facts, "9" * digits))
+        await redis.zadd(queue.keys.workers, {b"w-\xff": 2**42 + 0.5})
+    view = await read_queue(queue)
+    assert [(each.name, each.pid, each.registered_ms) for each in view.workers] == [
+        ("w-0", 0, 0),
+        ("w-1", 0, 0),
+        ("w-\ufffd", 0, 0),
+    ]
 
 
 async def test_beat_without_a_load_leaves_the_last_one(queue: Queue) -> None:

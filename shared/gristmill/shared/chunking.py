@@ -21,5 +21,5 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def pairs(flat: Sequence[Any]) -> Iterable[tuple[str, Any]]:
-    """Yield the fields of a HASH or ZSET, as a script returns them."""
-    return ((name.decode(), value) for name, value in chunks(flat, 2))
+    """Yield the fields of a HASH or ZSET, as a script returns them. A stray name that is no UTF-8 stops no reader."""
+    return ((name.decode(errors="replace"), value) for name, value in chunks(flat, 2))

@@ -11,7 +11,7 @@ from typing import Self
 from gristmill.shared.errors import NotServed
 from gristmill.shared.queue_access import QueueAccess
 from gristmill.shared.request import ENDPOINTS, Request
-from gristmill.shared.worker_facts import read_facts
+from gristmill.shared.worker_facts import number_of, read_facts
 
 ALL_MODELS = "GET /v1/models lists the models of all queues"
 """End of the refusal of a model by a gateway of several queues."""
@@ -37,8 +37,7 @@ class Served:
     @classmethod
     def parse(cls, models: bytes | None, endpoints: bytes | None, length: bytes | None) -> Self:
         """Read three fields of `worker:<worker>`."""
-        is_number = length is not None and length.isdigit()
-        return cls(_names(models), _names(endpoints), int(length) if length and is_number else 0)
+        return cls(_names(models), _names(endpoints), number_of(length))
 
     def answers(self, model: str, endpoint: str) -> bool:
         """Return whether the worker serves requests for a model (or any, if empty) and an endpoint."""

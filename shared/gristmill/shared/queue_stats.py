@@ -104,7 +104,7 @@ class Stats:
             tokens_per_s=_tokens_per_s(*(int(value or 0) for value in pace)),
             pauses={scope: Pause.parse(note) for scope, note in pairs(pauses)},
             num_parked=dict(pairs(parked)),
-            workers={k: int(v) - now_ms for k, v in pairs(workers)},
+            workers={k: int(float(v)) - now_ms for k, v in pairs(workers)},
             wrong_types={name: kind.decode() for name, kind in pairs(wrong_types)},
             producers={k: int(float(v)) - now_ms for k, v in pairs(producers)},
             num_admitting=num_admitting,

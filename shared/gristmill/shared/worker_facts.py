@@ -5,6 +5,9 @@ from typing import Any
 
 from gristmill.shared.keys import Keys
 
+MAX_DIGITS = 15
+"""Most digits of a number that a worker says; milliseconds since 1970 have 13."""
+
 
 async def read_facts(
     redis: Any, keys: Keys, workers: Iterable[str], fields: Sequence[str]
@@ -21,3 +24,8 @@ async def read_facts(
         for name in names:
             pipeline.hmget(keys.worker(name), fields)
         return dict(zip(names, await pipeline.execute(), strict=True))
+
+
+def number_of(value: bytes | None) -> int:
+    """Return a number that a worker says; 0 for none, and for a stray value, which must not stop its readers."""
+    return int(value) if value and len(value) <= MAX_DIGITS and value.isdigit() else 0

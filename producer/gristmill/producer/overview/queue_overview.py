@@ -12,6 +12,7 @@ from gristmill.shared.chunking import chunks
 from gristmill.shared.fleet import Served
 from gristmill.shared.queue import Queue
 from gristmill.shared.snapshot import read_together
+from gristmill.shared.worker_facts import number_of
 from gristmill.shared.worker_load import WorkerLoad
 
 MAX_WORKERS = 2_000
@@ -167,7 +168,7 @@ def _worker(name: str, lease_ms: int, facts: Mapping[str, bytes], num_in_flight:
         return facts.get(field, b"").decode(errors="replace")
 
     def number(field: str) -> int:
-        return int(facts[field]) if facts.get(field, b"").isdigit() else 0
+        return number_of(facts.get(field))
 
     note = facts.get(brakes.FIELD)
     return WorkerView(

@@ -1,7 +1,7 @@
 """The devices of the workers of a queue."""
 
 from gristmill.shared.queue import Queue
-from gristmill.shared.worker_facts import read_facts
+from gristmill.shared.worker_facts import number_of, read_facts
 
 
 async def read_devices(queue: Queue) -> tuple[dict[str, int], bool]:
@@ -9,9 +9,6 @@ async def read_devices(queue: Queue) -> tuple[dict[str, int], bool]:
     leases = (await queue.stats()).workers
     live = [worker for worker, left_ms in leases.items() if left_ms > 0]
     facts = await read_facts(queue.redis, queue.keys, live, ["num_devices", "device"])
-    numbers = {
-        worker: int(number) if number and number.isdigit() and int(number) else 1
-        for worker, (number, _) in facts.items()
-    }
+    numbers = {worker: number_of(number) or 1 for worker, (number, _) in facts.items()}
     kinds = {kind for _, kind in facts.values() if kind}
     return numbers, bool(kinds) and b"cpu" not in kinds
