@@ -8,17 +8,20 @@ import orjson
 _LINE_BREAKS = ("\u0085", "\u2028", "\u2029")
 """Line breaks that JSON may hold as they are; it must escape all others."""
 
+_CONTROLS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), "\ufffd")
+"""Control characters: an error's message may quote a prompt, and a terminal would obey them."""
+
 _ESCAPES = tuple((mark.encode(), b"\\u%04x" % ord(mark)) for mark in _LINE_BREAKS)
 
 
 def one_line(text: str, max_characters: int | None = None) -> str:
-    """Return a text with its white space as single spaces.
+    """Return a text with its white space as single spaces and without control characters.
 
     Args:
         text: Any text; pydantic's errors have several lines.
         max_characters: Length to which the line is cut, marked with `...`; None for no limit.
     """
-    line = " ".join(text.split())
+    line = " ".join(text.split()).translate(_CONTROLS)
     if max_characters is None or len(line) <= max_characters:
         return line
     return f"{line[: max_characters - 3]}..."

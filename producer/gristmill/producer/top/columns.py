@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gristmill.shared.one_line import one_line
+
 GAP = 2
 """Characters that the screen puts around each cell."""
 
@@ -66,6 +68,6 @@ def fitted(table: Table, num_chars: int) -> Table:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """Return a text as one line of at most `max_chars` characters."""
-    line = " ".join(text.split())
+    """Return a text as one line of at most `max_chars` characters, none of which controls the terminal."""
+    line = one_line(text)
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
