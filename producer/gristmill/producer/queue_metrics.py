@@ -80,7 +80,8 @@ class QueueMetrics:
                 self._series.note(await read_backlog(queue))
         except (RedisError, OSError, WrongFormat) as error:
             name, kind = queue.keys.queue, type(error).__name__
-            log.warning("metrics.incomplete", queue=name, error=str(error), error_type=kind)
+            told = str(error) or f"no answer within {READ_TIMEOUT_S:g} s"
+            log.warning("metrics.incomplete", queue=name, error=told, error_type=kind)
 
     async def _read_due(self, due: DueBatches) -> None:
         """Read the due batches, unless Redis does not answer, which `_read` has logged."""

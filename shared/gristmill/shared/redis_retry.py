@@ -30,7 +30,7 @@ from redis.exceptions import (
 
 from gristmill.shared.errors import NotReplicated, TooLargeForRedis
 from gristmill.shared.log import warn
-from gristmill.shared.redis_trouble import remedy, trouble
+from gristmill.shared.redis_trouble import own_text, remedy, trouble
 from gristmill.shared.redis_url import redacted
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ class RedisNotice:
             "redis.waited_for",
             f"{message}; {what_to_do}",
             **facts,
-            error=str(error),
+            error=own_text(error),
             remedy=what_to_do,
         )
 

@@ -1,6 +1,7 @@
 """Say in words why Redis did not do a call, and what to do. Notices and errors take their words from here."""
 
 import re
+from builtins import TimeoutError as TimeoutOfCall
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class _Trouble:
 
 _NO_RIGHT = (
     "denies this user a right",
-    "give the user in {setting} the rights of docs/operations.md (Rights)",
+    "give the user in {setting} the rights of docs/operations.md (Rights), or a steward those of docs/steward.md (Redis)",
     RedisUnreachable,
 )
 """Words, remedy and error of a missing right; Redis says it in another way inside a script."""
@@ -163,9 +164,15 @@ def error_in_words(error: Exception, url: str, setting: str = "REDIS_URL") -> Gr
     return _trouble_of(error).error(message)
 
 
+def own_text(error: Exception) -> str:
+    """Return the error's own text; for an error without one, what its class says."""
+    is_late = isinstance(error, TimeoutError | TimeoutOfCall)
+    return str(error) or ("no answer in time" if is_late else type(error).__name__)
+
+
 def _detail(error: Exception) -> str:
     """Return the error's own text without what follows its first sentence."""
-    text = one_line(str(error))
+    text = one_line(own_text(error))
     if isinstance(error, OutOfMemoryError) and not isinstance(error, RedisFull):
         return AT_LIMIT
     if isinstance(error, AuthenticationError) and text.startswith("HELLO"):

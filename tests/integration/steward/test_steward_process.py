@@ -244,7 +244,7 @@ async def test_a_user_without_rqs_keys_is_told_what_is_missing(place: Place) -> 
     refused = start_steward(TRUE, url, place.queue, place.folder)
     assert await asyncio.to_thread(refused.process.wait, 20) == 2
     told = refused.log.read_text()
-    assert "~rq:*" in told
+    assert "~gm:* ~rq:* +@all -@dangerous +info" in told
     assert "hush-hush" not in told
     ask(port, "ACL", "SETUSER", "no-rq", "~rq:*", "+info")
     async with steward_process(STUB, url, place.queue, place.folder) as steward:

@@ -140,5 +140,12 @@ def test_a_notice_without_a_listener_is_an_event_without_the_password() -> None:
     assert "REDIS_URL" in event["remedy"]
 
 
+@pytest.mark.usefixtures("plain_logging")
+def test_a_notice_of_an_error_without_words_says_what_it_is() -> None:
+    with capture_logs() as events:
+        RedisNotice("")(TimeoutError())
+    assert events[0]["error"] == "no answer in time"
+
+
 async def _refused() -> None:
     raise ConnectionError("refused")

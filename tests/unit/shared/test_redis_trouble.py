@@ -30,7 +30,7 @@ from gristmill.shared.redis_trouble import error_in_words, remedy, trouble, trou
         (RedisFull(0, 0), "is full (it uses its whole maxmemory)"),
         (OutOfMemoryError("command not allowed"), "is full (it uses its whole maxmemory)"),
         (ConnectionError("refused."), "does not answer (refused)"),
-        (TimeoutError(), "does not answer (TimeoutError)"),
+        (TimeoutError(), "does not answer (no answer in time)"),
         (OSError("no route"), "does not answer (no route)"),
         (BusyLoadingError("loading"), "is not ready (loading)"),
         (AuthenticationError("WRONGPASS"), "refused user or password (WRONGPASS)"),

@@ -75,8 +75,8 @@ def check_access(redis: Redis) -> None:
         redis.exists("rq:queues")
     except NoPermissionError as error:
         raise SettingsError(
-            f"Redis does not allow the steward RQ's commands ({error}); give its user ~rq:* and +info in addition to"
-            " the queue's keys (docs/steward.md), or set RQ_REDIS_URL to another Redis"
+            f"Redis does not allow the steward RQ's commands ({error}); give its user ~gm:* ~rq:* +@all -@dangerous"
+            " +info (docs/steward.md), or set RQ_REDIS_URL to another Redis"
         ) from None
 
 
