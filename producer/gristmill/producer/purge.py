@@ -176,7 +176,7 @@ async def purge_queue(
 
     Args:
         store: The batches and files of the queue.
-        tell: Called after each chunk.
+        tell: Called once the storage is checked, and after each chunk.
         settle_s: Seconds to wait until stewards know that they lost a batch; there is no wait if they held none.
         may_lack_objects: True if objects of its files were lost with their storage.
 
@@ -185,12 +185,14 @@ async def purge_queue(
     """
     files = FilePurge(store, None)
     await files.check_storage(may_lack_objects=may_lack_objects)
+    report = PurgeReport()
+    tell(report.removed)
     for _ in range(MAX_STOPS):
         await files.stop_batches()
         if not files.num_held:
             break
         await asyncio.sleep(settle_s)
     kinds = [*files.kinds(), all_keys(store.queue)]
-    report = await Purge(store, files, kinds, tell, PurgeReport()).run()
+    await Purge(store, files, kinds, tell, report).run()
     await forget_queue(store.queue.redis, store.queue.keys.queue)
     return report

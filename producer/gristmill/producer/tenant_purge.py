@@ -34,7 +34,7 @@ async def purge_tenant(
         tenants: All tenants.
         stores: The batches and files of each queue.
         tenant: Name of the tenant; it need not be one of the gateway's.
-        tell: Called after each chunk.
+        tell: Called once the storage is checked, and after each chunk.
         settle_s: Seconds to wait until gateways and stewards know; there is no wait if nobody knows such a tenant
             and no queue has a batch of it.
         may_lack_objects: True if objects of the tenant's files were lost with their storage.
@@ -49,6 +49,7 @@ async def purge_tenant(
         await of_queue.check_storage(may_lack_objects=may_lack_objects)
     is_known = await tenants.get(tenant) is not None
     report = PurgeReport(removed=Counter({"API keys": await tenants.revoke_keys(tenant)}))
+    tell(report.removed)
     batches = [await of_queue.stop_batches() for of_queue in files]
     if is_known or any(batches):
         await asyncio.sleep(settle_s)

@@ -135,6 +135,7 @@ async def test_wrong_storage_is_refused(shell: CommandLine, command: tuple[str, 
         assert refused.code == 2
         assert "elsewhere is absent on this machine; set GRISTMILL_STORAGE_URL" in refused.err
         assert "is left" not in refused.err
+        assert "deleting" not in refused.err
         assert await Tenants(queue.redis).get("acme")
 
 

@@ -92,8 +92,7 @@ def run_purge(subject: str, purge: Callable[[Tell], PurgeReport], *, as_json: bo
     Returns:
         0, or 1 if something is left.
     """
-    say(f"deleting the data of {subject}; if this is interrupted, run it again")
-    report = purge(_Progress().tell)
+    report = purge(_Progress(subject).tell)
     if as_json:
         print_json(report.fields())
     else:
@@ -119,12 +118,16 @@ def _notes(subject: str, report: PurgeReport) -> list[str]:
 
 
 class _Progress:
-    """Prints what was removed so far, every few seconds."""
+    """Prints that the purge has begun, then what was removed so far, every few seconds."""
 
-    def __init__(self) -> None:
-        self._told_s = time.monotonic()
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._told_s: float | None = None
 
     def tell(self, removed: Mapping[str, int]) -> None:
-        if time.monotonic() - self._told_s >= LINE_INTERVAL_S:
+        if self._told_s is None:
+            self._told_s = time.monotonic()
+            say(f"deleting the data of {self._subject}; if this is interrupted, run it again")
+        elif time.monotonic() - self._told_s >= LINE_INTERVAL_S:
             self._told_s = time.monotonic()
             say(f"so far {in_counts(removed)}")
