@@ -90,6 +90,10 @@ def test_the_command_line_pauses_and_shows_it(redis_url: str, tmp_path: Path) ->
     misspelt = shell.run("queue", "pause", "--queue", f"{shell.queue}x")
     assert f"nobody has used it yet: this Redis has no queue '{shell.queue}x'" in misspelt.err
     assert f"did you mean '{shell.queue}'?" in misspelt.err
+    far = shell.run("queue", "stats", "--queue", "far")
+    assert far.code == 0
+    assert "this Redis has no queue 'far'; it has " in far.err
+    assert "this Redis has no" not in shell.run("queue", "stats").err
     named = shell.run("queue", "pause", "bulk")
     assert (named.code, "name the queue as an option: --queue bulk" in named.err) == (2, True)
 
@@ -112,6 +116,6 @@ async def test_the_command_line_pauses_a_batch_that_a_client_named(
     assert (await queue.stats()).pauses == {}
     bad = shell.run("batch", "pause", "bad name")
     assert (bad.code, "batch 'bad name' is not allowed; use 1 to 128" in bad.err) == (2, True)
-    assert shell.run("batch", "pause", "mine", "--tenant", "acme").code == 4
+    assert shell.run("batch", "pause", "mine", "--tenant", "acme").code == 1
     assert shell.run("batch", "pause", "").code == 2
     assert (await queue.stats()).pauses == {}

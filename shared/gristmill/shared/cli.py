@@ -26,6 +26,7 @@ from gristmill.shared.disk_errors import disk_error_in_words, drop_stdout, is_di
 from gristmill.shared.errors import (
     GristmillError,
     InvalidRequest,
+    NotFound,
     RedisUnreachable,
     SettingsError,
 )
@@ -39,7 +40,7 @@ R = TypeVar("R")
 
 GROUP = "gristmill.commands"
 
-BAD_INPUT, REDIS_UNREACHABLE, OTHER_ERROR, INTERRUPTED = 2, 3, 4, 130
+NOT_FOUND, BAD_INPUT, REDIS_UNREACHABLE, OTHER_ERROR, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes of errors."""
 
 
@@ -157,7 +158,9 @@ def _in_words(error: Exception, command: str) -> GristmillError | None:
 
 
 def exit_code(error: GristmillError) -> int:
-    """Return 2 for wrong input or settings, 3 for an unreachable Redis, 4 for other errors."""
+    """Return 1 for an unknown id, 2 for wrong input or settings, 3 for an unreachable Redis, 4 for other errors."""
+    if isinstance(error, NotFound):
+        return NOT_FOUND
     if isinstance(error, InvalidRequest | SettingsError):
         return BAD_INPUT
     return REDIS_UNREACHABLE if isinstance(error, RedisUnreachable) else OTHER_ERROR

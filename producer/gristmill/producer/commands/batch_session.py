@@ -22,6 +22,7 @@ from gristmill.producer.commands.batch_words import child_line, list_line, show_
 from gristmill.producer.commands.pause_words import is_named_by_client, told_of_pause
 from gristmill.producer.commands.session import print_json
 from gristmill.producer.commands.store_session import on_store
+from gristmill.producer.known_names import other_queues
 from gristmill.shared.cli import say
 from gristmill.shared.errors import GristmillError, InvalidRequest, NotFound
 from gristmill.shared.names import DEFAULT_TENANT
@@ -220,9 +221,9 @@ class BatchSession:
         except NotFound:
             days = self._settings.batch_ttl_s / 86_400
             raise NotFound(
-                f"queue {self._settings.queue} has no batch {batch_id!r}: none was created under"
-                f" this id, or it ended more than {days:g} days ago; list batches:"
-                f" gristmill batch list {self._on}; name another queue: --queue"
+                f"queue {self._settings.queue} has no batch {batch_id!r}: none was created in"
+                f" it under this id, or it ended more than {days:g} days ago; list batches:"
+                f" gristmill batch list {self._on}; {await other_queues(batches.store.queue)}"
             ) from None
         if self._tenant not in (None, owner):
             raise NotFound(

@@ -8,7 +8,7 @@ import click
 import orjson
 
 from gristmill.shared.cli import queue_options, say
-from gristmill.shared.errors import InvalidRequest
+from gristmill.shared.errors import NotFound
 
 if TYPE_CHECKING:
     from gristmill.shared.dead_letters import DeadLetter
@@ -106,7 +106,7 @@ def show(dead_id: str, settings: "QueueSettings") -> None:
 
     letter = on_queue(settings, lambda queue: queue.dead_letters.get(dead_id))
     if letter is None:
-        raise InvalidRequest(
+        raise NotFound(
             f"no dead letter {dead_id!r}; see: gristmill dead list --queue {settings.queue}"
         )
     click.echo(orjson.dumps(_facts(letter), option=orjson.OPT_INDENT_2))

@@ -2,7 +2,7 @@
 
 import re
 
-from gristmill.producer.known_names import unknown_queue
+from gristmill.producer.known_names import is_unused, unknown_queue
 from gristmill.shared.pauses import WHOLE_QUEUE
 from gristmill.shared.queue import Queue
 
@@ -37,10 +37,7 @@ def _subject(queue: Queue, scope: str) -> str:
 
 async def _doubt_of_queue(queue: Queue, _: str) -> str:
     """Return a hint if nobody has used the queue, whose name may be misspelt."""
-    keys = queue.keys
-    if await queue.redis.exists(
-        keys.workers, keys.stats, keys.inbox, keys.files_expiring, keys.tenant_weights
-    ):
+    if not await is_unused(queue):
         return ""
     return f", although nobody has used it yet: {await unknown_queue(queue)}"
 

@@ -11,6 +11,7 @@ from gristmill.shared.cli import queue_options, say
 
 if TYPE_CHECKING:
     from gristmill.producer.batches.settings import BatchSettings
+    from gristmill.producer.overview import QueueView
     from gristmill.producer.purge import PurgeReport, Tell
     from gristmill.shared.queue import Queue
     from gristmill.shared.settings import QueueSettings
@@ -44,9 +45,16 @@ def stats(as_json: bool, settings: "QueueSettings") -> None:
     """Show depth, lanes, workers and counters of the queue, all at one moment."""
     from gristmill.producer.commands.queue_view import queue_facts, queue_lines
     from gristmill.producer.commands.session import on_queue, print_json
+    from gristmill.producer.known_names import is_unused, unknown_queue
     from gristmill.producer.overview import read_queue
 
-    view = on_queue(settings, read_queue)
+    async def read(queue: "Queue") -> "tuple[QueueView, str]":
+        hint = await unknown_queue(queue) if await is_unused(queue) else ""
+        return await read_queue(queue), hint
+
+    view, hint = on_queue(settings, read)
+    if hint:
+        say(hint)
     if as_json:
         print_json(queue_facts(view))
     else:

@@ -103,7 +103,7 @@ async def _print_results(
         try:
             found = await _result(client, request_id, wait, timeout_s)
         except ResultExpired as error:
-            say(f"gristmill: {error}")
+            say(f"gristmill: {error}; name another queue: --queue NAME")
             _tell_row_ids([request_id])
             worst = OTHER_ERROR
         else:
