@@ -46,6 +46,16 @@ async def test_requeue_makes_a_new_request_that_names_the_old_one(queue: Queue) 
     assert await audit(queue) == []
 
 
+async def test_an_owned_id_names_tenant_and_queue_as_the_gateway_does(queue: Queue) -> None:
+    for dead_id, tenant in (("one", "team-a"), ("two", "team.a"), ("three", "t" * 120)):
+        await die_of(queue, dead_id, tenant=tenant)
+    owned = await queue.dead_letters.owned_id("one")
+    assert owned.startswith("team-a.0-")
+    assert owned.endswith(f"@{queue.keys.queue}")
+    for dead_id in ("two", "three", "nobody"):
+        assert (await queue.dead_letters.owned_id(dead_id)).startswith("0-")
+
+
 async def test_requeue_happens_once_under_one_new_id(queue: Queue) -> None:
     await die_of(queue, "old")
     codes = [await queue.dead_letters.requeue("old", "new") for _ in range(2)]

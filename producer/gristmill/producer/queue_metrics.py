@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from redis.exceptions import RedisError
 
 from gristmill.producer.batches.batch_state import Work
-from gristmill.producer.batches.due_batches import DueBatches
+from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.shared.backlog import read_backlog
 from gristmill.shared.errors import WrongFormat
 from gristmill.shared.queue import Queue
@@ -33,30 +33,32 @@ class QueueMetrics:
     """The content of /metrics in a process that serves some queues.
 
     Args:
-        queues: Names of the queues; the first one has the batches.
+        queues: Names of the queues.
     """
 
     def __init__(self, queues: Sequence[str]) -> None:
-        self._first = queues[0]
         self._series = QueueSeries(queues)
-        self._overdue_s: dict[Work, float] = {}
-        self._read_s = self._due_s = float("-inf")
+        self._overdue_s: dict[str, tuple[float, dict[Work, float]]] = {}
+        self._read_s = float("-inf")
         self._reading = asyncio.Lock()
 
-    async def page(self, queues: Sequence[Queue], due: DueBatches) -> bytes:
+    async def page(self, stores: Sequence[BatchStore]) -> bytes:
         """Return all series of this process and of its queues, in the text format of Prometheus.
 
         It raises no error of Redis: the queue's series are missing then, and `gristmill_queue_readable` is 0. Calls at
         the same time share one read; they must be of one event loop, or come one after another.
 
         Args:
-            queues: The queues, with their connections.
-            due: The batches of the first queue.
+            stores: The batches of each queue.
         """
         async with self._reading:
             if time.monotonic() - self._read_s > FRESH_S:
-                reads = [self._read(queue) for queue in queues]
-                await asyncio.gather(*reads, self._read_due(due))
+                reads = [
+                    read
+                    for each in stores
+                    for read in (self._read(each.queue), self._read_due(each))
+                ]
+                await asyncio.gather(*reads)
                 self._read_s = time.monotonic()
         return generate_latest(REGISTRY) + generate_latest(self)
 
@@ -68,9 +70,10 @@ class QueueMetrics:
             "Longest time that a batch has been due while no steward holds it",
             labels=["queue", "work"],
         )
-        if time.monotonic() - self._due_s < MAX_AGE_S:
-            for work, seconds in self._overdue_s.items():
-                overdue.add_metric([self._first, work], seconds)
+        for queue, (read_s, overdue_s) in self._overdue_s.items():
+            if time.monotonic() - read_s < MAX_AGE_S:
+                for work, seconds in overdue_s.items():
+                    overdue.add_metric([queue, work], seconds)
         yield overdue
 
     async def _read(self, queue: Queue) -> None:
@@ -83,9 +86,9 @@ class QueueMetrics:
             told = str(error) or f"no answer within {READ_TIMEOUT_S:g} s"
             log.warning("metrics.incomplete", queue=name, error=told, error_type=kind)
 
-    async def _read_due(self, due: DueBatches) -> None:
-        """Read the due batches, unless Redis does not answer, which `_read` has logged."""
+    async def _read_due(self, store: BatchStore) -> None:
+        """Read the due batches of a queue, unless Redis does not answer, which `_read` has logged."""
         with suppress(RedisError, OSError):
             async with asyncio.timeout(READ_TIMEOUT_S):
-                self._overdue_s = await due.overdue_s()
-                self._due_s = time.monotonic()
+                overdue_s = await store.due.overdue_s()
+                self._overdue_s[store.queue.keys.queue] = (time.monotonic(), overdue_s)

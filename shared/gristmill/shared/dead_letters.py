@@ -10,8 +10,11 @@ from typing import Any, Self
 import orjson
 
 from gristmill.shared.keys import Keys
+from gristmill.shared.names import NAME
 from gristmill.shared.one_line import one_line
+from gristmill.shared.records import tenant_of
 from gristmill.shared.redis_types import AnyRedis, ScriptRunner
+from gristmill.shared.request import new_id
 
 MAX_CAUSE = 100
 """Most characters of `DeadLetter.cause`, which stands within one line."""
@@ -93,6 +96,17 @@ class DeadLetters:
         """Return one dead letter, or None."""
         blob: Any = await self._redis.hget(self._keys.dead_letter_info, dead_id)
         return DeadLetter.parse(dead_id.encode(), blob) if blob else None
+
+    async def owned_id(self, dead_id: str) -> str:
+        """Return a fresh id for `requeue`, as the gateway names requests: `<tenant>.<new>@<queue>`.
+
+        So the tenant can read the new request there. The id names no tenant if the gateway cannot have one of this
+        name: a dot would let another tenant read it. It also names none if it were longer than 128 characters.
+        """
+        letter, fresh = await self.get(dead_id), new_id()
+        tenant = tenant_of(letter.record) if letter else None
+        owned = f"{tenant}.{fresh}@{self._keys.queue}"
+        return owned if tenant and "." not in tenant and NAME.fullmatch(owned) else fresh
 
     async def requeue(self, dead_id: str, new_id: str) -> str:
         """Submit a dead letter as a new request; returns accepted, queued, done or missing.

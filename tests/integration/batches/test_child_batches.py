@@ -13,6 +13,7 @@ from gristmill.producer.batches.child_batches import child_id, children_of
 from gristmill.producer.batches.file_purge import FilePurge
 from gristmill.producer.batches.lifecycle import advance, ended_children, following, line_validator
 from gristmill.producer.batches.objects import BatchError, BatchErrors, public_fields
+from gristmill.producer.overview import read_batch
 from gristmill.shared.audit import audit
 from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.pauses import batch_scope
@@ -49,6 +50,25 @@ async def _check_joined(family: Family, tmp_path: Path) -> None:
     assert {path.split("/")[0] for path in files_in(tmp_path)} == {"files", "results"}
     for each in (family.first, family.second):
         assert await audit(each) == []
+
+
+async def test_the_page_and_top_show_the_counts_that_clients_see(family: Family) -> None:
+    await family.worker(family.second, OTHER_MODEL).register()
+    async with family.worker(family.first, HOME_MODEL).running():
+        batch = await family.create(mixed(6))
+        while (await family.seen(batch)).request_counts.completed < 3:
+            await family.turn(batch)
+    view = await read_batch(family.first, batch.id)
+    assert view
+    assert (view.record.request_counts, view.share_done) == (
+        (await family.seen(batch)).request_counts,
+        0.5,
+    )
+    assert view.remaining_s
+    counts = {
+        name: child and child.request_counts.completed for name, child in view.children.items()
+    }
+    assert counts == {family.first.keys.queue: 3, family.second.keys.queue: 0}
 
 
 async def test_clients_see_one_batch(family: Family) -> None:

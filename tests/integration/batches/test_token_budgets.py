@@ -12,6 +12,7 @@ import pytest
 from batches import TENANT, Steps, all_rows, chat, create, open_batches, run
 from command_line import SettlingWorker
 from queues import claimed_by, counters, outcome
+from structlog.testing import capture_logs
 
 from gristmill.producer.batches.batch_service import Batches
 from gristmill.producer.batches.lifecycle import advance
@@ -54,7 +55,15 @@ async def test_batch_waits_without_a_steward_and_goes_on_when_it_may(
     await use_tokens(queue, 1000)
     batch = await create(batches, [chat(f"c{n}") for n in range(20)])
     await run(batches, batch, until=lambda record: record.status == "in_progress")
-    await advance(batches.store, batch.id, Steps(10))
+    with capture_logs() as logs:
+        for _ in range(2):
+            await advance(batches.store, batch.id, Steps(10))
+    waits = [
+        (each["batch"], each["tenant"])
+        for each in logs
+        if each["event"] == "batch.waits_for_budget"
+    ]
+    assert waits == [(batch.id, TENANT)], "the log says it once, not in each slice"
     assert "submitted" not in await counters(queue)
     assert await batches.store.due.batches("steps") == []
     for shown in (await batches.batch(TENANT, batch.id), (await batches.batches(TENANT)).data[0]):

@@ -49,6 +49,18 @@ async def test_the_gateway_tells_the_backlog_without_a_worker(
     assert again[waiting] == 3, "a second scraper asks Redis no second time"
 
 
+async def test_batches_of_every_queue_of_the_gateway_have_series(
+    queue: Queue, redis_url: str, tmp_path: Path
+) -> None:
+    second = Queue(queue.redis, f"{queue.keys.queue}.b", queue.limits)
+    settings = gateway_settings(redis_url, queue, tmp_path, gateway_queues=[second.keys.queue])
+    await open_batches(second, tmp_path).store.due.wake("steps", "acme", "b1", -90)
+    async with running_gateway(settings) as gateway:
+        found = await scraped(gateway)
+    assert found[key_of("gristmill_batches_overdue_seconds", queue, work="steps")] == 0
+    assert found[key_of("gristmill_batches_overdue_seconds", second, work="steps")] >= 90
+
+
 async def test_a_redis_that_does_not_answer_delays_no_scrape(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

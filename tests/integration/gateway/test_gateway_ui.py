@@ -54,8 +54,10 @@ async def ui(gateway: RunningGateway, admin_key: str) -> AsyncIterator[httpx.Asy
         yield client
 
 
-async def dead_letter(queue: Queue, dead_id: str, body: bytes = b'{"prompt":"secret"}') -> None:
-    await queue.submit([a_request(dead_id, body=body, max_attempts=1)])
+async def dead_letter(
+    queue: Queue, dead_id: str, body: bytes = b'{"prompt":"secret"}', **fields: str
+) -> None:
+    await queue.submit([a_request(dead_id, body=body, max_attempts=1, **fields)])
     worker = await open_worker(queue)
     (item,) = await claim(queue, worker)
     await queue.nack(worker, item, 0, ERROR | {"message": EVIL})
@@ -214,6 +216,19 @@ async def test_dead_letter_shows_evidence_and_is_requeued(
     assert "Requeued from" in new_page
     assert (await ui.post("/ui/requeue", data=right)).status_code == 404
     assert (await queue.stats()).counters["queued"] == 1
+
+
+async def test_the_owner_can_read_a_requeued_request(
+    gateway: RunningGateway, ui: httpx.AsyncClient, queue: Queue
+) -> None:
+    key = await gateway.add_tenant("acme")
+    await dead_letter(queue, "d", tenant="acme")
+    form = {"subject": f"{queue.keys.queue}/d", "csrf": token_in((await ui.get("/ui/dead")).text)}
+    answer = await ui.post("/ui/requeue", data=form)
+    new_id = answer.headers["location"].partition("id=")[2]
+    for caller_key, code in ((key, 200), (await gateway.add_tenant("other"), 404)):
+        async with gateway.caller(caller_key) as api:
+            assert (await api.get(f"/v1/requests/{new_id}")).status_code == code
 
 
 async def test_prompt_and_answer_show_only_when_asked_for(

@@ -116,16 +116,21 @@ async def with_totals(store: BatchStore, record: BatchRecord) -> BatchRecord:
     """Return a batch as clients see it: with the counts, tokens and device time of its children added."""
     if not record.children or record.is_final:
         return record
-    return add_totals(record, await children_of(store, record))
+    return add_totals(record, records_of(await children_of(store, record)))
 
 
-def add_totals(record: BatchRecord, children: Sequence[ChildBatch]) -> BatchRecord:
+def records_of(children: Iterable[ChildBatch]) -> Sequence[BatchRecord]:
+    """Return the records of those children that exist."""
+    return [child.state.record for child in children if child.state]
+
+
+def add_totals(record: BatchRecord, children: Iterable[BatchRecord]) -> BatchRecord:
     """Return a parent with the counts, tokens and device time of its children added to its own."""
     counts, usage, device_ms = record.request_counts.model_dump(), record.usage, record.device_ms
-    for state in (child.state for child in children if child.state):
+    for child in children:
         for name in COUNTS:
-            counts[name] += getattr(state.record.request_counts, name)
-        usage = usage.plus(state.record.usage)
-        device_ms += state.record.device_ms
+            counts[name] += getattr(child.request_counts, name)
+        usage = usage.plus(child.usage)
+        device_ms += child.device_ms
     update = {"request_counts": RequestCounts(**counts), "usage": usage, "device_ms": device_ms}
     return record.model_copy(update=update)

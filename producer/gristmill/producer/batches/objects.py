@@ -146,7 +146,7 @@ class BatchObject(_ApiObject):
         warnings: The first lines with such fields; None for none.
         retry_of: Id of the batch whose failed lines this one repeats.
         device_ms: Share of the time of the engines' devices of all lines so far, in milliseconds.
-        waiting: Why no further lines are submitted now; None if they are, and in Redis.
+        waiting: Why no further lines are submitted now; None if they are. In Redis as of the last commit.
     """
 
     id: str

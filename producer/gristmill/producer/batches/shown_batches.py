@@ -15,24 +15,23 @@ async def as_shown(store: BatchStore, records: Sequence[BatchRecord]) -> Sequenc
     """
     records = [await with_totals(store, record) for record in records]
     running = {record.tenant for record in records if _is_running(record)}
-    waits = {tenant: await _wait_of(store, tenant) for tenant in sorted(running)}
+    waits = {tenant: await wait_of(store, tenant) for tenant in sorted(running)}
     return [shown(record, waits.get(record.tenant)) for record in records]
 
 
 def shown(record: BatchRecord, wait: BatchError | None = None) -> BatchRecord:
     """Return one batch as `as_shown` does, if its tenant waits for this reason."""
-    if not _is_running(record):
-        return record
-    if record.cancelling_at:
-        return record.model_copy(update={"status": "cancelling"})
-    return record.model_copy(update={"waiting": wait}) if wait else record
+    is_running = _is_running(record)
+    if is_running and record.cancelling_at:
+        return record.model_copy(update={"status": "cancelling", "waiting": None})
+    return record.model_copy(update={"waiting": wait if is_running else None})
 
 
 def _is_running(record: BatchRecord) -> bool:
     return record.status in ("validating", "in_progress")
 
 
-async def _wait_of(store: BatchStore, tenant: str) -> BatchError | None:
+async def wait_of(store: BatchStore, tenant: str) -> BatchError | None:
     """Return why the batches of a tenant submit no further lines, or None."""
     known = await store.tenants.get(tenant)
     try:

@@ -140,11 +140,9 @@ def requeue(ids: tuple[str, ...], all_letters: bool, settings: "QueueSettings") 
 
 
 async def _requeue(queue: "Queue", ids: tuple[str, ...]) -> int:
-    from gristmill.shared.request import new_id
-
     num_refused = 0
     for dead_id in ids or [dead_id async for dead_id in _all_ids(queue)]:
-        fresh = new_id()
+        fresh = await queue.dead_letters.owned_id(dead_id)
         if await queue.dead_letters.requeue(dead_id, fresh) == "missing":
             num_refused += 1
             say(f"{dead_id}: {await _refusal(queue, dead_id)}")

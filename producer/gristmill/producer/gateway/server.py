@@ -114,8 +114,8 @@ async def readyz(gateway: CurrentGateway) -> Response:
 @probes.get("/metrics")
 async def metrics(gateway: CurrentGateway) -> Response:
     """Return the metrics of the gateway and of its queues."""
-    queues = [each.queue for each in gateway.models.queues]
-    page = await gateway.metrics.page(queues, gateway.batches.store.due)
+    home = gateway.batches.store
+    page = await gateway.metrics.page([home.of_queue(each.name) for each in gateway.models.queues])
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 

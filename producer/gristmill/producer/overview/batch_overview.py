@@ -1,10 +1,11 @@
 """Read the batches of all tenants, a page at a time, with their progress and the time left."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gristmill.producer.batches.batch_state import BatchState
+from gristmill.producer.batches.child_batches import add_totals, child_id
 from gristmill.producer.batches.objects import BatchRecord
 from gristmill.producer.batches.shown_batches import shown
 from gristmill.shared.chunking import chunks
@@ -25,11 +26,13 @@ class BatchView:
 
     Attributes:
         queue: Its queue.
-        record: The batch as clients see it, as of its last commit. It does not say if it waits for a token budget.
+        record: The batch as clients see it, as of its last commit, with the totals of its children. It does not say
+            if it waits for a token budget.
         is_begun: True once a steward took it up.
         problem: Error of the last slice if it failed, else "". It may name paths, so only operators see it.
         pause: Its pause; None if it is not paused.
         now_ms: Redis time of the read.
+        children: Queue -> the child that runs its lines; None if the child has not begun or was purged.
     """
 
     queue: str
@@ -38,6 +41,7 @@ class BatchView:
     problem: str
     pause: Pause | None
     now_ms: int
+    children: Mapping[str, BatchRecord | None] = field(default_factory=dict)
 
     @property
     def share_done(self) -> float:
@@ -81,7 +85,7 @@ async def read_batches(
 ) -> BatchPage:
     """Return a page of the batches of some tenants, newest first.
 
-    Takes a call for each 100 tenants, and one more.
+    Takes a call for each 100 tenants, one more, and one for each child of a listed batch.
 
     Args:
         queue: The queue.
@@ -118,12 +122,31 @@ async def _read(queue: Queue, ids: Sequence[str]) -> list[BatchView]:
         *(("HGET", keys.pauses, batch_scope(batch)) for batch in ids),
     )
     pairs = zip(replies[: len(ids)], replies[len(ids) :], strict=True)
-    return [_view(keys.queue, values, note, int(seconds)) for values, note in pairs if values[0]]
+    views = [_view(keys.queue, values, note, int(seconds)) for values, note in pairs if values[0]]
+    return [await _with_children(queue, view) for view in views]
+
+
+async def _with_children(queue: Queue, view: BatchView) -> BatchView:
+    """Return a batch with its children; their counts are added to its own until it has ended."""
+    record, found = view.record, {}
+    for name in record.children:
+        other = Queue(queue.redis, name, queue.limits)
+        key = other.keys.batch_record(child_id(record.id, name))
+        (values,) = await read_together(other, ("HMGET", key, *_FIELDS))
+        found[name] = _state(values).record if values[0] else None
+    if not record.is_final:
+        record = add_totals(record, filter(None, found.values()))
+    return replace(view, record=record, children=found)
+
+
+def _state(values: Sequence[Any]) -> BatchState:
+    """Return the state that the values of `_FIELDS` describe."""
+    pairs = zip(_FIELDS, values, strict=True)
+    return BatchState.parse({name.encode(): value for name, value in pairs if value})
 
 
 def _view(queue: str, values: Sequence[Any], note: bytes | None, now_s: int) -> BatchView:
-    fields = {field.encode(): value for field, value in zip(_FIELDS, values, strict=True) if value}
-    state = BatchState.parse(fields)
+    state = _state(values)
     return BatchView(
         queue=queue,
         record=shown(state.record),

@@ -187,7 +187,7 @@ class Steward:
 
     async def _metrics_page(self) -> bytes:
         async with BatchStore.from_settings(self._settings) as store:
-            return await self._metrics.page([store.queue], store.due)
+            return await self._metrics.page([store])
 
     def _unready_reason(self) -> str | None:
         return self._stalled_reason() if self._is_started else "Redis has not answered yet"

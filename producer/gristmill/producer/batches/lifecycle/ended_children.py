@@ -11,6 +11,7 @@ from gristmill.producer.batches.child_batches import (
     child_id,
     for_each,
     parent_id,
+    records_of,
 )
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.objects import BatchError, BatchErrors, BatchRecord, Closing
@@ -36,7 +37,7 @@ def with_outcome(record: BatchRecord, children: Sequence[ChildBatch]) -> BatchRe
         "closing": _closing(record, children),
         "errors": BatchErrors(data=errors) if errors else None,
     }
-    return add_totals(record, children).model_copy(update=update)
+    return add_totals(record, records_of(children)).model_copy(update=update)
 
 
 def _errors_of(children: Sequence[ChildBatch]) -> tuple[BatchError, ...]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import structlog
+
 from gristmill.producer.batches.batch_store import BatchStore
 from gristmill.producer.batches.lifecycle.leased_batch import LeasedBatch
 from gristmill.producer.batches.lifecycle.line_submitter import LineSubmitter
@@ -28,6 +30,8 @@ from gristmill.producer.batches.rows import Line, lines_of
 from gristmill.shared.chunking import chunks
 from gristmill.shared.errors import BudgetUsedUp, StorageQuotaReached
 from gristmill.shared.operations import IDS_A_CALL
+
+log = structlog.get_logger()
 
 LOOK_S = 1.0
 """Seconds between two looks for a cancel; each look also renews the lease."""
@@ -64,6 +68,7 @@ class Execution:
         self._queue = store.queue
         self._leased = leased
         self._input_path = input_path
+        self._waiting = leased.record.waiting
         self._clock = SliceClock()
         self._tracker = LineTracker(leased.state, RowBuffer(store.storage, leased.id))
         self._submitter = LineSubmitter(store, leased, self._tracker, self._clock, input_path)
@@ -156,8 +161,17 @@ class Execution:
             self._submitter.is_held = True
             if tenant and tenant.over_budget == "fail":
                 await self._fail("token_budget_used_up", error)
+            else:
+                self._note_wait(str(error))
         else:
-            self._submitter.is_held = False
+            self._submitter.is_held, self._waiting = False, None
+
+    def _note_wait(self, reason: str) -> None:
+        """Note why no further lines are submitted. The log says so once: the commit keeps the note for later slices."""
+        if self._waiting is None:
+            record, queue = self._leased.record, self._queue.keys.queue
+            log.warning("batch.waits_for_budget", batch=record.id, tenant=record.tenant, queue=queue, reason=reason)  # fmt: skip
+        self._waiting = BatchError(code="token_budget_used_up", message=reason)
 
     async def _fail(self, code: str, error: Exception) -> None:
         self._tracker.errors = BatchErrors(data=(BatchError(code=code, message=str(error)),))
@@ -173,7 +187,7 @@ class Execution:
     async def _close(self, closing: Closing) -> None:
         """Cancel what is outstanding; from now on, lines that are unfinished get an error row."""
         self._tracker.closing = closing
-        self._submitter.is_held = False
+        self._submitter.is_held, self._waiting = False, None
         self._submitter.drop_waiting()
         await self._queue.cancel([self._tracker.id_of(n) for n in self._tracker.outstanding])
         await self._reconcile()
@@ -224,6 +238,7 @@ class Execution:
         """Write rows, record and checkpoint; then delete the results whose rows are written."""
         await self._leased.run_blocking(self._tracker.rows.flush)
         record, checkpoint, parts = self._tracker.take_changes(self._leased.state)
+        record = record.model_copy(update={"waiting": self._waiting})
         await self._leased.commit(record, checkpoint, parts=parts)
         self._clock.mark("commit")
         await self._collector.forget_written()

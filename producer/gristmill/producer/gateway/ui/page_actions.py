@@ -27,7 +27,6 @@ from gristmill.producer.gateway.ui.page_sessions import SESSION_TTL_S, Sessions
 from gristmill.producer.gateway.ui.private_texts import TITLES, Kind, read_text
 from gristmill.producer.gateway.ui.rendering import path, render
 from gristmill.shared.queue import Queue
-from gristmill.shared.request import new_id
 
 log = structlog.get_logger()
 
@@ -82,7 +81,7 @@ async def requeue(gateway: CurrentGateway, session: SignedIn, form: CheckedForm)
     """Submit a dead letter again as a new request, and lead to the new request."""
     queue, dead_id = _subject(gateway, form)
     # The same press sent twice makes one request: the dead letter is gone after the first.
-    request_id = new_id()
+    request_id = await queue.dead_letters.owned_id(dead_id)
     if await queue.dead_letters.requeue(dead_id, request_id) == "missing":
         message = (
             f"{dead_id[:200]!r} is no dead letter, was requeued before, or was never a request"

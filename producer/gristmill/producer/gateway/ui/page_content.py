@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.producer.batches.shown_batches import as_shown
+from gristmill.producer.batches.shown_batches import shown, wait_of
 from gristmill.producer.gateway.context import Gateway
 from gristmill.producer.overview import (
     Trail,
@@ -70,8 +70,8 @@ async def batch(gateway: Gateway, batch_id: str) -> Values:
     view = await read_batch(gateway.queue, batch_id)
     if view is None:
         raise NotFound(f"there is no batch {batch_id[:200]!r}, or its TTL has ended")
-    (shown,) = await as_shown(gateway.batches.store, [view.record])
-    return {"view": view, "record": shown}
+    wait = await wait_of(gateway.batches.store, view.record.tenant)
+    return {"view": view, "record": shown(view.record, wait)}
 
 
 async def request(gateway: Gateway, request_id: str) -> Values:
