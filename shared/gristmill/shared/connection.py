@@ -19,6 +19,7 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import NoBackoff
 from redis.connection import HiredisRespSerializer
+from redis.exceptions import ConnectionError
 
 from gristmill.shared.errors import SettingsError
 from gristmill.shared.redis_types import AnyRedis
@@ -105,14 +106,25 @@ def _cluster(target: RedisUrl, options: Mapping[str, Any]) -> Cluster:
     return client
 
 
-class _PackedByHiredis:
-    """A mixin that packs commands with hiredis.
+class _PackedByHiredis(AbstractConnection):
+    """A mixin that packs commands with hiredis, and raises a ConnectionError when uvloop's transport is closed.
 
     redis-py's synchronous connections use hiredis too; its asyncio ones pack in Python. Packing
     with hiredis halves a client's time for a bulk submit.
     """
 
-    pack_command = HiredisRespSerializer.pack
+    pack_command = HiredisRespSerializer.pack  # type: ignore[assignment]  # the same, in C
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        """Send a command.
+
+        A Redis that restarts may close a connection between its opening and its first command. asyncio's transports
+        then drop what is written, but uvloop's raise a RuntimeError, which no retry expects.
+        """
+        try:
+            await super().send_packed_command(*args, **options)
+        except RuntimeError as error:
+            raise ConnectionError(str(error)) from error
 
 
 def _packed(kind: type[AbstractConnection]) -> type[AbstractConnection]:

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError
 
 from gristmill.shared.connection import connect
 
@@ -31,4 +32,23 @@ async def test_cluster_client_neither_retries_nor_decodes(url: str) -> None:
         assert (connection.socket_timeout, connection.encoder.decode_responses) == (12.0, False)
         assert node.max_connections > 1000
         assert connection.pack_command("PING") == PACKED_PING
+    await client.aclose()
+
+
+class ClosedWriter:
+    """Writes as uvloop does on a transport that is closed already."""
+
+    def writelines(self, _lines: list[bytes]) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
+
+    def close(self) -> None:
+        """Do nothing more."""
+
+
+async def test_write_to_a_closed_transport_of_uvloop_is_a_lost_connection() -> None:
+    client: Any = connect("redis://h")
+    connection = client.connection_pool.make_connection()
+    connection._reader, connection._writer = object(), ClosedWriter()
+    with pytest.raises(ConnectionError, match="closed=True"):
+        await connection.send_packed_command(PACKED_PING, check_health=False)
     await client.aclose()
