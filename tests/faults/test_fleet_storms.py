@@ -1,6 +1,6 @@
 """Storms over a fleet on one queue: all start at once, a part is killed, Redis restarts, all restart in turn.
 
-`GRISTMILL_FLEET=200` runs it with more workers; two busy cores are too slow for their heartbeats. The workers are those of `benchmarks/fleet_workers.py`: many true
+`GRISTMILL_FLEET=40` runs it with fewer workers: two busy cores are too slow for 200 heartbeats. The workers are those of `benchmarks/fleet_workers.py`: many true
 worker loops in a process, so killing a process kills all of them at the same moment.
 """
 
@@ -27,7 +27,7 @@ from gristmill.shared.redis_retry import retrying
 from gristmill.shared.request import COMPLETIONS, Request
 
 HOST = Path(__file__).parents[2] / "benchmarks" / "fleet_workers.py"
-NUM_WORKERS = int(os.environ.get("GRISTMILL_FLEET", "100"))
+NUM_WORKERS = int(os.environ.get("GRISTMILL_FLEET", "200"))
 NUM_HOSTS = 4
 IN_FLIGHT = 8
 LEASE_S = 15.0
