@@ -87,9 +87,7 @@ async def test_scrapes_at_the_same_time_share_a_failed_read(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         async with open_gateway(gateway_settings(url, queue, tmp_path)) as gateway:
-            pages = (
-                gateway.metrics.page([gateway.queue], gateway.batches.store.due) for _ in range(20)
-            )
+            pages = (gateway.metrics.page([gateway.batches.store]) for _ in range(20))
             with capture_logs() as logs:
                 await asyncio.gather(*pages)
     assert [line["event"] for line in logs] == ["metrics.incomplete"]
