@@ -204,7 +204,11 @@ async def test_a_steward_waits_for_a_redis_that_is_not_there_yet(tmp_path: Path)
             await steward.until("steward.started")
             assert await asyncio.to_thread(_probe, steward.port, "healthz") == (200, "ok\n")
             assert await asyncio.to_thread(_probe, steward.port, "readyz") == (200, "ok\n")
+            # A failed read counts for two seconds, so that a Redis that hangs is not asked at each scrape.
             series = await _series(steward.port)
+            while 'gristmill_queue_readable{queue="test"} 1.0' not in series:
+                await asyncio.sleep(0.1)
+                series = await _series(steward.port)
             assert 'gristmill_queue_workers{queue="test",state="live"} 0.0' in series
             assert 'gristmill_batches_overdue_seconds{queue="test",work="files"} 0.0' in series
             assert (await steward.terminate())[0] == 0
