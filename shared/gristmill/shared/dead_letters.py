@@ -10,7 +10,7 @@ from typing import Any, Self
 import orjson
 
 from gristmill.shared.keys import Keys
-from gristmill.shared.names import NAME
+from gristmill.shared.names import NAME, owned_id
 from gristmill.shared.one_line import one_line
 from gristmill.shared.records import tenant_of
 from gristmill.shared.redis_types import AnyRedis, ScriptRunner
@@ -105,8 +105,10 @@ class DeadLetters:
         """
         letter, fresh = await self.get(dead_id), new_id()
         tenant = tenant_of(letter.record) if letter else None
-        owned = f"{tenant}.{fresh}@{self._keys.queue}"
-        return owned if tenant and "." not in tenant and NAME.fullmatch(owned) else fresh
+        if not tenant or "." in tenant:
+            return fresh
+        owned = f"{owned_id(tenant, fresh)}@{self._keys.queue}"
+        return owned if NAME.fullmatch(owned) else fresh
 
     async def requeue(self, dead_id: str, new_id: str) -> str:
         """Submit a dead letter as a new request; returns accepted, queued, done or missing.

@@ -12,6 +12,11 @@ DEFAULT_TENANT = "default"
 """Tenant of requests and batches whose caller names none."""
 
 
+def owned_id(tenant: str, name: str) -> str:
+    """Return the id of a request of the gateway; it begins with the tenant, so that the gateway can tell the owner."""
+    return f"{tenant}.{name}"
+
+
 def check_tenant(name: object) -> None:
     """Check that a name is allowed for a tenant.
 

@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from gristmill.producer.gateway.http_errors import NO_RETRY, ApiError, api_error
 from gristmill.shared.errors import NotReplicated
-from gristmill.shared.names import NAME, is_match
+from gristmill.shared.names import NAME, is_match, owned_id
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ def name_of_key(tenant: str, key: str | None) -> str | None:
         tenant: Name of the tenant, with which the id of the request begins.
         key: The Idempotency-Key; None for a call without one, which has no such name.
     """
-    if key is None or is_match(NAME, f"{tenant}.{key}"):
+    if key is None or is_match(NAME, owned_id(tenant, key)):
         return key
     return f"key-{blake2b(key.encode(), digest_size=DIGEST_BYTES).hexdigest()}"
 

@@ -15,6 +15,7 @@ from gristmill.producer.gateway.request_body import declared_bytes, parsed, read
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import LimitReached, QueueFull
 from gristmill.shared.media import names_media
+from gristmill.shared.names import owned_id
 from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.redis_full import RedisFull
 from gristmill.shared.request import Request as QueuedRequest
@@ -57,7 +58,7 @@ async def incoming(
     declared = declared_bytes(call)
     is_checked = bool(declared) and gateway.models.is_single
     if is_checked:
-        await _check_load(gateway, tenant, f"{tenant.name}.{key or new_id}", declared)
+        await _check_load(gateway, tenant, owned_id(tenant.name, key or new_id), declared)
     with gateway.body_pools.share(caller_of(call, tenant)) as share:
         body = await read_body(call, share, max_bytes, "GRISTMILL_MAX_REQUEST_BYTES")
         request = await parsed(partial(parse, body), len(body), gateway.parsing)

@@ -23,6 +23,7 @@ from gristmill.producer.gateway.queuing import incoming, submit
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import GristmillError
 from gristmill.shared.event_streams import FACT, STREAMED, stream_fact
+from gristmill.shared.names import owned_id
 from gristmill.shared.one_line import shown
 from gristmill.shared.operations import max_element_bytes
 from gristmill.shared.request import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
@@ -160,7 +161,7 @@ def live_request(
     return QueuedRequest.from_body(
         fields,
         endpoint=endpoint,
-        id=f"{tenant.name}.{name}",
+        id=owned_id(tenant.name, name),
         tenant=tenant.name,
         priority="high",
         metadata={"request_id": call_id},

@@ -25,6 +25,7 @@ from gristmill.producer.highest_lane import check_priority, lower_of
 from gristmill.producer.tenants import Tenant
 from gristmill.shared.errors import InvalidRequest, NotFound
 from gristmill.shared.known_fields import unknown_in_words
+from gristmill.shared.names import owned_id
 from gristmill.shared.request import Request as QueuedRequest
 from gristmill.shared.request_json import request_from_json
 from gristmill.shared.results import Result
@@ -208,7 +209,7 @@ def queued_request(
         raise InvalidRequest("'batch' is not accepted here; POST /v1/batches makes batches")
     return replace(
         request,
-        id=f"{tenant.name}.{request.id}",
+        id=owned_id(tenant.name, request.id),
         tenant=tenant.name,
         metadata={**(request.metadata or {}), "request_id": call_id},
     )
@@ -277,7 +278,7 @@ def _request_error(error: Mapping[str, Any]) -> RequestError:
 
 
 def _check_owner(tenant: Tenant, request_id: str) -> None:
-    if not request_id.startswith(f"{tenant.name}."):
+    if not request_id.startswith(owned_id(tenant.name, "")):
         raise NotFound(f"there is no request {request_id[:200]!r}, or its result has expired")
 
 
