@@ -39,13 +39,12 @@ async def finalize(store: BatchStore, leased: LeasedBatch) -> None:
         await end_child(store, leased)
         return
     children = await leased.run(children_of(store, record))
-    new_files, num_rows = await _write_files(store, leased, children)
-    while not all(_is_whole(child, num_rows) for child in children):
-        children = [
-            child if _is_whole(child, num_rows) else child._replace(state=None)
-            for child in children
-        ]
+    while True:
         new_files, num_rows = await _write_files(store, leased, children)
+        lacking = {child.id for child in children if not _is_whole(child, num_rows)}
+        if not lacking:
+            break
+        children = [each._replace(state=None) if each.id in lacking else each for each in children]
     if children:
         record = with_outcome(record, children)
     ids = {f"{kind}_file_id": file.id for kind, file in new_files.items()}
