@@ -219,8 +219,8 @@ class Beat:
         num_in_flight: Requests that this worker holds by the queue's count.
         abort: Ids that it must abort: cancelled, expired, or finished by another worker.
         has_turn: True if this worker must keep the queue up now: reap, expire and store a view.
-        view: The latest stored view of the queue, without its workers; None without one, and for
-            the worker that has the turn.
+        view: The latest stored view of the queue, with numbers in place of its workers' names; None
+            without one, and for the worker that has the turn.
     """
 
     now_ms: int

@@ -3,8 +3,8 @@
 A 20 MB prompt can block the worker's event loop for seconds, and the lease must not end because of
 it. The same thread reaps dead workers and expires requests past their deadline, so no separate
 process is needed. The workers of a queue take turns with that, and share the view of the queue that
-each turn stores, so its cost does not grow with the fleet. The thread stops renewing the lease while the worker's event loop makes no
-progress. Then the queue gives the requests to other workers.
+each turn stores, so its cost does not grow with the fleet. The thread stops renewing the lease while
+the worker's event loop makes no progress. Then the queue gives the requests to other workers.
 """
 
 import asyncio

@@ -44,9 +44,10 @@
 --   batches_done             LIST    batches that completed, each once
 --   finished:<client>        LIST    ids that finished, newest 10,000
 --   doorbell                 LIST    at most 4 tokens that wake idle workers
---   view                     STRING  the latest reply of stats without the workers, in MessagePack, with a TTL
---   times                    HASH    last_beat_ms, grace_until_ms; upkeep_ms: when the last turn of upkeep began; normal_served_ms, low_served_ms: when a claim
---                                    last took from the lane, or when its backlog began
+--   view                     STRING  the latest reply of stats without the names of workers, in MessagePack, with a TTL
+--   times                    HASH    last_beat_ms, grace_until_ms; upkeep_ms: when the last turn of upkeep began;
+--                                    normal_served_ms, low_served_ms: when a claim last took from the lane, or when its
+--                                    backlog began
 --   stats                    HASH    queued, queued_tokens, in_flight, in_flight_tokens, bytes, large (records over 256 KiB),
 --                                    dead_letter_bytes (now; tokens as the headers estimate them); the other fields only grow
 --   pace                     HASH    tokens that acks ended in busy_ms, by the headers; since_ms: when that was last added
