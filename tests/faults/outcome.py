@@ -44,9 +44,10 @@ LASTING = {
     "doorbell",
     "file",
     "files_expiring",
+    "storage",
 }
-"""Kinds of keys that may be there when all requests have ended. What an upload leaves that Redis cut off is deleted
-after a day."""
+"""Kinds of keys that may be there when all requests have ended. What an upload leaves that Redis cut off (its record, its
+place among the files that expire, its bytes in the tenant's sum) is deleted after a day."""
 
 DRAIN_CODES = {0, 1}
 """1: the engine had died three times in vain, everything was handed back."""
