@@ -46,8 +46,11 @@ LASTING = {
     "files_expiring",
     "storage",
 }
-"""Kinds of keys that may be there when all requests have ended. What an upload leaves that Redis cut off (its record, its
-place among the files that expire, its bytes in the tenant's sum) is deleted after a day."""
+"""Kinds of keys that may be there when all requests have ended. Redis may have cut off an upload. A steward deletes what
+it left after a day; see `UPLOAD_TRAIL`."""
+
+UPLOAD_TRAIL = (("storage", "file"), ("file", "files_expiring"))
+"""Kinds of keys that an upload leaves, and the kind by which a steward finds each of them."""
 
 DRAIN_CODES = {0, 1}
 """1: the engine had died three times in vain, everything was handed back."""
@@ -126,7 +129,9 @@ async def audited(
     await cell.foreign.check()
     await check_ledger(cell, results.values())
     await claim_nothing(cell)
-    assert await kinds_of_keys(cell.queue) <= LASTING | await expiring(cell)
+    kinds = await kinds_of_keys(cell.queue)
+    assert kinds <= LASTING | await expiring(cell)
+    assert [kind for kind, trail in UPLOAD_TRAIL if kind in kinds and trail not in kinds] == []
     assert await audit(cell.queue) == []
     return Outcome(len(prompts), num_lost, num_doubled, len(innocents))
 
